@@ -74,6 +74,11 @@ def host_facts(device: torch.device, *, sharing: int = 1) -> HostFacts:
     )
 
 
+def worker_names(fleet: Sequence[HostFacts]) -> list[str]:
+    """The workers' names, by rank: `worker:1/cuda:0`."""
+    return [f"worker:{rank}/{facts.device}" for rank, facts in enumerate(fleet)]
+
+
 def allocator_share(device: str) -> float:
     """What a device's allocator takes beyond the tensors in it, as a share of them.
 

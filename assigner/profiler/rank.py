@@ -127,7 +127,7 @@ class RankSession:
         refused = self._load_journal() if keeping.resume else None
         points = tuple(Point(*each) for each in self.journal.points)
         mine = RankState(
-            self.facts, self.graph.fingerprint, points, tuple(self.journal.sweeps), tuple(self.journal.collectives),
+            self.facts, self.graph.fingerprint, points, tuple(self.journal.links), tuple(self.journal.collectives),
             refused,
         )  # fmt: skip
         self.offers = self.table.to_all("offer", mine, RankState)
@@ -174,7 +174,7 @@ class RankSession:
             self.facts,
             tuple(self.journal.points.values()),
             dict(self.journal.optimizer_bytes),
-            tuple(self.journal.sweeps.values()),
+            tuple(self.journal.links.values()),
             tuple(self.journal.notes),
             reference,
             tuple(self.journal.collectives.values()),

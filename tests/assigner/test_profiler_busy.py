@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from assigner.errors import MeasurementError
+from assigner.formats.profile import Link
 from assigner.profiler import computetimes, links
 from assigner.profiler.computetimes import ComputeMeasurement
-from assigner.profiler.links import LinkSweep, SweepOptions
+from assigner.profiler.links import SweepOptions
 from assigner.profiler.rankprogress import Forecast
 from assigner.profiler.sampling import Sample
 
@@ -97,7 +98,9 @@ def test_a_link_with_a_disturbed_end_is_measured_again(
     """Its target hears whether it is to go on; the sweep that was disturbed less is kept."""
     waiting, wire = list(shares), Wire()
     monkeypatch.setattr(links, "compare_clock", lambda _: SimpleNamespace(ahead_s=0.0))
-    monkeypatch.setattr(links, "_measure_once", lambda *_: LinkSweep(0, 1, (), 0.0, 0.0, waiting.pop(0)))
+    monkeypatch.setattr(
+        links, "_measure_once", lambda *_: Link("worker:0/cpu", "worker:1/cpu", (), starved=waiting.pop(0))
+    )
     options = SweepOptions(largest=1024, typical=1024, force_busy=force_busy)
     (sweep,) = links._measure_pair(cast("Lane", wire), 0, 1, options, one_clock=True)
     assert sweep.starved == kept

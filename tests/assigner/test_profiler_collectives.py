@@ -61,7 +61,8 @@ def test_three_ranks_give_collectives(forked: ForkedRanks, tmp_path: Path) -> No
     assert [len(each["found"]) for each in reports] == [2, 0, 0]
     assert all(each["told"] == [[0, 2], [1, 2]] for each in reports)
     pair, everybody = reports[0]["found"]
-    assert (pair["ranks"], everybody["ranks"]) == ([0, 1], [0, 1, 2])
+    names = [f"worker:{n}/cpu" for n in range(3)]
+    assert (pair["workers"], everybody["workers"]) == (names[:2], names)
     for each in (pair, everybody):
         assert [point["bytes"] for point in each["points"]] == [1 << 14, 100_000]
         assert all(point["seconds"] > 0 for point in each["points"])
