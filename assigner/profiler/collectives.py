@@ -18,14 +18,15 @@ from assigner.formats.profile import Collective, LinkPoint
 from assigner.machine.starvation import DISTURBED, StarvationWatch
 from assigner.profiler.busy import ComputeLoad
 from assigner.profiler.host import HostFacts, worker_names
-from assigner.profiler.links import SweepOptions, timed_point
 from assigner.profiler.pairs import ALONE_UP_TO, rounds_of
 from assigner.runtime.messages.nccl import direct_ranks
 from assigner.runtime.ranks.workergroups import WorkerGroups
+from assigner.samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from assigner.profiler.links import SweepOptions
     from assigner.runtime.ranks.workergroups import WorkerGroup
 
 SIZES = (1 << 14, 1 << 18, 1 << 22)
@@ -131,7 +132,7 @@ def _sweep(group: WorkerGroup, sizes: Sequence[int], dtype: torch.dtype) -> tupl
             once = _largest(group, _reduce_s(group, buffer))
         count = max(_FEWEST, min(_MOST, int(_BUDGET_S / max(once, 1e-6))))
         mine = torch.tensor([_reduce_s(group, buffer) for _ in range(count)], dtype=torch.float64, device=group.device)
-        points.append(timed_point(buffer.nbytes, group.largest(mine).tolist()))
+        points.append(LinkPoint.of(buffer.nbytes, Samples(tuple(group.largest(mine).tolist()))))
         if n + 1 < len(sizes) and points[-1].seconds * sizes[n + 1] / size > _LONGEST_S:
             break
     return tuple(points)

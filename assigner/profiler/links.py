@@ -28,8 +28,8 @@ from assigner.profiler.host import HostFacts, worker_names
 from assigner.profiler.lane import Lane
 from assigner.profiler.options import Links
 from assigner.profiler.pairs import ALONE_UP_TO, Classes, is_sampled, ring, rounds_of, sampled_pairs, tournament
-from assigner.profiler.sampling import summarise
 from assigner.runtime.recording.clock import answer_clock, compare_clock
+from assigner.samples import Samples
 from assigner.schedule.cost import message_s
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _median_link(links: Sequence[Link]) -> Link:
     """The medians of some links, at the sizes that all of them have."""
     times = [{point.bytes: point.seconds for point in link.points} for link in links]
     sizes = sorted(set(times[0]).intersection(*times))
-    points = [replace(timed_point(size, [each[size] for each in times]), samples=0) for size in sizes]
+    points = [replace(LinkPoint.of(size, Samples(tuple(each[size] for each in times))), samples=0) for size in sizes]
     busy = {
         name: median(getattr(each, name) for each in links)
         for name in ("sender_busy", "receiver_busy", "sender_s", "receiver_s")
@@ -255,17 +255,11 @@ def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list
             begin = time.perf_counter()
             lane.send(target, buffer)
             times.append(max(_SHORTEST_S, lane.ask(target) - offset - begin))
-        points.append(timed_point(size, times[first:]))
+        points.append(LinkPoint.of(size, Samples(tuple(times[first:]))))
         if points[-1].seconds * _GROWTH > _LONGEST_S:
             break
     lane.tell(target, 0)
     return points
-
-
-def timed_point(size: float, seconds: Sequence[float]) -> LinkPoint:
-    """What was measured, more than once, of messages or tensors of one size, in bytes and seconds."""
-    found = summarise(seconds)
-    return LinkPoint(size, found.median, found.count, found.spread)
 
 
 def is_known(times: Sequence[float]) -> bool:
@@ -275,7 +269,7 @@ def is_known(times: Sequence[float]) -> bool:
     """
     if len(times) < _TELLING:
         return False
-    return len(times) >= _MOST or summarise(times).spread / math.sqrt(len(times)) < _NARROW
+    return len(times) >= _MOST or Samples(tuple(times)).spread / math.sqrt(len(times)) < _NARROW
 
 
 def _answer_sweep(lane: Lane, source: int) -> None:

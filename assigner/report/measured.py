@@ -10,9 +10,9 @@ from assigner.errors import FormatError
 from assigner.formats.trace import check_same_plan
 from assigner.report.agreement import step_text
 from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.samples import Samples
 from assigner.validation.bootstrap import LEAST
 from assigner.validation.comparison import Compared
-from assigner.validation.observed import Samples
 from assigner.validation.steps import PlanRuns, SpeedUp, Steps, overtaken, speed_up
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.formats.trace import unlike
+from assigner.samples import Samples
 from assigner.validation.bootstrap import ratio_interval
 from assigner.validation.machine import busy_run
-from assigner.validation.observed import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from assigner.profiler import computetimes, links
 from assigner.profiler.computetimes import ComputeMeasurement
 from assigner.profiler.links import SweepOptions
 from assigner.profiler.rankprogress import Forecast
-from assigner.profiler.sampling import Sample
+from assigner.samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,10 +31,10 @@ class Machine:
             computetimes, "StarvationWatch", lambda _: SimpleNamespace(share=lambda: self.shares.pop(0))
         )
 
-    def sample(self) -> list[tuple[Sample, ...]]:
+    def sample(self) -> list[tuple[Samples, ...]]:
         """One measurement."""
         self.measured += 1
-        return [(Sample(float(self.measured), 0.0, 7),)]
+        return [(Samples((float(self.measured),) * 7),)]
 
     def measure(self, *, force_busy: bool = False) -> tuple[float, float]:
         """Seconds that were kept, and how much they were disturbed."""
@@ -42,8 +42,8 @@ class Machine:
             cast("computetimes.Workload", None), cast("computetimes.PartitionGraph", None), torch.device("cpu"),
             "worker:1/cpu", 1e9, Forecast(), lambda _: None, force_busy=force_busy,
         )  # fmt: skip
-        ((sample,),), starved = share._undisturbed(self.sample, ["blocks.0", "blocks.1", "blocks.2", "head"])
-        return sample.median, starved
+        ((samples,),), starved = share._undisturbed(self.sample, ["blocks.0", "blocks.1", "blocks.2", "head"])
+        return samples.median_s, starved
 
 
 @pytest.mark.parametrize(
