@@ -222,19 +222,20 @@ def bar(share: float, *, width: int = 10, rest: str = "░") -> str:
     return filled + rest * (width - len(filled))
 
 
-def meant(word: str, names: Sequence[str], what: str) -> str:
+def meant(word: str, names: Sequence[str], what: str, *, most: int = 6) -> str:
     """The hint of an unknown name: the known one that it is most like, or the first few that there are.
 
     Args:
         word: What was written.
         names: What is known.
         what: What the names are, as `partitions`.
+        most: So many are listed.
     """
     known = list(dict.fromkeys(names))
     close = difflib.get_close_matches(word, known, n=1)
     if close:
         return f"did you mean {close[0]}?"
-    return f"{what}: {', '.join(known[:6])}" + (", ..." if len(known) > 6 else "")
+    return f"{what}: {', '.join(known[:most])}" + (", ..." if len(known) > most else "")
 
 
 class Unquoted:
