@@ -38,7 +38,7 @@ def measured(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns], *
     time = fmt.time_unit(*(steps.median_s for _, _, steps in runs))
     rows = []
     for name, plan, steps in runs:
-        said = plan.predicted.step_s if plan.predicted and steps.planned else None
+        said = plan.predicted_step_s if steps.planned else None
         rows.append(
             (
                 name if steps.planned else f"{name} (remat {steps.remat})",

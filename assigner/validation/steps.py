@@ -47,7 +47,7 @@ class Steps(Samples):
 
         None: there is no prediction, or the runs did something else.
         """
-        said = plan.predicted.step_s if plan.predicted and self.planned else None
+        said = plan.predicted_step_s if self.planned else None
         factor = fmt.against(said, self.median_s)
         return None if factor is None else factor - 1
 
