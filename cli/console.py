@@ -118,6 +118,14 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def quieten_torch() -> None:
+    """Have torch, which is not imported yet, keep to itself what is told in a line here.
+
+    It adds a page to a lost store, and its memory profiler warns of every block that is older than a measurement.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
 def prints_aside() -> AbstractContextManager[object]:
     """A block of the user's code: what it prints is no result, and goes to stderr."""
     return redirect_stdout(sys.stderr)

@@ -103,9 +103,7 @@ def profile_command(
             )
         _merge_files(merge, output, force=force)
         return
-    # torch reads it when it is imported: its memory profiler warns of every block that is older than a measurement
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-
+    console.quieten_torch()
     files = ProfileDestination(
         output, force=force, resume=resume, only=tuple(only or ()), others=tuple(merge or ()), notice=console.notice
     )
