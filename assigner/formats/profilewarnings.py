@@ -13,7 +13,7 @@ from assigner.machine.starvation import NOTICED
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from assigner.formats.profile import Link, Profile, WorkloadReference
+    from assigner.formats.profile import Profile, WorkloadReference
 
 WIDE_SPREAD = 0.10
 """A figure whose spread (IQR / median) is above this gets a warning."""
@@ -132,7 +132,7 @@ def busy_text(profile: Profile) -> str | None:
     """Where and how much other programs disturbed the measurement; None: nowhere by much."""
     shares: dict[int, float] = defaultdict(float)
     found = [(each.worker, each.starved) for each in profile.measurements]
-    found += [(end, link.starved) for link in profile.links for end in _ends(link)]
+    found += [(end, link.starved) for link in profile.links for end in (link.source, link.target)]
     found += [(name, each.starved) for each in profile.collectives for name in each.workers]
     for worker, starved in found:
         shares[profile.worker[worker].rank] = max(shares[profile.worker[worker].rank], starved)
@@ -149,10 +149,6 @@ def starved_text(shares: Mapping[int, float]) -> str | None:
     if not ranks:
         return None
     return f"other programs had up to {100 * max(shares.values()):.0f} % of the time of {_ranks_text(ranks)}"
-
-
-def _ends(link: Link) -> tuple[str, str]:
-    return link.source, link.target
 
 
 def _busy(profile: Profile) -> Iterator[str]:

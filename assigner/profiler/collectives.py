@@ -68,7 +68,7 @@ def measure_collectives(
     options = replace(options, largest=min(options.largest, fitting))
     direct = direct_ranks(names, device, options.backend)
     groups = WorkerGroups(rank, device, direct, timeout_s=options.timeout_s)
-    rounds = planned_rounds(sets, len(fleet))
+    rounds = collective_rounds(sets, len(fleet))
     try:
         opened = groups.open([names[each] for each in ranks] for together in rounds for ranks in together)
         for n, together in enumerate(rounds):
@@ -89,7 +89,7 @@ def measure_collectives(
         groups.close()
 
 
-def planned_rounds(sets: Sequence[Sequence[int]], workers: int) -> list[list[tuple[int, ...]]]:
+def collective_rounds(sets: Sequence[Sequence[int]], workers: int) -> list[list[tuple[int, ...]]]:
     """Which sets are measured together: in a large fleet pairs without a common worker, else each by itself."""
     if workers <= ALONE_UP_TO:
         return [[tuple(each)] for each in sets]

@@ -22,7 +22,7 @@ from assigner.profiler.journal import Note, OptimizerSize
 from assigner.profiler.memory import growth, memory_errors, peak_bytes
 from assigner.profiler.rankprogress import Forecast
 from assigner.profiler.sampling import measure_interleaved
-from assigner.profiler.stagegroups import MeasuredStage, alone, in_turn, stage_partitions, stages
+from assigner.profiler.stagegroups import MeasuredStage, alone, in_turn, measured_stages, stage_partitions
 from assigner.profiler.tasks import Point
 from assigner.profiler.update import UpdateBench, optimizer_share, trained
 from assigner.profiler.walk import KindInputs, chunks, collect_inputs
@@ -194,7 +194,7 @@ class ComputeMeasurement:
         self, few: Sequence[Point], benches: dict[Point, PartitionBench], workbench: Workbench
     ) -> Generator[Measurement, None, dict[Point, _Timing]]:
         """Seconds of the points; where memory does not last for them together, of each of them alone."""
-        together = stages(benches, workbench)
+        together = measured_stages(benches, workbench)
         before, timings = self.forecast.done("point"), dict[Point, _Timing]()
         try:
             timings = self._sampled(together, before, len(few))

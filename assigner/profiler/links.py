@@ -113,7 +113,7 @@ def measure_links(
     with Lane(rank, names, device=device, timeout_s=options.timeout_s, backend=options.backend) as lane:
         lane.open(ring(workers))
         wires = find_shared_wires(lane, fitting)
-        rounds = planned_rounds(fleet, options.pairs, alone=bool(wires))
+        rounds = link_rounds(fleet, options.pairs, alone=bool(wires))
         rounds = [pairs for pairs in rounds if any(wanted(low, high) or wanted(high, low) for low, high in pairs)]
         for n, pairs in enumerate(rounds):
             progress(n, len(rounds))
@@ -132,7 +132,7 @@ def measure_links(
     ]
 
 
-def planned_rounds(fleet: Sequence[HostFacts], pairs: str, *, alone: bool) -> list[list[Pair]]:
+def link_rounds(fleet: Sequence[HostFacts], pairs: str, *, alone: bool) -> list[list[Pair]]:
     """Which pairs are measured, round by round.
 
     Args:

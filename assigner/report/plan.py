@@ -351,10 +351,10 @@ def baselines(plan: Plan, *, most: int | None = None) -> Report:
     if len(shown) < len(whole):
         title += f", the {len(shown)} fastest of {len(whole)} (-v lists all)"
     columns = (Column("", "name"), Column(f"step {time.name}"), *((Column("speed-up"),) if rival else ()))
-    return (Sheet(title, columns, rows), *((gain(plan),) if rival else ()))
+    return (Sheet(title, columns, rows), *((gain_line(plan),) if rival else ()))
 
 
-def gain(plan: Plan) -> Line:
+def gain_line(plan: Plan) -> Line:
     """What the plan gains over the best of its baselines."""
     best, factor = best_baseline(plan), speed_up(plan)
     if best is None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assigner.profiler.collectives import planned_rounds
+from assigner.profiler.collectives import collective_rounds
 from assigner.profiler.host import HostFacts
 from assigner.profiler.pairs import ALL_UP_TO, reduced_sets
 
@@ -49,8 +49,8 @@ def test_where_links_are_sampled_like_pairs_of_hosts_share_one() -> None:
 def test_a_large_fleet_measures_pairs_together_that_share_no_worker() -> None:
     """A small one each set by itself; a set of more than two always is."""
     sets = [(0, 1), (1, 2), (2, 3), (0, 1, 2, 3)]
-    assert planned_rounds(sets, 4) == [[each] for each in sets]
-    assert planned_rounds(sets, 40) == [[(0, 1), (2, 3)], [(1, 2)], [(0, 1, 2, 3)]]
+    assert collective_rounds(sets, 4) == [[each] for each in sets]
+    assert collective_rounds(sets, 40) == [[(0, 1), (2, 3)], [(1, 2)], [(0, 1, 2, 3)]]
 
 
 @pytest.mark.distributed

@@ -7,7 +7,7 @@ import pytest
 from assigner.formats.profile import Link, LinkPoint
 from assigner.location import rank_of
 from assigner.profiler.host import HostFacts, worker_names
-from assigner.profiler.links import planned_rounds, with_unmeasured
+from assigner.profiler.links import link_rounds, with_unmeasured
 from assigner.profiler.pairs import Classes, Pair, ring, rounds_of, sampled_pairs, tournament
 
 
@@ -68,14 +68,14 @@ def test_rounds_of_a_sample_are_disjoint() -> None:
 @pytest.mark.parametrize(("hosts", "pairs", "amount"), [(4, "auto", 28), (4, "sampled", 14), (20, "all", 780)])
 def test_small_fleets_are_measured_whole(hosts: int, pairs: str, amount: int) -> None:
     """Up to 16 workers have all their links measured, unless a sample is asked for."""
-    rounds = planned_rounds(make_fleet(hosts), pairs, alone=False)
+    rounds = link_rounds(make_fleet(hosts), pairs, alone=False)
     assert sum(len(each) for each in rounds) == amount
 
 
 def test_a_shared_wire_has_pairs_measured_alone() -> None:
     """Where neighbours disturb each other, a round is one pair; a fleet that is too large for that keeps its rounds."""
-    assert {len(each) for each in planned_rounds(make_fleet(3), "all", alone=True)} == {1}
-    assert max(len(each) for each in planned_rounds(make_fleet(8), "all", alone=True)) == 8
+    assert {len(each) for each in link_rounds(make_fleet(3), "all", alone=True)} == {1}
+    assert max(len(each) for each in link_rounds(make_fleet(8), "all", alone=True)) == 8
 
 
 def test_unmeasured_links_have_the_median_of_their_class() -> None:
