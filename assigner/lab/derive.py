@@ -77,12 +77,12 @@ class SharedWork:
     seconds: dict[str, float]
 
 
-def common_work(profile: Profile, also: Profile | None = None) -> SharedWork:
+def common_work(profile: Profile, also: Profile | None) -> SharedWork:
     """The most partitions, and then the largest micro-batch, that all workers have a price for.
 
     Args:
         profile: Its workers are compared.
-        also: Another profile of the same workload that must have the prices too.
+        also: Another profile of the same workload that must have the prices too; None: there is none.
 
     Raises:
         FormatError: no partition was measured on all workers at one size.

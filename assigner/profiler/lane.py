@@ -55,7 +55,7 @@ class Lane:
         *,
         device: torch.device,
         timeout_s: float,
-        backend: Backend | None = None,
+        backend: Backend | None,
     ) -> None:
         self.rank, self.workers, self.device = rank, len(names), device
         self.names = tuple(names)

@@ -100,7 +100,7 @@ class PartitionBench:
         sizes: Sequence[Any],
         *,
         device: torch.device,
-        depth: int = 1,
+        depth: int,
         optimizer_bytes: float = 0.0,
         room: Callable[[], float] = lambda: math.inf,
     ) -> None:

@@ -22,7 +22,7 @@ _MOST = 48
 
 
 def order_report(
-    plan: Plan, profile: Profile, now: Prediction, spans: Spans, *, width: int, everything: bool = False
+    plan: Plan, profile: Profile, now: Prediction, spans: Spans, *, width: int, everything: bool
 ) -> tuple[Strip | Sheet | Line, ...]:
     """The order of a plan whose program runs.
 

@@ -111,7 +111,7 @@ def describe_prediction(predicted: Prediction) -> str:
     )
 
 
-def bottleneck(plan: Plan, profile: Profile | None = None) -> Report:
+def bottleneck(plan: Plan, profile: Profile | None) -> Report:
     """What limits the plan, in a sentence; nothing where it has no prediction.
 
     Args:
@@ -219,7 +219,7 @@ def remat_text(partitions: Sequence[str], rematerialise: Iterable[str]) -> str:
     return "all" if again == set(partitions) else fmt.ranges([name for name in partitions if name in again])
 
 
-def quality(plan: Plan, *, most: int | None = None) -> Report:
+def quality(plan: Plan, *, most: int | None) -> Report:
     """What is proven about a plan, and what simpler placements would take; `most` as in `baselines`."""
     lines = [Line(describe_solver(plan.solver))] if plan.solver else []
     return (*baselines(plan, most=most), *lines)

@@ -10,7 +10,7 @@ from assigner.report.links import transfers
 from assigner.report.memory import fullness_text, misfit
 from assigner.report.plan import describe_prediction, title
 from assigner.report.sheet import Column, Line, Report, Sheet
-from assigner.report.timeline import PIPED, timeline, timeline_data
+from assigner.report.timeline import timeline, timeline_data
 from assigner.schedule.program import in_flight, warm_up
 from assigner.schedule.simulate import overfull
 
@@ -29,10 +29,10 @@ def prediction_report(
     plan: Plan,
     now: Prediction,
     spans: Spans,
-    memory: Sequence[Occupancy] | None = None,
+    memory: Sequence[Occupancy] | None,
     *,
-    own_profile: bool | None = True,
-    width: int = PIPED,
+    own_profile: bool | None,
+    width: int,
 ) -> Report:
     """What `assigner simulate` prints.
 
@@ -40,7 +40,7 @@ def prediction_report(
         plan: The plan as it was read, with the prediction that it stores, if any.
         now: What the simulator says of it.
         spans: The step, action by action.
-        memory: Over time, where that was asked for.
+        memory: Over time, where that was asked for; else None.
         own_profile: It was priced with the profile that it was solved from; None: the plan does not say which that is.
         width: Of the terminal.
     """
@@ -177,7 +177,7 @@ def prediction_data(
     spans: Spans,
     memory: Sequence[Occupancy] | None = None,
     *,
-    own_profile: bool | None = True,
+    own_profile: bool | None,
 ) -> dict[str, Any]:
     """The same for `--json`; memory over time as the moments at which it changes."""
     stored = plan.predicted
