@@ -10,6 +10,7 @@ import torch.distributed as dist
 from assigner.errors import FormatError
 from assigner.formats.profile import Measurement
 from assigner.formats.selection import LINKS, Selection
+from assigner.location import Location
 from assigner.machine.heap import keep_freed_memory
 from assigner.machine.kernel import core_numbers
 from assigner.machine.starvation import cores_shared
@@ -69,7 +70,7 @@ class RankSession:
         self.at = "tracing the model"
         seen = table.to_all("gpus", visible_gpus(), VisibleGpus)
         self.device = rank_device(options.devices, seen, self.rank)
-        self.worker = f"worker:{self.rank}/{self.device}"
+        self.worker = str(Location(self.rank, str(self.device)))
         if self.device.type == "cpu":
             keep_freed_memory()
         self.forecast = Forecast()
