@@ -59,25 +59,25 @@ _BYTES = (Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10), Unit("B", 
 _RATE = (Unit("GB/s", 1e9), Unit("MB/s", 1e6), Unit("kB/s", 1e3))
 
 
-def _choose(units: Sequence[Unit], values: Iterable[float | None], least: float) -> Unit:
-    """The largest unit in which the largest value is at least `least`."""
+def _choose(units: Sequence[Unit], values: Iterable[float | None]) -> Unit:
+    """The largest unit in which the largest value is at least 1."""
     largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
-    return next((unit for unit in units if largest >= least * unit.size), units[-1 if largest else 0])
+    return next((unit for unit in units if largest >= unit.size), units[-1 if largest else 0])
 
 
 def time_unit(*values: float | None) -> Unit:
     """Seconds, milliseconds or microseconds, whichever suits the largest of the values (in seconds)."""
-    return _choose(_TIME, values, 1.0)
+    return _choose(_TIME, values)
 
 
 def byte_unit(*values: float | None) -> Unit:
     """GiB to bytes, whichever suits the largest of the values (in bytes)."""
-    return _choose(_BYTES, values, 1.0)
+    return _choose(_BYTES, values)
 
 
 def rate_unit(*values: float | None) -> Unit:
     """GB/s to kB/s, whichever suits the largest of the values (in bytes per second)."""
-    return _choose(_RATE, values, 1.0)
+    return _choose(_RATE, values)
 
 
 def number(value: float | None, *, digits: int | None = None) -> str:
@@ -119,11 +119,9 @@ SHOWN = 5e-4
 """A share below this is shown as 0.0 %: figures that differ by less are called the same."""
 
 
-def percent(share: float | None, *, sign: bool = False) -> str:
-    """A share of one as `12.3 %`; `sign` writes a plus before a gain."""
-    if share is None:
-        return NOTHING
-    return f"{points(share, sign=sign)} %"
+def percent(share: float | None) -> str:
+    """A share of one as `12.3 %`."""
+    return NOTHING if share is None else f"{points(share)} %"
 
 
 def spread(share: float) -> str:
@@ -224,19 +222,20 @@ def bar(share: float, *, width: int = 10, rest: str = "░") -> str:
     return filled + rest * (width - len(filled))
 
 
-def meant(word: str, names: Sequence[str], what: str) -> str:
+def meant(word: str, names: Sequence[str], what: str, *, most: int = 6) -> str:
     """The hint of an unknown name: the known one that it is most like, or the first few that there are.
 
     Args:
         word: What was written.
         names: What is known.
         what: What the names are, as `partitions`.
+        most: So many are listed.
     """
     known = list(dict.fromkeys(names))
     close = difflib.get_close_matches(word, known, n=1)
     if close:
         return f"did you mean {close[0]}?"
-    return f"{what}: {', '.join(known[:6])}" + (", ..." if len(known) > 6 else "")
+    return f"{what}: {', '.join(known[:most])}" + (", ..." if len(known) > most else "")
 
 
 class Unquoted:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _HEAD = "Traceback (most recent call last):\n"
-_FRAME = re.compile(r'^ {2}File "(.+)", line (\d+), in .+\n(?: {4}.*\n| {2}\[Previous line.*\n)*', re.MULTILINE)
+_FRAME = re.compile(r'^ {2}File "(.+)", line (\d+), in .+(?:\n|\Z)(?: {4}.*\n| {2}\[Previous line.*\n)*', re.MULTILINE)
 _LINKS = re.compile(r"(\n(?:The above exception was the direct|During handling of the above).*\n\n)")
 _MOST_FRAMES = 20
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
@@ -37,6 +37,11 @@ def user_place(places: Sequence[tuple[str, int]]) -> tuple[str, int] | None:
     others = [place for place in places if not _is_machinery(place[0])]
     own = [place for place in others if not _INSTALLED.search(place[0])]
     return next(reversed(own or others), None)
+
+
+def traced_place(trace: str) -> tuple[str, int] | None:
+    """The same of the frames that a traceback's text has."""
+    return user_place([(frame[1], int(frame[2])) for frame in _FRAME.finditer(trace)])
 
 
 def calling_place() -> tuple[str, int] | None:

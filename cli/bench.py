@@ -1,6 +1,5 @@
 """`assigner bench`: train under each plan in turn, and put what it took beside what was predicted."""
 
-import os
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -47,7 +46,7 @@ def bench_command(
     machine for a while slows all of them. Settings may come from the environment (ASSIGNER_BENCH_STEPS=50) and from a
     TOML file; a flag counts for more.
     """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost store is told in one line; torch adds a page
+    console.quieten_torch()
     named = load_named(plans, None)
     where = [
         layout(

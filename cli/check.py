@@ -1,9 +1,8 @@
 """`assigner check`: is a model that is cut into partitions still the model that it was?"""
 
-import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,7 +47,7 @@ def check_command(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    with redirect_stdout(sys.stderr):  # what the user's code prints is no result
+    with console.prints_aside():
         made = load_workload(workload)
         found = compared(made, partition_graph(made, tuple(mark or ()) or None))
     if as_json:

@@ -5,13 +5,13 @@
 dashes; a list stands for a flag that may be repeated, a table for its NAME=VALUE.
 """
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.files import parse_toml, read_text
 
@@ -96,12 +96,9 @@ def _named(key: str, options: dict[str, Any], where: str, command: str) -> Any:
         if f"--{flag}" in param.opts:
             return param
     names = sorted(_flag(param).lstrip("-") for param in options.values())
-    raise FormatError(f"{where}: no setting of `assigner {command}`", hint=_nearest(flag, names, "settings"))
-
-
-def _nearest(word: str, names: list[str], what: str) -> str:
-    close = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean {close[0]}?" if close else f"{what}: {', '.join(names)}"
+    raise FormatError(
+        f"{where}: no setting of `assigner {command}`", hint=fmt.meant(flag, names, "settings", most=len(names))
+    )
 
 
 def _table(path: Path | None, command: str) -> tuple[dict[str, Any], str]:
@@ -116,11 +113,11 @@ def _table(path: Path | None, command: str) -> tuple[dict[str, Any], str]:
     elif not document.keys() & set(TABLES):
         tables = [name for name, each in document.items() if isinstance(each, dict)]
         place = f"{place}{tables[0]}" if tables else str(path)
-        hint = _nearest(tables[0] if tables else command, list(TABLES), "tables")
+        hint = fmt.meant(tables[0] if tables else command, TABLES, "tables")
         raise FormatError(f"{place}: no table of settings", hint=hint if tables else f"write them below [{command}]")
     for name, table in document.items():
         if name not in TABLES or not isinstance(table, dict):
-            hint = f"settings stand in a table: [{command}]" if name in TABLES else _nearest(name, [*TABLES], "tables")
+            hint = f"settings stand in a table: [{command}]" if name in TABLES else fmt.meant(name, TABLES, "tables")
             raise FormatError(f"{place}{name}: no table of settings", hint=hint)
     return document.get(command, {}), f"{place}{command}"
 

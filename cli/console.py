@@ -12,7 +12,7 @@ import json
 import math
 import os
 import sys
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,6 +20,7 @@ from assigner.formatting import LONGEST, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
     from rich.console import Console
 
@@ -115,6 +116,19 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def quieten_torch() -> None:
+    """Have torch, which is not imported yet, keep to itself what is told in a line here.
+
+    It adds a page to a lost store, and its memory profiler warns of every block that is older than a measurement.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def prints_aside() -> AbstractContextManager[object]:
+    """A block of the user's code: what it prints is no result, and goes to stderr."""
+    return redirect_stdout(sys.stderr)
 
 
 def show_text(text: str) -> None:

@@ -14,14 +14,14 @@ def doctor_command(*, as_json: Json = False) -> None:
     Versions, solvers (each solves a small problem), processor, threads, memory, devices, backends and what is optional;
     with it how to get what is not here. The exit code is 2 if something that assigner needs is missing, else 0.
     """
-    from assigner.report.machine import is_ready, machine_data, machine_report
+    from assigner.report.doctor import doctor_data, doctor_report, is_ready
 
-    from .machine import examine
+    from .findings import examine
 
     findings = examine()
     if as_json:
-        console.show_json(machine_data(findings))
+        console.show_json(doctor_data(findings))
     else:
-        console.show(machine_report(findings))
+        console.show(doctor_report(findings))
     if not is_ready(findings):
         raise typer.Exit(UsageError.exit_code)

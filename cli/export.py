@@ -1,7 +1,5 @@
 """`assigner export`: a plan in the form of another tool."""
 
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +9,7 @@ from assigner.errors import UsageError
 
 from . import console
 from .names import functions
-from .options import Force, Json, PlanFile
+from .options import Force, Json, PlanFile, PricingProfile
 
 if TYPE_CHECKING:
     from assigner.export import Exported
@@ -39,10 +37,7 @@ def export_command(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="The file to write; else stdout.", show_default=False),
     ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option("--profile", metavar="PROFILE", help="Instead of the one it was solved from.", show_default=False),
-    ] = None,
+    profile: PricingProfile = None,
     workload: Annotated[
         str | None,
         typer.Option(
@@ -107,5 +102,5 @@ def _held(entry: str, plan: "Plan") -> "ModelContent":
     from assigner.model.workload import load_workload
     from assigner.runtime.graph import plan_graph
 
-    with redirect_stdout(sys.stderr):  # what the user's code prints is no result
+    with console.prints_aside():
         return model_content(plan_graph(load_workload(entry), plan))

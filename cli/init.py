@@ -1,10 +1,9 @@
 """`assigner init`: a workload file to start from."""
 
 import shlex
-import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -64,8 +63,8 @@ def init_command(
 
 @contextmanager
 def _looking() -> Iterator[None]:
-    """The model's own code runs here for a look: its warnings are nobody's, and what it prints is no result."""
-    with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+    """The model's own code runs here for a look: its warnings are nobody's."""
+    with warnings.catch_warnings(), console.prints_aside():
         warnings.simplefilter("ignore")
         yield
 

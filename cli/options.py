@@ -11,6 +11,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
 ProfileFile = Annotated[Path, typer.Argument(metavar="PROFILE", help="A profile file.", show_default=False)]
+PricingProfile = Annotated[
+    Path | None,
+    typer.Option("--profile", metavar="PROFILE", help="Instead of the one it was solved from.", show_default=False),
+]
+"""The profile that prices a plan."""
 Config = Annotated[
     Path | None,
     typer.Option(

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assigner.report.machine import Finding
+from assigner.report.doctor import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

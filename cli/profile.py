@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -104,14 +103,12 @@ def profile_command(
             )
         _merge_files(merge, output, force=force)
         return
-    # torch reads it when it is imported: its memory profiler warns of every block that is older than a measurement
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-
+    console.quieten_torch()
     files = ProfileDestination(
         output, force=force, resume=resume, only=tuple(only or ()), others=tuple(merge or ()), notice=console.notice
     )
     if launched() is not None:
-        with redirect_stdout(sys.stderr):  # what the user's code prints is no result
+        with console.prints_aside():
             _measure_as_rank(workload, asked, files, threads=threads, checks=not no_check)
         return
     if asked.backend == "mpi":
@@ -183,7 +180,7 @@ def _check_before(
     if not files.only:
         refuse_existing(files.path, force=files.force)
     others = _load([*files.others, *([files.path] if files.only else [])])
-    with redirect_stdout(sys.stderr):  # what the user's code prints is no result
+    with console.prints_aside():
         workload = load_workload(entry)
         check_sizes(workload, options.micro_batches)
         console.notice(f"{entry}: looking for its partitions")
@@ -213,7 +210,7 @@ def _verify(entry: str, options: ProfileOptions) -> "Verification":
     from assigner.model.marking import partition_graph
     from assigner.model.workload import load_workload
 
-    with redirect_stdout(sys.stderr):  # what the user's code prints is no result
+    with console.prints_aside():
         workload = load_workload(entry)
         return _verified(entry, workload, partition_graph(workload, options.marks or None))
 
@@ -255,7 +252,7 @@ def _measure_as_rank(
     from assigner.profiler.session import profile_workload
     from assigner.profiler.tasks import RefusedError
 
-    from .measuring import MeasuringProgress
+    from .progress import MeasuringProgress
 
     torch.set_num_threads(threads)
     found = decode(Verification | None, json.loads(os.environ.get(_FOUND, "null")))

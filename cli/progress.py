@@ -1,4 +1,4 @@
-"""A search under way, as one line on stderr: on a terminal, and only once it has taken a second."""
+"""Searches and measurements under way, as one line on stderr, where that is a terminal and somebody watches."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from assigner.profiler.rankprogress import RankProgress
     from assigner.solver import Progress
 
 DELAY_S = 1.0
+_DRAW_S = 0.25
+_BAR, _FIGURES = 20, len(" 100% 1 h 20 min left ")
 
 
 class SolveProgress:
-    """Shows the latest `Progress` of a search while the context is open.
+    """Shows the latest `Progress` of a search while the context is open, once it has taken a second.
 
     Args:
         time_limit: Seconds after which the search stops.
@@ -77,3 +80,56 @@ class SolveProgress:
         if self._timer.is_alive():
             self._timer.join()
         self._live.stop()
+
+
+class MeasuringProgress:
+    """A bar while the context is open: the worker that will take longest, the share done and the time left.
+
+    It is drawn between measurements alone: a thread that draws would take time from what is being measured.
+
+    Args:
+        wanted: False on the ranks that do not report.
+    """
+
+    def __init__(self, *, wanted: bool) -> None:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        terminal = console.stderr()
+        self._shown = wanted and console.draws_progress(terminal)
+        self._room = max(terminal.width - _BAR - _FIGURES, 8)
+        self._bar = Progress(
+            BarColumn(bar_width=_BAR), TaskProgressColumn(), TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}"), console=terminal, transient=True, auto_refresh=False,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=1.0, left="")
+        self._drawn = 0.0
+
+    def update(self, progress: RankProgress) -> None:
+        """Take note of where the run stands."""
+        if self._shown and time.monotonic() - self._drawn > _DRAW_S:
+            self._drawn = time.monotonic()
+            what = f"{progress.worker}: {progress.what}"
+            what = what if len(what) <= self._room else f"{what[: self._room - 1]}…"  # one line on a narrow terminal
+            self._bar.update(self._task, description=what, completed=progress.share, left=left_text(progress.left_s))
+            self._bar.refresh()
+
+    def __enter__(self) -> Self:
+        if self._shown:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown:
+            self._bar.stop()
+
+
+def left_text(seconds: float | None) -> str:
+    """Time left, no finer than it is known: `12 s left`, `3 min left`, `1 h 20 min left`; nothing where it is not."""
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f"{seconds:.0f} s left"
+    minutes = round(seconds / 60)
+    return f"{minutes} min left" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min left"

@@ -11,12 +11,12 @@ import sys
 
 from assigner.errors import AssignerError
 
-from .console import fail, notice
+from .console import fail, notice, quieten_torch
 
 
 def main() -> None:
     """Start the ranks, wait for them, and end with the exit code of what happened."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost store is told in one line; torch adds a page
+    quieten_torch()
     from assigner.launch.ranks import Layout, launch
 
     parser = argparse.ArgumentParser(prog="python -m assigner_cli.ranks")

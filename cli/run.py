@@ -1,6 +1,5 @@
 """`assigner run`: start a training script on the ranks of a plan."""
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -50,7 +49,7 @@ def run_command(
             f"{script}: no program of that name can be run", hint="assigner run PLAN -- SCRIPT.py ARGUMENTS"
         )
     program = [sys.executable, "-u", *command] if script.suffix == ".py" else list(command)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost store is told in one line; torch adds a page
+    console.quieten_torch()
     from assigner.launch.ranks import launch
     from assigner.machine.starvation import NOTICED, RanksWatch
 

@@ -9,7 +9,7 @@ import typer
 from assigner.errors import FormatError, UsageError
 
 from . import console
-from .options import Force, Json, PlanFile
+from .options import Force, Json, PlanFile, PricingProfile
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
@@ -33,10 +33,7 @@ def schedule_command(
         Path | None,
         typer.Option("--output", "-o", metavar="NEW", help="Write the plan with that order.", show_default=False),
     ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option("--profile", metavar="PROFILE", help="Instead of the one it was solved from.", show_default=False),
-    ] = None,
+    profile: PricingProfile = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -50,8 +47,8 @@ def schedule_command(
     from assigner.formats.plan import ProfileReference, load_plan, save_plan
     from assigner.formats.profile import load_profile
     from assigner.report.order import order_data, order_report
-    from assigner.report.sheet import host_width, with_hosts
-    from assigner.report.timeline import drawn_width
+    from assigner.report.sheet import with_hosts
+    from assigner.report.timeline import timeline_width
     from assigner.schedule import orders as rules
     from assigner.schedule.cost import CostModel
     from assigner.schedule.simulate import simulated, summary
@@ -71,7 +68,7 @@ def schedule_command(
     if as_json:
         console.show_json(order_data(found, known, now))
     else:
-        width = drawn_width(console.stdout().width) - host_width(known)
+        width = timeline_width(console.stdout().width, known)
         spans, every = predicted_spans(timeline, cost), console.settings().verbose
         console.show(with_hosts(order_report(found, known, now, spans, width=width, everything=every), known))
     if output is not None:  # what the solver said is of another order

@@ -9,7 +9,7 @@ from assigner.errors import MeasurementError, UsageError
 from assigner.settings import whole_number
 
 from . import console
-from .options import Force, Json, PlanFile
+from .options import Force, Json, PlanFile, PricingProfile
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
@@ -24,10 +24,7 @@ _VIEWERS = "https://ui.perfetto.dev or chrome://tracing"
 def simulate_command(
     plan: PlanFile,
     *,
-    profile: Annotated[
-        Path | None,
-        typer.Option("--profile", metavar="PROFILE", help="Instead of the one it was solved from.", show_default=False),
-    ] = None,
+    profile: PricingProfile = None,
     memory: Annotated[bool, typer.Option("--memory", help="Memory over time; with --json every moment.")] = False,
     against: Annotated[
         Path | None,
@@ -117,8 +114,8 @@ def _predict(
     """What the profile says of the plan."""
     from assigner.formats.origin import is_origin
     from assigner.report.prediction import prediction_data, prediction_report
-    from assigner.report.sheet import host_width, with_hosts
-    from assigner.report.timeline import drawn_width
+    from assigner.report.sheet import with_hosts
+    from assigner.report.timeline import timeline_width
     from assigner.schedule.occupancy import memory_over_time
     from assigner.schedule.simulate import simulated, summary
     from assigner.validation.spans import predicted_spans
@@ -130,7 +127,7 @@ def _predict(
     if as_json:
         console.show_json(prediction_data(plan, now, spans, held, own_profile=own))
     else:
-        width = drawn_width(console.stdout().width) - host_width(cost.profile)
+        width = timeline_width(console.stdout().width, cost.profile)
         report = prediction_report(plan, now, spans, held, own_profile=own, width=width)
         console.show(with_hosts(report, cost.profile))
     return [spans], timeline
@@ -142,8 +139,8 @@ def _compare(
 ) -> "tuple[list[Spans], Timeline]":  # fmt: skip
     """Predicted beside measured, and the profile that follows from it."""
     from assigner.report.agreement import agreement_data, agreement_report
-    from assigner.report.sheet import host_width, with_hosts
-    from assigner.report.timeline import drawn_width
+    from assigner.report.sheet import with_hosts
+    from assigner.report.timeline import timeline_width
     from assigner.schedule.simulate import simulated
     from assigner.validation import agree
     from assigner.validation.spans import predicted_spans
@@ -154,7 +151,7 @@ def _compare(
     if as_json:
         console.show_json(agreement_data(found, sides))
     else:
-        width = drawn_width(console.stdout().width) - host_width(cost.profile)
+        width = timeline_width(console.stdout().width, cost.profile)
         console.show(with_hosts(agreement_report(found, sides, width=width), cost.profile))
     if out is not None:
         _calibrate(found, cost, path, out, force=force)

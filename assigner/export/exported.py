@@ -30,7 +30,7 @@ class Exported:
     notes: tuple[str, ...] = ()
 
 
-def as_json(data: Any, notes: tuple[str, ...] = ()) -> Exported:
+def as_json(data: Any, notes: tuple[str, ...]) -> Exported:
     """An export whose text is JSON: lists of lists and objects with one entry a line."""
     return Exported(_lines(data) + "\n", data, notes)
 

@@ -329,6 +329,16 @@ class Plan(OnScreen):
         return {worker: tuple(held) for worker, held in found.items()}
 
     @property
+    def predicted_step_s(self) -> float | None:
+        """The predicted step time, in seconds; None: there is no prediction."""
+        return None if self.predicted is None else self.predicted.step_s
+
+    @cached_property
+    def predicted_workers(self) -> dict[str, WorkerPrediction]:
+        """What is predicted of each worker, by name; empty: there is no prediction."""
+        return {} if self.predicted is None else {each.worker: each for each in self.predicted.workers}
+
+    @property
     def is_looped(self) -> bool:
         """Whether there are more stages than workers, so that a worker holds several."""
         return len(self.stages) > len(self.workers)

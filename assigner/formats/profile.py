@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from assigner.formats.document import Count, Name, Range, Share, Threads, read, write
 from assigner.formats.fineness import Fineness
@@ -14,6 +14,9 @@ from assigner.formats.profilechecks import check_profile
 from assigner.formats.screen import OnScreen
 from assigner.location import rank_of
 from assigner.machine.reference import ReferenceTimes
+
+if TYPE_CHECKING:
+    from assigner.samples import Samples
 
 MAJOR = 1
 
@@ -116,6 +119,11 @@ class LinkPoint:
     seconds: float
     samples: int = 1
     spread: float = 0.0
+
+    @classmethod
+    def of(cls, size: float, samples: Samples) -> LinkPoint:
+        """What was timed of messages or tensors of one size, in bytes."""
+        return cls(size, samples.median_s, len(samples.seconds), samples.spread)
 
 
 @dataclass(frozen=True)

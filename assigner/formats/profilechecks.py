@@ -55,7 +55,7 @@ def _check_links(profile: Profile, workers: set[str]) -> None:
         _known(link.target, workers, f"links[{n}].target", "worker")
         if link.source == link.target:
             raise FormatError(f"links[{n}]: {link.source!r} is both source and target")
-        _check_points(link.points, f"links[{n}]", "a link")
+        check_points(link.points, f"links[{n}]", "a link")
         pairs.append(f"{link.source} -> {link.target}")
     check_unique(pairs, "links[{}]")
 
@@ -78,7 +78,8 @@ def _check_wires(profile: Profile, workers: set[str]) -> None:
             raise FormatError(f"wires[{n}].links: {len(wire.links)}; a wire that is shared has two or more")
 
 
-def _check_points(points: Sequence[LinkPoint], path: str, what: str) -> None:
+def check_points(points: Sequence[LinkPoint], path: str, what: str) -> None:
+    """Raise FormatError unless there are points and their sizes grow; `path` says where, `what` whose they are."""
     if not points:
         raise FormatError(f"{path}.points: empty; leave out {what} that was not measured")
     sizes = [point.bytes for point in points]
@@ -94,7 +95,7 @@ def _check_collectives(profile: Profile, workers: set[str]) -> None:
         check_unique(each.workers, f"collectives[{n}].workers[{{}}]")
         if len(each.workers) < 2:
             raise FormatError(f"collectives[{n}].workers: {list(each.workers)}; an all-reduce takes two or more")
-        _check_points(each.points, f"collectives[{n}]", "an all-reduce")
+        check_points(each.points, f"collectives[{n}]", "an all-reduce")
         sets.append(" + ".join(sorted(each.workers)))
     check_unique(sets, "collectives[{}]")
 

@@ -11,9 +11,9 @@ from assigner import formatting as fmt
 from assigner.machine.starvation import NOTICED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from assigner.formats.profile import Link, Profile, WorkloadReference
+    from assigner.formats.profile import Profile, WorkloadReference
 
 WIDE_SPREAD = 0.10
 """A figure whose spread (IQR / median) is above this gets a warning."""
@@ -132,19 +132,23 @@ def busy_text(profile: Profile) -> str | None:
     """Where and how much other programs disturbed the measurement; None: nowhere by much."""
     shares: dict[int, float] = defaultdict(float)
     found = [(each.worker, each.starved) for each in profile.measurements]
-    found += [(end, link.starved) for link in profile.links for end in _ends(link)]
+    found += [(end, link.starved) for link in profile.links for end in (link.source, link.target)]
     found += [(name, each.starved) for each in profile.collectives for name in each.workers]
     for worker, starved in found:
         shares[profile.worker[worker].rank] = max(shares[profile.worker[worker].rank], starved)
+    told = starved_text(shares)
+    return None if told is None else f"measured on a busy machine: {told}"
+
+
+def starved_text(shares: Mapping[int, float]) -> str | None:
+    """`other programs had up to 40 % of the time of worker:1`, by the share that they had of each rank's.
+
+    None: they had much of none.
+    """
     ranks = sorted(rank for rank, share in shares.items() if share >= NOTICED)
     if not ranks:
         return None
-    most = max(shares.values())
-    return f"measured on a busy machine: other programs had up to {100 * most:.0f} % of the time of {ranks_text(ranks)}"
-
-
-def _ends(link: Link) -> tuple[str, str]:
-    return link.source, link.target
+    return f"other programs had up to {100 * max(shares.values()):.0f} % of the time of {_ranks_text(ranks)}"
 
 
 def _busy(profile: Profile) -> Iterator[str]:
@@ -164,7 +168,7 @@ def _apart(profile: Profile) -> Iterator[str]:
     groups = _linked_groups(profile)
     if len(groups) == 1 or not profile.links:  # with no links at all no plan has two workers, and `show` says so
         return
-    shown = [ranks_text(group) for group in groups[:4]] + (
+    shown = [_ranks_text(group) for group in groups[:4]] + (
         [f"{len(groups) - 4} more groups"] if len(groups) > 4 else []
     )
     yield (
@@ -203,7 +207,7 @@ def _linked_groups(profile: Profile) -> list[list[int]]:
     ]
 
 
-def ranks_text(ranks: list[int]) -> str:
+def _ranks_text(ranks: list[int]) -> str:
     """`worker:0` or `worker:0-7` where they follow each other, else each."""
     if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"worker:{ranks[0]} to worker:{ranks[-1]}"

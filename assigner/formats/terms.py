@@ -5,6 +5,8 @@ from typing import Literal
 Schedule = Literal["gpipe", "1f1b", "interleaved", "interleaved-1f1b", "listed"]
 Objective = Literal["step", "throughput", "latency", "cost"]
 Backend = Literal["gloo", "mpi", "nccl"]
+RunRemat = Literal["plan", "always", "except_last", "never"]
+"""What a run rematerialises: as its plan says; all; all but in a step's last micro-batch; nothing."""
 
 MOST_ROWS = 10**9
 """Samples of a batch; and nothing else that is counted comes to more."""

@@ -17,7 +17,7 @@ from assigner.formats.document import Count, Range, Share, check_unique, read, w
 from assigner.formats.orders import BACKWARD, FORWARD, INPUT, WEIGHT, ListedStep
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import MicroBatches, Stage, check_stages
-from assigner.formats.terms import Schedule
+from assigner.formats.terms import RunRemat, Schedule
 from assigner.machine.reference import ReferenceTimes
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Trace:
     schedule: Schedule
     micro_batches: MicroBatches
     micro_batch_size: Count
-    remat: Literal["plan", "always", "except_last", "never"] = "plan"
+    remat: RunRemat = "plan"
     steps: Count
     workers: tuple[WorkerTrace, ...]
 

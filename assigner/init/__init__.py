@@ -9,7 +9,7 @@ draft, text   what is known of the model; the file that says it, and of nobody's
 
 from __future__ import annotations
 
-from assigner.init.draft import Code, Draft, DraftOutput, MarkPattern, Tensor
+from assigner.init.draft import Code, Draft, DraftInput, DraftOutput, MarkPattern
 from assigner.init.text import EXAMPLE, RESERVED, workload_text
 
-__all__ = ["EXAMPLE", "RESERVED", "Code", "Draft", "DraftOutput", "MarkPattern", "Tensor", "workload_text"]
+__all__ = ["EXAMPLE", "RESERVED", "Code", "Draft", "DraftInput", "DraftOutput", "MarkPattern", "workload_text"]

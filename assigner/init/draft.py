@@ -27,7 +27,7 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class DraftInput:
     """One tensor that the model takes.
 
     Args:
@@ -83,7 +83,7 @@ class Draft:
     name: str
     made_by: str
     code: Code
-    takes: tuple[Tensor, ...] = ()
+    takes: tuple[DraftInput, ...] = ()
     keywords: bool = False
     gives: DraftOutput | None = None
     marks: tuple[MarkPattern, ...] = ()

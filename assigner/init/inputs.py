@@ -21,7 +21,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from assigner.init.draft import DraftOutput, Tensor
+from assigner.init.draft import DraftInput, DraftOutput
 from assigner.model.marking.capture import fake_tensors
 from assigner.model.marking.silence import unlogged
 
@@ -54,7 +54,7 @@ class Trial:
         others: What else it gave that a loss could be computed from.
     """
 
-    takes: tuple[Tensor, ...]
+    takes: tuple[DraftInput, ...]
     keywords: bool
     gives: DraftOutput | None
     called: frozenset[str]
@@ -67,7 +67,7 @@ def try_inputs(model: nn.Module) -> Trial | None:
     with torch.no_grad(), mode, fake_tensors(model, mode), unlogged():
         for names, keywords in _arguments(model):
             for kinds in _kinds(model, len(names)):
-                takes = tuple(Tensor(name, *kind) for name, kind in zip(names, kinds, strict=True))
+                takes = tuple(DraftInput(name, *kind) for name, kind in zip(names, kinds, strict=True))
                 try:
                     with _called(model) as called:
                         outputs = _call(model, takes, keywords=keywords)
@@ -96,7 +96,7 @@ def _called(model: nn.Module) -> Iterator[set[str]]:
             hook.remove()
 
 
-def _call(model: nn.Module, takes: Sequence[Tensor], *, keywords: bool) -> Any:
+def _call(model: nn.Module, takes: Sequence[DraftInput], *, keywords: bool) -> Any:
     made = {
         each.name: torch.zeros(_ROWS, *each.shape, dtype=torch.float32 if each.tokens is None else torch.int64)
         for each in takes

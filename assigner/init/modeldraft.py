@@ -13,7 +13,7 @@ from assigner.errors import UsageError
 from assigner.init.draft import Code, Draft
 from assigner.init.inputs import Trial, try_inputs
 from assigner.init.named import NamedModel, find_model
-from assigner.init.proposal import left_out, propose
+from assigner.init.proposal import not_proposed, propose
 from assigner.model.deferred import DeferredModel
 from assigner.usercode import user_code
 
@@ -219,7 +219,7 @@ def _draft(named: NamedModel, made_by: str, model: nn.Module, body: tuple[str, .
 
 def _notes(model: nn.Module, trial: Trial | None) -> Iterator[str]:
     """What the file says nothing of: heads that are not called, modules without a partition, other outputs."""
-    unused, small = left_out(model, None if trial is None else trial.called)
+    unused, small = not_proposed(model, None if trial is None else trial.called)
     if unused:
         yield f"{', '.join(unused)}: not called with these inputs, so in no partition, and not trained"
     if small:

@@ -33,7 +33,7 @@ def propose(model: nn.Module, called: Container[str] | None = None) -> tuple[Mar
     return tuple(mark for mark, first in found if called is None or first in called)
 
 
-def left_out(model: nn.Module, called: Container[str] | None = None) -> tuple[list[str], list[str]]:
+def not_proposed(model: nn.Module, called: Container[str] | None = None) -> tuple[list[str], list[str]]:
     """Modules with a matrix that `propose` gives no partition of their own: those not called, and those too small."""
     named = {mark.pattern for mark in propose(model, called)}
     others = [(mark, first) for mark, first in _visit(model, "", _has_matrix) if mark.pattern not in named]

@@ -10,7 +10,7 @@ import shlex
 import textwrap
 from typing import TYPE_CHECKING
 
-from assigner.init.draft import Code, Draft, DraftOutput, MarkPattern, Tensor
+from assigner.init.draft import Code, Draft, DraftInput, DraftOutput, MarkPattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,7 @@ EXAMPLE = Draft(
     name="net",
     made_by="assigner init",
     code=Code(definitions=_NET, body=("return Net()",)),
-    takes=(Tensor("tokens", (64,), 256),),
+    takes=(DraftInput("tokens", (64,), 256),),
     gives=DraftOutput("", (64, 256)),
     data=(
         "# Something to learn: counting from anywhere, in steps of 1 to 8.",
@@ -194,7 +194,7 @@ def _batch_lines(draft: Draft) -> Iterator[str]:
     yield "return inputs, targets"
 
 
-def _made(tensor: Tensor) -> str:
+def _made(tensor: DraftInput) -> str:
     if tensor.tokens is not None:
         sizes = _sizes(tensor.shape) + ("" if tensor.shape else ",")
         return f"torch.randint({tensor.tokens}, ({sizes}), generator=generator)"

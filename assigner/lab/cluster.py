@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -127,23 +127,13 @@ def parse_cluster(text: str) -> Cluster:
     hosts = document.get("host")
     for n, host in enumerate(hosts if isinstance(hosts, list) else ()):
         _refuse_unknown(host, Host, f"host[{n}].")
+        if isinstance(host, dict) and host.get("name", "") == "":
+            host["name"] = f"h{n}"
     _refuse_unknown(document.get("rack_link"), RackLink, "rack_link.")
     if hosts is None:
         raise FormatError("host: missing", hint="each host is a table: [[host]], then its fields")
-    found: Cluster = decode(_Document, document).cluster()
+    found: Cluster = decode(Cluster, document)
     return found
-
-
-@dataclass(frozen=True)
-class _Document:
-    """The file before its hosts have their names."""
-
-    host: tuple[Host, ...]
-    rack_link: RackLink = RackLink()
-
-    def cluster(self) -> Cluster:
-        named = (replace(host, name=host.name or f"h{n}") for n, host in enumerate(self.host))
-        return Cluster(tuple(named), self.rack_link)
 
 
 def _refuse_unknown(table: Any, kind: type, path: str) -> None:

@@ -82,7 +82,7 @@ def search_path(environment: Mapping[str, str]) -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
 
 
-def launched(command: Sequence[str]) -> list[str]:
+def host_command(command: Sequence[str]) -> list[str]:
     """A command with what starts it on a host's ranks, as placeholders; others are given back as they are.
 
         assigner profile W -o P    once per rank

@@ -77,12 +77,12 @@ class SharedWork:
     seconds: dict[str, float]
 
 
-def common_work(profile: Profile, also: Profile | None = None) -> SharedWork:
+def common_work(profile: Profile, also: Profile | None) -> SharedWork:
     """The most partitions, and then the largest micro-batch, that all workers have a price for.
 
     Args:
         profile: Its workers are compared.
-        also: Another profile of the same workload that must have the prices too.
+        also: Another profile of the same workload that must have the prices too; None: there is none.
 
     Raises:
         FormatError: no partition was measured on all workers at one size.
@@ -136,20 +136,20 @@ def derive(profile: Profile, machine: Machine, *, here: Profile | None = None, n
     k = SHARE_OF_MACHINE * min(machine.cores / sum(speed.values()), 1 / max(speed.values()))
     scale = core_s / k
     names = list(dict.fromkeys(worker.host for worker in sorted(profile.workers, key=lambda worker: worker.rank)))
-    crews = {name: [worker for worker in profile.workers if worker.host == name] for name in names}
-    wires, memory = _Wiring(profile, scale, netem=netem), _memory(crews, machine)
+    by_host = {name: [worker for worker in profile.workers if worker.host == name] for name in names}
+    wires, memory = _Wiring(profile, scale, netem=netem), _memory(by_host, machine)
     hosts = []
-    for name, crew in crews.items():
+    for name, workers in by_host.items():
         host = {
             "name": DerivedField(name, ""),
-            "nproc": DerivedField(len(crew), f"workers: {', '.join(w.name for w in crew)}"),
+            "nproc": DerivedField(len(workers), f"workers: {', '.join(w.name for w in workers)}"),
         }
-        host |= {"cpu": _share(name, crew, work, k), "memory_mib": memory[name]} | wires.fields(name)
+        host |= {"cpu": _share(name, workers, work, k), "memory_mib": memory[name]} | wires.fields(name)
         hosts.append(host)
     notes = (
         *_head(profile, work, machine),
         f"1 s of the profile is {fmt.number(scale)} s here: {reason}.",
-        *_order_note(crews),
+        *_order_note(by_host),
         *wires.note(),
     )
     return Derived(scale, notes, tuple(hosts), wires.rack_link())
@@ -193,21 +193,21 @@ def _head(profile: Profile, work: SharedWork, machine: Machine) -> list[str]:
     ]
 
 
-def _order_note(crews: dict[str, list[Worker]]) -> list[str]:
-    ranks = [worker.rank for crew in crews.values() for worker in crew]
+def _order_note(by_host: dict[str, list[Worker]]) -> list[str]:
+    ranks = [worker.rank for workers in by_host.values() for worker in workers]
     if ranks == list(range(len(ranks))):
         return []
     return ["The ranks of a run on these hosts are counted anew: the profile's do not stand host by host."]
 
 
-def _share(name: str, crew: list[Worker], work: SharedWork, k: float) -> DerivedField:
-    shares = [k / work.seconds[worker.name] for worker in crew]
+def _share(name: str, workers: list[Worker], work: SharedWork, k: float) -> DerivedField:
+    shares = [k / work.seconds[worker.name] for worker in workers]
     if sum(shares) < _LEAST_CORES:
         raise UsageError(
             f"host {name} would get {sum(shares):.4f} of a core: the profile's workers are too unlike for this machine",
             hint="a machine with more cores, or a profile with fewer workers (assigner profile --merge builds them)",
         )
-    text = f"the work takes {', '.join(fmt.seconds(work.seconds[worker.name]) for worker in crew)} there"
+    text = f"the work takes {', '.join(fmt.seconds(work.seconds[worker.name]) for worker in workers)} there"
     if max(shares) > 1.1 * min(shares):
         text += "; its workers are unlike there and share alike here"
     if sum(shares) < 0.1:
@@ -215,13 +215,13 @@ def _share(name: str, crew: list[Worker], work: SharedWork, k: float) -> Derived
     return DerivedField(float(f"{sum(shares):.3g}"), text)
 
 
-def _memory(crews: dict[str, list[Worker]], machine: Machine) -> dict[str, DerivedField]:
+def _memory(by_host: dict[str, list[Worker]], machine: Machine) -> dict[str, DerivedField]:
     """As in the profile if this machine has it for all hosts at once, else in proportion."""
-    start_up = {name: START_UP_BYTES * len(crew) for name, crew in crews.items()}
-    wanted = {name: sum(worker.memory_bytes for worker in crew) for name, crew in crews.items()}
+    start_up = {name: START_UP_BYTES * len(workers) for name, workers in by_host.items()}
+    wanted = {name: sum(worker.memory_bytes for worker in workers) for name, workers in by_host.items()}
     room = _SHARE_OF_MEMORY * machine.memory_bytes - sum(start_up.values())
     if room <= 0:
-        ranks = fmt.plural(sum(map(len, crews.values())), "rank")
+        ranks = fmt.plural(sum(map(len, by_host.values())), "rank")
         raise UsageError(
             f"no memory would be left for hosts: Python and torch of {ranks} take {fmt.size(sum(start_up.values()))},"
             f" and {fmt.size(_SHARE_OF_MEMORY * machine.memory_bytes)} of this machine can be given away",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from assigner.errors import UsageError, WorkerError
-from assigner.lab.command import launched, places
+from assigner.lab.command import host_command, places
 from assigner.lab.hosts import existing
 from assigner.lab.interruption import Interruption
 from assigner.lab.missing import require
@@ -58,7 +58,7 @@ def run_on_hosts(
 
     Args:
         cluster: The hosts.
-        command: Program and arguments; `launched` says what is added to them.
+        command: Program and arguments; `host_command` says what is added to them.
         limits: How long it may take.
         port: Where the ranks meet, on host 0.
         stdout: Takes what the hosts write there, each line with its host's name in front; None: this process's own.
@@ -69,7 +69,7 @@ def run_on_hosts(
         WorkerError: a host, or the machine, ran out of memory, a host failed, or one still ran when time was up.
         Interrupted: a signal ended it, and the handler that the signal had before came back.
     """
-    whole, base = launched(command), {**os.environ, **secret()}
+    whole, base = host_command(command), {**os.environ, **secret()}
     require(cluster)
     out, err = _Writer(stdout or sys.stdout), _Writer(stderr or sys.stderr)
     with Interruption() as interruption, existing(cluster, interruption, warn=err) as hosts, Relay() as relay:

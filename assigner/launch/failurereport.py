@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from assigner.errors import AssignerError, FormatError
 from assigner.formats.document import decode
 from assigner.launch.seal import clean
 from assigner.machine.launchedrank import launched_rank
-from assigner.usercode import user_place
+from assigner.usercode import traced_place
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 VARIABLE = "ASSIGNER_CAUSES"
 LEFT = "ended with exit code 0 while others waited for it"
 LEFT_HINT = "every rank joins the run and makes all of its calls; sys.exit, os._exit or its script's end came too soon"
-_FRAME = re.compile(r'^  File "(.+)", line (\d+), in .+$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class FailureReport:
 
 def place_in(trace: str) -> str:
     """`file.py:12` of a traceback's innermost line in the user's code; empty: none of its lines is."""
-    place = user_place([(file, int(line)) for file, line in _FRAME.findall(trace)])
+    place = traced_place(trace)
     return "" if place is None else f"{Path(place[0]).name}:{place[1]}"
 
 

@@ -75,12 +75,11 @@ def end_with_launcher(*, joins: bool) -> None:
         end_with(launcher)
 
 
-def end_with(process: int, *, exit_code: int = WorkerError.exit_code) -> None:
+def end_with(process: int) -> None:
     """End this one within seconds of the end of a process above it. A second call for the same one does nothing.
 
     Args:
         process: Its id. One that is not above this process, or whose state this user may not read, is not watched.
-        exit_code: Of this process.
     """
     if process in _watched:
         return
@@ -91,10 +90,10 @@ def end_with(process: int, *, exit_code: int = WorkerError.exit_code) -> None:
         is_there = lambda: began(process) == since  # noqa: E731
     else:
         return
-    threading.Thread(target=_watch, args=(process, is_there, exit_code), name="assigner-launcher", daemon=True).start()
+    threading.Thread(target=_watch, args=(process, is_there), name="assigner-launcher", daemon=True).start()
 
 
-def _watch(process: int, is_there: Callable[[], bool], exit_code: int) -> None:
+def _watch(process: int, is_there: Callable[[], bool]) -> None:
     while is_there():
         time.sleep(LOOK_S)
     pid, _, folder = os.environ.get(VARIABLE, "").partition(" ")
@@ -105,4 +104,4 @@ def _watch(process: int, is_there: Callable[[], bool], exit_code: int) -> None:
     with suppress(Exception):  # the reader of our output may be gone as well
         sys.stderr.write(f"[{name}] error: process {process}, which has started it, is gone: ended\n")
         sys.stderr.flush()
-    os._exit(exit_code)
+    os._exit(WorkerError.exit_code)

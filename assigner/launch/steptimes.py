@@ -10,10 +10,11 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from assigner.formats.document import decode, encode
 from assigner.formats.plan import Plan
+from assigner.formats.terms import RunRemat
 from assigner.launch.failurereport import hand_file, launcher_folder
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class StepTimes:
     """
 
     plan: Plan
-    remat: Literal["plan", "always", "except_last", "never"]
+    remat: RunRemat
     seconds: tuple[float, ...]
 
 
@@ -48,7 +49,7 @@ class StepClock:
         remat: What the run does with its rematerialisation.
     """
 
-    def __init__(self, plan: Plan, remat: Literal["plan", "always", "except_last", "never"]) -> None:
+    def __init__(self, plan: Plan, remat: RunRemat) -> None:
         self._plan, self._remat = plan, remat
         self._began, self._is_first = 0.0, True
         self._seconds: deque[float] = deque(maxlen=_KEPT)

@@ -7,8 +7,8 @@
                                        it to all, and a launcher again
     the same again later               ends the process, as usual             ends the ranks, as usual
 
-A rank tells its launcher in the folder of ASSIGNER_CAUSES (see `cause`) that it notes signals. Of a script that does
-not ask, nothing is noted and nothing passed on.
+A rank tells its launcher in the folder of ASSIGNER_CAUSES (failurereport.py) that it notes signals. Of a script that
+does not ask, nothing is noted and nothing passed on.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from assigner.machine.kernel import process_facts, words
+from assigner.machine.kernel import entry, process_facts, words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,11 +57,10 @@ def free_memory() -> int:
 
 
 def _available() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
+    told = entry(Path("/proc/meminfo"), "MemAvailable:")  # in kB
+    if told is None:  # not Linux
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return int(told.split()[0]) * 1024
 
 
 def _limit(folder: Path) -> int | None:

@@ -21,10 +21,10 @@ def core_numbers() -> tuple[int, ...]:
 
 def processor_model() -> str:
     """The processor's name, `AMD EPYC 7B13`."""
-    return listed(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine() or "CPU"
+    return entry(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine() or "CPU"
 
 
-def listed(path: Path, name: str) -> str | None:
+def entry(path: Path, name: str) -> str | None:
     """What stands behind a name in a list of the kernel's; None: it is not there."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

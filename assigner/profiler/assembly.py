@@ -19,18 +19,16 @@ from assigner.formats.profile import (
     Profile,
     Verification,
     Wire,
-    WireLink,
     Worker,
     WorkloadReference,
 )
 from assigner.formats.profilewarnings import other_warnings, with_warnings
+from assigner.location import rank_of
 from assigner.machine.reference import ReferenceTimes
 from assigner.model.marking.modules import batch_norms
 from assigner.model.plainvalues import dtype_name
-from assigner.profiler.collectives import CollectiveSweep
-from assigner.profiler.contention import SharedWire
-from assigner.profiler.host import HostFacts, allocator_share
-from assigner.profiler.links import LinkSweep, with_unmeasured
+from assigner.profiler.host import HostFacts, allocator_share, worker_names
+from assigner.profiler.links import with_unmeasured
 from assigner.profiler.partitionbench import state_bytes
 from assigner.runtime.ranks.process import float32_precision
 from assigner.runtime.stages.replicas import obstacles
@@ -52,21 +50,21 @@ class RankReport:
         facts: Its worker.
         measurements: Its partitions, one of each kind.
         optimizer_bytes: Optimizer state by kind of partition.
-        sweeps: The links that start at it.
-        collectives: The all-reduces of which it is the first rank.
-        wires: Those that links were found to share, of the first rank.
+        links: Those that start at it.
         notes: What a reader of the profile should know.
         reference: How fast its worker did fixed pieces of work, the mean of before and after.
+        collectives: The all-reduces of which it is the first rank.
+        wires: Those that links were found to share, of the first rank.
     """
 
     facts: HostFacts
     measurements: tuple[Measurement, ...]
     optimizer_bytes: dict[str, int]
-    sweeps: tuple[LinkSweep, ...]
+    links: tuple[Link, ...]
     notes: tuple[str, ...] = ()
     reference: ReferenceTimes | None = None
-    collectives: tuple[CollectiveSweep, ...] = ()
-    wires: tuple[SharedWire, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    wires: tuple[Wire, ...] = ()
 
 
 def assemble(
@@ -74,7 +72,7 @@ def assemble(
 ) -> Profile:
     """One profile from all ranks' reports, in the order of the ranks."""
     tensors = graph.deferred.tensors()
-    sweeps = [sweep for report in reports for sweep in report.sweeps]
+    links = [link for report in reports for link in report.links]
     alone = obstacles(workload, graph)
     profile = Profile(
         created_at=now(),
@@ -82,7 +80,7 @@ def assemble(
         environment=_environment(workload, [report.facts for report in reports]),
         workload=workload_reference(workload, graph, entry),
         workers=_workers(reports, reserve),
-        links=_links(reports, with_unmeasured(sweeps, [report.facts for report in reports])),
+        links=tuple(with_unmeasured(links, [report.facts for report in reports])),
         wires=_wires(reports),
         collectives=_collectives(reports),
         partitions=tuple(
@@ -125,18 +123,17 @@ def renew(old: Profile, reports: Sequence[RankReport]) -> Profile:
 
     Where links were, those that nobody has measured get the medians of their classes anew.
     """
-    sweeps = [sweep for report in reports for sweep in report.sweeps]
-    if sweeps:
-        known = {(sweep.source, sweep.target) for sweep in sweeps}
-        kept = [_as_sweep(old, link) for link in old.links if any(point.samples for point in link.points)]
-        there = [sweep for sweep in kept if (sweep.source, sweep.target) not in known]
-        kept_ways = {(sweep.source, sweep.target) for sweep in there}
-        whole = with_unmeasured([*sweeps, *there], [report.facts for report in reports])
-        sweeps = [sweep for sweep in whole if (sweep.source, sweep.target) not in kept_ways]
+    links = [link for report in reports for link in report.links]
+    if links:
+        again = {(link.source, link.target) for link in links}
+        measured = [link for link in old.links if any(point.samples for point in link.points)]
+        kept = {(link.source, link.target): link for link in measured if (link.source, link.target) not in again}
+        whole = with_unmeasured([*links, *kept.values()], [report.facts for report in reports])
+        links = [link for link in whole if (link.source, link.target) not in kept]
     return updated(
         replace(old, workers=tuple(_looked_at_again(old, reports))),
         measurements=[each for report in reports for each in report.measurements],
-        links=_links(reports, sweeps),
+        links=links,
         wires=_wires(reports),
         collectives=_collectives(reports),
         notes=[note for report in reports for note in report.notes],
@@ -153,19 +150,16 @@ def _looked_at_again(old: Profile, reports: Sequence[RankReport]) -> Iterator[Wo
 
 
 def _workers(reports: Sequence[RankReport], reserve: float) -> tuple[Worker, ...]:
-    hosts = _host_names([report.facts for report in reports])
+    facts = [report.facts for report in reports]
+    hosts = _host_names(facts)
     return tuple(
         Worker(
             name, report.facts.kind, host, report.facts.device, report.facts.memory_bytes, report.facts.threads,
             int(reserve * report.facts.memory_bytes), allocator_share=allocator_share(report.facts.device),
             reference=report.reference,
         )
-        for name, host, report in zip(_names(reports), hosts, reports, strict=True)
+        for name, host, report in zip(worker_names(facts), hosts, reports, strict=True)
     )  # fmt: skip
-
-
-def _names(reports: Sequence[RankReport]) -> list[str]:
-    return [f"worker:{rank}/{report.facts.device}" for rank, report in enumerate(reports)]
 
 
 def _partition(piece: Piece, tensors: dict[str, torch.Tensor], reports: Sequence[RankReport]) -> Partition:
@@ -177,17 +171,6 @@ def _partition(piece: Piece, tensors: dict[str, torch.Tensor], reports: Sequence
     )  # fmt: skip
 
 
-def _links(reports: Sequence[RankReport], sweeps: Sequence[LinkSweep]) -> tuple[Link, ...]:
-    names = _names(reports)
-    return tuple(_link(names, sweep) for sweep in sweeps)
-
-
-def _as_sweep(profile: Profile, link: Link) -> LinkSweep:
-    source, target = (profile.worker[name].rank for name in (link.source, link.target))
-    busy = link.sender_busy, link.receiver_busy, link.starved, link.backend
-    return LinkSweep(source, target, link.points, *busy, link.sender_s, link.receiver_s)
-
-
 def _host_names(facts: Sequence[HostFacts]) -> list[str]:
     """Each rank's host; nodes of the launcher that bear one name are told apart by their number."""
     nodes: dict[str, set[int]] = {}
@@ -196,31 +179,14 @@ def _host_names(facts: Sequence[HostFacts]) -> list[str]:
     return [each.host if len(nodes[each.host]) == 1 else f"{each.host}-{each.node}" for each in facts]
 
 
-def _link(names: Sequence[str], sweep: LinkSweep) -> Link:
-    ends = names[sweep.source], names[sweep.target]
-    busy = sweep.sender_busy, sweep.receiver_busy, sweep.starved, sweep.sender_s, sweep.receiver_s
-    return Link(*ends, sweep.points, sweep.backend, *busy)
-
-
 def _wires(reports: Sequence[RankReport]) -> tuple[Wire, ...]:
-    names = _names(reports)
-    return tuple(
-        Wire(tuple(WireLink(names[source], names[target]) for source, target in wire.links), wire.slower)
-        for report in reports
-        for wire in report.wires
-    )
+    return tuple(wire for report in reports for wire in report.wires)
 
 
 def _collectives(reports: Sequence[RankReport]) -> tuple[Collective, ...]:
     """The smallest sets first."""
-    names = _names(reports)
-    found = sorted(
-        (each for report in reports for each in report.collectives), key=lambda each: (len(each.ranks), each.ranks)
-    )
-    return tuple(
-        Collective(tuple(names[rank] for rank in each.ranks), each.points, each.backend, each.busy, each.starved)
-        for each in found
-    )
+    found = [each for report in reports for each in report.collectives]
+    return tuple(sorted(found, key=lambda each: (len(each.workers), [rank_of(name) for name in each.workers])))
 
 
 def _environment(workload: Workload, facts: Sequence[HostFacts]) -> dict[str, Any]:

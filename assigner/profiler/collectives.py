@@ -8,24 +8,25 @@ All members begin together, and the last one to have the sum says how long it to
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from assigner.formats.profile import LinkPoint
+from assigner.formats.profile import Collective, LinkPoint
 from assigner.machine.starvation import DISTURBED, StarvationWatch
 from assigner.profiler.busy import ComputeLoad
-from assigner.profiler.links import SweepOptions, timed_point
+from assigner.profiler.host import HostFacts, worker_names
 from assigner.profiler.pairs import ALONE_UP_TO, rounds_of
 from assigner.runtime.messages.nccl import direct_ranks
 from assigner.runtime.ranks.workergroups import WorkerGroups
+from assigner.samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from assigner.profiler.host import HostFacts
+    from assigner.profiler.links import SweepOptions
     from assigner.runtime.ranks.workergroups import WorkerGroup
 
 SIZES = (1 << 14, 1 << 18, 1 << 22)
@@ -39,32 +40,13 @@ _TRIES = 2  # of a set whose workers other programs disturb
 _MEMORY_SHARE = 8  # a tensor takes no more than this part of the smallest worker's memory
 
 
-@dataclass(frozen=True)
-class CollectiveSweep:
-    """What is known of the all-reduces of some ranks.
-
-    Args:
-        ranks: Theirs, in their order.
-        points: By size of the tensor.
-        backend: `gloo` or `nccl`.
-        busy: The share of the time in which the rank that loses most cannot compute.
-        starved: The share of a rank's processor time that other programs had: of the one that lost most.
-    """
-
-    ranks: tuple[int, ...]
-    points: tuple[LinkPoint, ...]
-    backend: str
-    busy: float
-    starved: float = 0.0
-
-
 def measure_collectives(
     fleet: Sequence[HostFacts],
     sets: Sequence[Sequence[int]],
     options: SweepOptions,
     device: torch.device,
     *,
-    done: Callable[[CollectiveSweep], None],
+    done: Callable[[Collective], None],
     progress: Callable[[int, int], None],
 ) -> None:
     """Measure the all-reduces of some sets of ranks. Every rank calls this at the same time with the same sets.
@@ -81,21 +63,22 @@ def measure_collectives(
         LostConnectionError: a rank is gone, or did not come within the time-out.
     """
     rank = dist.get_rank()
-    names = [f"worker:{n}/{each.device}" for n, each in enumerate(fleet)]
+    names = worker_names(fleet)
     fitting = min(each.memory_bytes for each in fleet) // _MEMORY_SHARE
     options = replace(options, largest=min(options.largest, fitting))
     direct = direct_ranks(names, device, options.backend)
     groups = WorkerGroups(rank, device, direct, timeout_s=options.timeout_s)
-    rounds = planned_rounds(sets, len(fleet))
+    rounds = collective_rounds(sets, len(fleet))
     try:
         opened = groups.open([names[each] for each in ranks] for together in rounds for ranks in together)
         for n, together in enumerate(rounds):
             progress(n, len(rounds))
             dist.barrier()
             for ranks in together:
-                group = opened.get(tuple(names[each] for each in ranks))
+                workers = tuple(names[each] for each in ranks)
+                group = opened.get(workers)
                 if group is not None:
-                    found = _measured(group, ranks, options)
+                    found = _measured(group, workers, options)
                     if rank == ranks[0]:
                         done(found)
         dist.barrier()
@@ -106,7 +89,7 @@ def measure_collectives(
         groups.close()
 
 
-def planned_rounds(sets: Sequence[Sequence[int]], workers: int) -> list[list[tuple[int, ...]]]:
+def collective_rounds(sets: Sequence[Sequence[int]], workers: int) -> list[list[tuple[int, ...]]]:
     """Which sets are measured together: in a large fleet pairs without a common worker, else each by itself."""
     if workers <= ALONE_UP_TO:
         return [[tuple(each)] for each in sets]
@@ -116,7 +99,7 @@ def planned_rounds(sets: Sequence[Sequence[int]], workers: int) -> list[list[tup
     return rounds + [[tuple(each)] for each in sets if len(each) > 2]
 
 
-def _measured(group: WorkerGroup, ranks: Sequence[int], options: SweepOptions) -> CollectiveSweep:
+def _measured(group: WorkerGroup, workers: tuple[str, ...], options: SweepOptions) -> Collective:
     """One set; where its workers were disturbed a second time, of which the quieter one counts.
 
     Settings may differ between hosts: the smallest tensor that a member asks for is the largest one, and one that wants
@@ -125,7 +108,7 @@ def _measured(group: WorkerGroup, ranks: Sequence[int], options: SweepOptions) -
     largest, element = int(-_largest(group, -options.largest)), options.dtype.itemsize
     tries = int(-_largest(group, -1 if options.force_busy else -_TRIES))
     sizes = sorted({element * max(1, min(size, largest) // element) for size in SIZES})
-    found: list[CollectiveSweep] = []
+    found: list[Collective] = []
     while True:
         starved = _starved(group)
         points = _sweep(group, sizes, options.dtype)
@@ -134,9 +117,9 @@ def _measured(group: WorkerGroup, ranks: Sequence[int], options: SweepOptions) -
         )
         busy = _busy_share(group, _tensor(group, int(steady.bytes), options.dtype), steady.seconds)
         backend = "nccl" if group.direct else "gloo"
-        found.append(CollectiveSweep(tuple(ranks), points, backend, busy, starved))
+        found.append(Collective(workers, points, backend, busy, starved))
         if len(found) >= tries or starved < DISTURBED:
-            return min(found, key=lambda sweep: sweep.starved)
+            return min(found, key=lambda each: each.starved)
 
 
 def _sweep(group: WorkerGroup, sizes: Sequence[int], dtype: torch.dtype) -> tuple[LinkPoint, ...]:
@@ -149,7 +132,7 @@ def _sweep(group: WorkerGroup, sizes: Sequence[int], dtype: torch.dtype) -> tupl
             once = _largest(group, _reduce_s(group, buffer))
         count = max(_FEWEST, min(_MOST, int(_BUDGET_S / max(once, 1e-6))))
         mine = torch.tensor([_reduce_s(group, buffer) for _ in range(count)], dtype=torch.float64, device=group.device)
-        points.append(timed_point(buffer.nbytes, group.largest(mine).tolist()))
+        points.append(LinkPoint.of(buffer.nbytes, Samples(tuple(group.largest(mine).tolist()))))
         if n + 1 < len(sizes) and points[-1].seconds * sizes[n + 1] / size > _LONGEST_S:
             break
     return tuple(points)

@@ -21,13 +21,14 @@ from assigner.profiler.host import allocator_share
 from assigner.profiler.journal import Note, OptimizerSize
 from assigner.profiler.memory import growth, memory_errors, peak_bytes
 from assigner.profiler.rankprogress import Forecast
-from assigner.profiler.sampling import Sample, measure_interleaved
-from assigner.profiler.stagegroups import MeasuredStage, alone, in_turn, stage_partitions, stages
+from assigner.profiler.sampling import measure_interleaved
+from assigner.profiler.stagegroups import MeasuredStage, alone, in_turn, measured_stages, stage_partitions
 from assigner.profiler.tasks import Point
 from assigner.profiler.update import UpdateBench, optimizer_share, trained
 from assigner.profiler.walk import KindInputs, chunks, collect_inputs
 from assigner.profiler.workbench import Workbench
 from assigner.runtime.recording.memory import free_bytes
+from assigner.samples import Samples
 
 if TYPE_CHECKING:
     from assigner.profiler.partitionbench import PartitionBench, PartitionBytes
@@ -50,8 +51,8 @@ class _Timing:
     `starved` is the share of the processor time that other programs had.
     """
 
-    forward: Sample
-    backward: Sample
+    forward: Samples
+    backward: Samples
     launch_share: float
     holes_bytes: int
     starved: float
@@ -61,7 +62,7 @@ class _Timing:
 class _PartitionUpdate:
     """Of one partition."""
 
-    sample: Sample
+    samples: Samples
     workspace_bytes: int
     state_bytes: int
     starved: float = 0.0
@@ -193,7 +194,7 @@ class ComputeMeasurement:
         self, few: Sequence[Point], benches: dict[Point, PartitionBench], workbench: Workbench
     ) -> Generator[Measurement, None, dict[Point, _Timing]]:
         """Seconds of the points; where memory does not last for them together, of each of them alone."""
-        together = stages(benches, workbench)
+        together = measured_stages(benches, workbench)
         before, timings = self.forecast.done("point"), dict[Point, _Timing]()
         try:
             timings = self._sampled(together, before, len(few))
@@ -240,8 +241,8 @@ class ComputeMeasurement:
         }
 
     def _undisturbed(
-        self, measure: Callable[[], list[tuple[Sample, ...]]], names: Sequence[str]
-    ) -> tuple[list[tuple[Sample, ...]], float]:
+        self, measure: Callable[[], list[tuple[Samples, ...]]], names: Sequence[str]
+    ) -> tuple[list[tuple[Samples, ...]], float]:
         """Measure, once more where other programs had much of the time, and keep what was disturbed less.
 
         Returns:
@@ -250,7 +251,7 @@ class ComputeMeasurement:
         Raises:
             MeasurementError: they had most of it, both times.
         """
-        found: list[tuple[list[tuple[Sample, ...]], float]] = []
+        found: list[tuple[list[tuple[Samples, ...]], float]] = []
         while not found or (len(found) < _TRIES and found[-1][1] >= DISTURBED and not self.force_busy):
             watch = StarvationWatch(torch.get_num_threads())
             samples = measure()
@@ -269,18 +270,18 @@ class ComputeMeasurement:
         before = self.forecast.done("update")
         self.forecast.begin("update")
         self.tell(f"the update of partition {name!r}")
-        found = _PartitionUpdate(Sample(0.0, 0.0, 0), 0, 0)
+        found = _PartitionUpdate(Samples((0.0,)), 0, 0)
         try:
             if is_wanted and trained(module):
                 with memory_errors():
                     bench = UpdateBench(self.workload, self.graph, name, module, self.device, room=self._room())
-                    (((sample,),), starved) = self._undisturbed(
+                    (((samples,),), starved) = self._undisturbed(
                         lambda: measure_interleaved(
                             [bench.run], lambda share: self.forecast.work("update", before + share)
                         ),
                         [name],
                     )
-                    found = _PartitionUpdate(sample, bench.workspace_bytes(), bench.state_bytes(), starved)
+                    found = _PartitionUpdate(samples, bench.workspace_bytes(), bench.state_bytes(), starved)
         finally:
             self.forecast.work("update", before + 1)
             self.forecast.begin("point")
@@ -292,11 +293,12 @@ class ComputeMeasurement:
         forward, backward = timing.forward, timing.backward
         # at an update no micro-batch is in flight, so what one keeps may hold it
         workspace = timing.holes_bytes + max(took.workspace_bytes, update.workspace_bytes - took.activation_bytes)
-        parts = bench.parts(backward.median, took.activation_bytes) if self.split_backward else (None, None, None)
+        parts = bench.parts(backward.median_s, took.activation_bytes) if self.split_backward else (None, None, None)
         return Measurement(
-            point.partition, self.worker, point.micro_batch, forward.median, backward.median, update.sample.median,
-            took.activation_bytes, workspace, forward.count, max(forward.spread, backward.spread),
-            update_spread=update.sample.spread, recompute_s=bench.recompute_s(forward.median, backward.median),
+            point.partition, self.worker, point.micro_batch, forward.median_s, backward.median_s,
+            update.samples.median_s, took.activation_bytes, workspace, len(forward.seconds),
+            max(forward.spread, backward.spread),
+            update_spread=update.samples.spread, recompute_s=bench.recompute_s(forward.median_s, backward.median_s),
             starved=min(1.0, max(timing.starved, update.starved)),
             backward_input_s=parts[0], backward_weight_s=parts[1], waiting_bytes=parts[2],
         )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from assigner.errors import UsageError
+from assigner.location import Location
 from assigner.machine.cgroup import core_limit
 from assigner.machine.kernel import processor_model
 from assigner.machine.launchedrank import launched
@@ -72,6 +73,11 @@ def host_facts(device: torch.device, *, sharing: int = 1) -> HostFacts:
         threads=torch.get_num_threads(),
         interface=_interface(),
     )
+
+
+def worker_names(fleet: Sequence[HostFacts]) -> list[str]:
+    """The workers' names, by rank: `worker:1/cuda:0`."""
+    return [str(Location(rank, facts.device)) for rank, facts in enumerate(fleet)]
 
 
 def allocator_share(device: str) -> float:

@@ -3,17 +3,17 @@
     {"kind": "profile-journal", "fingerprint": "sha256:...", "threads": 1, ...}   what it belongs to
     {"measurement": {"partition": "embed", "micro_batch": 4, ...}}   one line each, at once
     {"optimizer": {"kind": "9af3c1", "bytes": 1024}}
-    {"link": {"source": 0, "target": 1, ...}}
-    {"wires": {"wires": [{"links": [[0, 1], [2, 3]], "slower": 2.0}]}}   the first rank's, of all ranks
-    {"collective": {"ranks": [0, 1, 2], ...}}
+    {"link": {"source": "worker:0/cpu", "target": "worker:1/cpu", ...}}
+    {"wires": {"wires": [{"links": [{"source": "worker:0/cpu", ...}, ...], "slower": 2.0}]}}   the first rank's, of all
+    {"collective": {"workers": ["worker:0/cpu", "worker:1/cpu"], ...}}
 
-A process that is killed while it writes leaves part of a line: that line is dropped. Every other line is checked.
+What is measured stands here as it will in the profile. A process that is killed while it writes leaves part of a line:
+that line is dropped. Every other line is checked.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,18 +21,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from assigner.errors import FormatError
 from assigner.files import read_bytes
 from assigner.formats.document import Count, Range, decode, encode, shown
-from assigner.formats.profile import Measurement
+from assigner.formats.profile import Collective, Link, Measurement, Wire
+from assigner.formats.profilechecks import check_points
 from assigner.location import rank_of
-from assigner.profiler.collectives import CollectiveSweep
-from assigner.profiler.contention import SharedWire
-from assigner.profiler.links import LinkSweep
 from assigner.profiler.tasks import Point
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from assigner.formats.profile import LinkPoint
 
 _HINT = "without --resume it is measured from the start"
 
@@ -106,10 +102,10 @@ class Note:
 class FoundWires:
     """All wires that links were found to share when they were measured last."""
 
-    wires: tuple[SharedWire, ...]
+    wires: tuple[Wire, ...]
 
 
-Entry = Measurement | OptimizerSize | LinkSweep | FoundWires | CollectiveSweep | Note
+Entry = Measurement | OptimizerSize | Link | FoundWires | Collective | Note
 
 
 @dataclass(frozen=True)
@@ -118,15 +114,15 @@ class _JournalLine:
 
     measurement: Measurement | None = None
     optimizer: OptimizerSize | None = None
-    link: LinkSweep | None = None
+    link: Link | None = None
     wires: FoundWires | None = None
-    collective: CollectiveSweep | None = None
+    collective: Collective | None = None
     note: Note | None = None
 
 
 _NAMES = {
-    Measurement: "measurement", OptimizerSize: "optimizer", LinkSweep: "link", FoundWires: "wires",
-    CollectiveSweep: "collective", Note: "note",
+    Measurement: "measurement", OptimizerSize: "optimizer", Link: "link", FoundWires: "wires",
+    Collective: "collective", Note: "note",
 }  # fmt: skip
 
 
@@ -145,7 +141,7 @@ class Journal:
     Attributes:
         points: Measurements by (partition, micro-batch size).
         optimizer_bytes: By kind of partition.
-        sweeps: Links by their target; they start here.
+        links: By the rank of their target; they start here.
         wires: Which links share a wire.
         collectives: All-reduces by their ranks, of which this one is the first.
         notes: For the profile's warnings.
@@ -155,9 +151,9 @@ class Journal:
         self.path, self.head = path, head
         self.points: dict[tuple[str, int], Measurement] = {}
         self.optimizer_bytes: dict[str, int] = {}
-        self.sweeps: dict[int, LinkSweep] = {}
-        self.wires: tuple[SharedWire, ...] = ()
-        self.collectives: dict[tuple[int, ...], CollectiveSweep] = {}
+        self.links: dict[int, Link] = {}
+        self.wires: tuple[Wire, ...] = ()
+        self.collectives: dict[tuple[int, ...], Collective] = {}
         self.notes: dict[str, None] = {}
 
     def start(self) -> None:
@@ -191,7 +187,7 @@ class Journal:
                 self._check_head(there)
         with self.path.open("r+b") as stream:
             stream.truncate(len(whole))
-        return bool(self.points or self.sweeps or self.collectives)
+        return bool(self.points or self.links or self.collectives)
 
     def add(self, found: Entry) -> None:
         """Keep one finished measurement."""
@@ -235,44 +231,32 @@ class Journal:
             self.points[found.partition, found.micro_batch] = found
         elif isinstance(found, OptimizerSize):
             self.optimizer_bytes[found.kind] = found.bytes
-        elif isinstance(found, LinkSweep):
-            self._check_sweep(found)
-            self.sweeps[found.target] = found
+        elif isinstance(found, Link):
+            target = self._ranks((found.source, found.target), f"the link from {found.source} to {found.target}")[1]
+            check_points(found.points, "link", "a link")
+            self.links[target] = found
         elif isinstance(found, FoundWires):
-            self._check_wires(found)
+            self._check_wires(found.wires)
             self.wires = found.wires
-        elif isinstance(found, CollectiveSweep):
-            self._check_collective(found)
-            self.collectives[found.ranks] = found
+        elif isinstance(found, Collective):
+            ranks = self._ranks(found.workers, f"the all-reduce among {', '.join(found.workers)}")
+            if list(ranks) != sorted(ranks):
+                raise FormatError(f"the all-reduce among {', '.join(found.workers)}: ranks stand in their order")
+            check_points(found.points, "collective", "an all-reduce")
+            self.collectives[ranks] = found
         else:
             self.notes[found.text] = None
 
-    def _check_sweep(self, found: LinkSweep) -> None:
-        """A link of this rank with growing sizes, and shares that are shares."""
-        rank = rank_of(self.head.worker)
-        if found.source != rank or found.target == rank or not 0 <= found.target < self.head.ranks:
-            raise FormatError(f"the link from {found.source} to {found.target} is none of {self.head.worker}")
-        _check_swept(f"the link to {found.target}", found.points, found.sender_busy, found.receiver_busy)
+    def _ranks(self, workers: Sequence[str], what: str) -> tuple[int, ...]:
+        """The ranks of two or more workers of the run, of which this one is the first."""
+        ranks = tuple(rank_of(name) for name in workers)
+        if len(set(ranks)) < max(2, len(ranks)) or workers[0] != self.head.worker or max(ranks) >= self.head.ranks:
+            raise FormatError(f"{what} is none of {self.head.worker}")
+        return ranks
 
-    def _check_wires(self, found: FoundWires) -> None:
+    def _check_wires(self, wires: Sequence[Wire]) -> None:
         """Two or more links each, between ranks of the run, none on two wires."""
-        ends = [link for wire in found.wires for link in wire.links]
-        sound = all(len(set(link)) == len(link) == 2 and set(link) <= set(range(self.head.ranks)) for link in ends)
-        few = any(len(wire.links) < 2 or not 1 <= wire.slower < math.inf for wire in found.wires)
-        if not sound or few or len(set(ends)) < len(ends):
+        ends = [(rank_of(link.source), rank_of(link.target)) for wire in wires for link in wire.links]
+        sound = all(source != target and max(source, target) < self.head.ranks for source, target in ends)
+        if not sound or any(len(wire.links) < 2 for wire in wires) or len(set(ends)) < len(ends):
             raise FormatError(f"wires that links of {self.head.ranks} ranks cannot share: {shown(ends)}")
-
-    def _check_collective(self, found: CollectiveSweep) -> None:
-        """Two or more ranks of the run in their order, this one first."""
-        rank, ranks = rank_of(self.head.worker), list(found.ranks)
-        if len(ranks) < 2 or ranks != sorted(set(ranks)) or ranks[0] != rank or ranks[-1] >= self.head.ranks:
-            raise FormatError(f"the all-reduce among {ranks} is none of {self.head.worker}")
-        _check_swept(f"the all-reduce among {ranks}", found.points, found.busy)
-
-
-def _check_swept(what: str, points: Sequence[LinkPoint], *shares: float) -> None:
-    sizes = [point.bytes for point in points]
-    if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
-        raise FormatError(f"{what}: sizes must grow, each once; found {sizes[:6]}")
-    if max(shares) > 1:
-        raise FormatError(f"{what}: busy shares go from 0 to 1")

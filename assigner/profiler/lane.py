@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from assigner.location import Location
 from assigner.runtime.messages.carriers import open_carrier
 from assigner.runtime.messages.hostmemory import host_memory
 from assigner.runtime.messages.nccl import direct_channels
@@ -41,7 +42,7 @@ class Lane:
 
     Args:
         rank: This rank.
-        devices: Every rank's.
+        names: Every rank's worker.
         device: Where its tensors are.
         timeout_s: A wait for another rank that takes longer fails.
         backend: See `Pipeline`.
@@ -50,15 +51,14 @@ class Lane:
     def __init__(
         self,
         rank: int,
-        devices: Sequence[str],
+        names: Sequence[str],
         *,
         device: torch.device,
         timeout_s: float,
-        backend: Backend | None = None,
+        backend: Backend | None,
     ) -> None:
-        self.rank, self.workers, self.device = rank, len(devices), device
-        self._devices = tuple(devices)
-        names = [f"worker:{n}/{each}" for n, each in enumerate(devices)]
+        self.rank, self.workers, self.device = rank, len(names), device
+        self.names = tuple(names)
         self._direct = direct_channels(names, device, timeout_s=timeout_s, backend=backend)
         carrier = open_carrier(backend, timeout_s=timeout_s)
         memory = host_memory(device) if carrier.name == "gloo" else None
@@ -83,7 +83,7 @@ class Lane:
 
     def reaches_gpu(self, link: tuple[int, int]) -> bool:
         """Whether one of a link's ends is a GPU."""
-        return any(torch.device(self._devices[rank]).type == "cuda" for rank in link)
+        return any(Location.parse(self.names[rank]).device.startswith("cuda") for rank in link)
 
     def open(self, pairs: Iterable[Pair]) -> None:
         """Get ready for messages between some pairs. All ranks call this with the same ones, before they use them."""

@@ -11,30 +11,31 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from itertools import permutations
 from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from assigner.formats.profile import LinkPoint
+from assigner.formats.profile import Link, LinkPoint, Wire, WireLink
 from assigner.formats.terms import Backend
+from assigner.location import rank_of
 from assigner.machine.starvation import DISTURBED, StarvationWatch
 from assigner.profiler.busy import ComputeLoad, answer_busy, send_busy
 from assigner.profiler.contention import find_shared_wires
+from assigner.profiler.host import HostFacts, worker_names
 from assigner.profiler.lane import Lane
 from assigner.profiler.options import Links
 from assigner.profiler.pairs import ALONE_UP_TO, Classes, is_sampled, ring, rounds_of, sampled_pairs, tournament
-from assigner.profiler.sampling import summarise
 from assigner.runtime.recording.clock import answer_clock, compare_clock
+from assigner.samples import Samples
 from assigner.schedule.cost import message_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from assigner.profiler.contention import SharedWire
-    from assigner.profiler.host import HostFacts
     from assigner.profiler.pairs import Pair
 
 SMALLEST = 1024
@@ -74,25 +75,6 @@ class SweepOptions:
     backend: Backend | None = None
 
 
-@dataclass(frozen=True)
-class LinkSweep:
-    """What is known of one directed link, and what has carried its messages.
-
-    What a message costs its ends is `sender_s` and `receiver_s`, and beside that the busy shares of its time. `starved`
-    is the share of an end's processor time that other programs had.
-    """
-
-    source: int
-    target: int
-    points: tuple[LinkPoint, ...]
-    sender_busy: float
-    receiver_busy: float
-    starved: float = 0.0
-    backend: str = "gloo"
-    sender_s: float = 0.0
-    receiver_s: float = 0.0
-
-
 def message_sizes(largest: int) -> list[int]:
     """1 KiB, 4 KiB, ... up to the first size that is not below `largest`; 256 MiB at most."""
     sizes = [SMALLEST]
@@ -107,9 +89,9 @@ def measure_links(
     device: Any,
     *,
     wanted: Callable[[int, int], bool],
-    done: Callable[[LinkSweep], None],
+    done: Callable[[Link], None],
     progress: Callable[[int, int], None],
-) -> list[SharedWire]:
+) -> list[Wire]:
     """Measure the wanted links that start at this rank. Every rank calls this at the same time.
 
     Args:
@@ -127,11 +109,11 @@ def measure_links(
     fitting = min(each.memory_bytes for each in fleet) // _MEMORY_SHARE
     largest = min(options.largest, fitting)
     options = replace(options, largest=largest, typical=max(1, min(options.typical, largest)))
-    devices = [each.device for each in fleet]
-    with Lane(rank, devices, device=device, timeout_s=options.timeout_s, backend=options.backend) as lane:
+    names = worker_names(fleet)
+    with Lane(rank, names, device=device, timeout_s=options.timeout_s, backend=options.backend) as lane:
         lane.open(ring(workers))
         wires = find_shared_wires(lane, fitting)
-        rounds = planned_rounds(fleet, options.pairs, alone=bool(wires))
+        rounds = link_rounds(fleet, options.pairs, alone=bool(wires))
         rounds = [pairs for pairs in rounds if any(wanted(low, high) or wanted(high, low) for low, high in pairs)]
         for n, pairs in enumerate(rounds):
             progress(n, len(rounds))
@@ -139,15 +121,18 @@ def measure_links(
             dist.barrier()
             for source, target in (way for pair in pairs for way in (pair, pair[::-1])):
                 if rank in (source, target) and wanted(source, target):
-                    for sweep in _measure_pair(
+                    for link in _measure_pair(
                         lane, source, target, options, one_clock=_same_host(fleet, source, target)
                     ):
-                        done(sweep)
+                        done(link)
         dist.barrier()
-    return wires
+    return [
+        Wire(tuple(WireLink(names[source], names[target]) for source, target in wire.links), wire.slower)
+        for wire in wires
+    ]
 
 
-def planned_rounds(fleet: Sequence[HostFacts], pairs: str, *, alone: bool) -> list[list[Pair]]:
+def link_rounds(fleet: Sequence[HostFacts], pairs: str, *, alone: bool) -> list[list[Pair]]:
     """Which pairs are measured, round by round.
 
     Args:
@@ -162,32 +147,31 @@ def planned_rounds(fleet: Sequence[HostFacts], pairs: str, *, alone: bool) -> li
     return rounds
 
 
-def with_unmeasured(sweeps: Sequence[LinkSweep], fleet: Sequence[HostFacts]) -> list[LinkSweep]:
+def with_unmeasured(links: Sequence[Link], fleet: Sequence[HostFacts]) -> list[Link]:
     """The measured links, and for every other pair that has measured ones of its class those links' median.
 
     A point that was not measured has no samples, and the spread over the measured links.
     """
-    classes = Classes(fleet)
-    alike: dict[Any, list[LinkSweep]] = {}
-    for sweep in sweeps:
-        alike.setdefault(classes.of(sweep.source, sweep.target), []).append(sweep)
-    typical = {name: _median_sweep(some) for name, some in alike.items()}
-    known = {(sweep.source, sweep.target) for sweep in sweeps}
-    ranks = range(len(fleet))
-    missing = [(a, b) for a in ranks for b in ranks if a != b and (a, b) not in known and classes.of(a, b) in typical]
-    return [*sweeps, *(replace(typical[classes.of(a, b)], source=a, target=b) for a, b in missing)]
+    classes, names = Classes(fleet), worker_names(fleet)
+    measured = {(rank_of(link.source), rank_of(link.target)): link for link in links}
+    alike: dict[Any, list[Link]] = {}
+    for way, link in measured.items():
+        alike.setdefault(classes.of(*way), []).append(link)
+    typical = {name: _median_link(some) for name, some in alike.items()}
+    missing = [way for way in permutations(range(len(fleet)), 2) if way not in measured and classes.of(*way) in typical]
+    return [*links, *(replace(typical[classes.of(a, b)], source=names[a], target=names[b]) for a, b in missing)]
 
 
-def _median_sweep(sweeps: Sequence[LinkSweep]) -> LinkSweep:
+def _median_link(links: Sequence[Link]) -> Link:
     """The medians of some links, at the sizes that all of them have."""
-    times = [{point.bytes: point.seconds for point in sweep.points} for sweep in sweeps]
+    times = [{point.bytes: point.seconds for point in link.points} for link in links]
     sizes = sorted(set(times[0]).intersection(*times))
-    points = [replace(timed_point(size, [each[size] for each in times]), samples=0) for size in sizes]
+    points = [replace(LinkPoint.of(size, Samples(tuple(each[size] for each in times))), samples=0) for size in sizes]
     busy = {
-        name: median(getattr(each, name) for each in sweeps)
+        name: median(getattr(each, name) for each in links)
         for name in ("sender_busy", "receiver_busy", "sender_s", "receiver_s")
     }
-    return replace(sweeps[0], points=tuple(points), **busy)
+    return replace(links[0], points=tuple(points), **busy)
 
 
 def _same_host(fleet: Sequence[HostFacts], source: int, target: int) -> bool:
@@ -195,7 +179,7 @@ def _same_host(fleet: Sequence[HostFacts], source: int, target: int) -> bool:
     return (fleet[source].host, fleet[source].node) == (fleet[target].host, fleet[target].node)
 
 
-def _measure_pair(lane: Lane, source: int, target: int, options: SweepOptions, *, one_clock: bool) -> list[LinkSweep]:
+def _measure_pair(lane: Lane, source: int, target: int, options: SweepOptions, *, one_clock: bool) -> list[Link]:
     """One directed link; the source gets the result, the target plays along."""
     if lane.rank == target:
         answer_clock(source)
@@ -208,16 +192,16 @@ def _measure_pair(lane: Lane, source: int, target: int, options: SweepOptions, *
             again = bool(lane.ask(source))
         return []
     ahead_s = compare_clock(target).ahead_s  # its small messages are the connection's first ones
-    found: list[LinkSweep] = []
+    found: list[Link] = []
     again = True
     while again:
         found.append(_measure_once(lane, source, target, options, 0.0 if one_clock else ahead_s))
         again = len(found) < _TRIES and found[-1].starved >= DISTURBED and not options.force_busy
         lane.tell(target, float(again))
-    return [min(found, key=lambda sweep: sweep.starved)]
+    return [min(found, key=lambda link: link.starved)]
 
 
-def _measure_once(lane: Lane, source: int, target: int, options: SweepOptions, offset: float) -> LinkSweep:
+def _measure_once(lane: Lane, source: int, target: int, options: SweepOptions, offset: float) -> Link:
     """The source's side of a link's measurement."""
     watch = StarvationWatch(torch.get_num_threads())
     points = _sweep(lane, target, message_sizes(options.largest), offset)
@@ -226,9 +210,10 @@ def _measure_once(lane: Lane, source: int, target: int, options: SweepOptions, o
     seconds = message_s(points, size) if size > smallest else 0.0
     ends = [parts(*lost, seconds) for lost in zip(small, large, strict=True)]
     (sender_s, sender_busy), (receiver_s, receiver_busy) = ends
-    starved, carrier = max(watch.share(), lane.ask(target)), lane.carrier_to(target)
-    busy = sender_busy, receiver_busy, starved, carrier, sender_s, receiver_s
-    return LinkSweep(source, target, tuple(points), *busy)
+    return Link(
+        lane.names[source], lane.names[target], tuple(points), lane.carrier_to(target), sender_busy, receiver_busy,
+        starved=max(watch.share(), lane.ask(target)), sender_s=sender_s, receiver_s=receiver_s,
+    )  # fmt: skip
 
 
 def _handled(points: Sequence[LinkPoint], typical: int) -> int:
@@ -270,17 +255,11 @@ def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list
             begin = time.perf_counter()
             lane.send(target, buffer)
             times.append(max(_SHORTEST_S, lane.ask(target) - offset - begin))
-        points.append(timed_point(size, times[first:]))
+        points.append(LinkPoint.of(size, Samples(tuple(times[first:]))))
         if points[-1].seconds * _GROWTH > _LONGEST_S:
             break
     lane.tell(target, 0)
     return points
-
-
-def timed_point(size: float, seconds: Sequence[float]) -> LinkPoint:
-    """What was measured, more than once, of messages or tensors of one size, in bytes and seconds."""
-    found = summarise(seconds)
-    return LinkPoint(size, found.median, found.count, found.spread)
 
 
 def is_known(times: Sequence[float]) -> bool:
@@ -290,7 +269,7 @@ def is_known(times: Sequence[float]) -> bool:
     """
     if len(times) < _TELLING:
         return False
-    return len(times) >= _MOST or summarise(times).spread / math.sqrt(len(times)) < _NARROW
+    return len(times) >= _MOST or Samples(tuple(times)).spread / math.sqrt(len(times)) < _NARROW
 
 
 def _answer_sweep(lane: Lane, source: int) -> None:

@@ -100,7 +100,7 @@ class PartitionBench:
         sizes: Sequence[Any],
         *,
         device: torch.device,
-        depth: int = 1,
+        depth: int,
         optimizer_bytes: float = 0.0,
         room: Callable[[], float] = lambda: math.inf,
     ) -> None:
@@ -267,8 +267,8 @@ class PartitionBench:
         """How much longer a micro-batch takes where the partition rematerialises; None: it was never run so.
 
         Each such run is compared with the one just before it: what disturbs the machine disturbs both. The median is
-        that of a few means, as in `Sample`. It is no more than a forward and a little: what goes beyond is the noise of
-        a backward that takes far longer than its forward.
+        that of a few means, as of other runs (sampling.py). It is no more than a forward and a little: what goes beyond
+        is the noise of a backward that takes far longer than its forward.
 
         Args:
             forward_s: Seconds of its forward where it does not.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +10,7 @@ import torch.distributed as dist
 from assigner.errors import FormatError
 from assigner.formats.profile import Measurement
 from assigner.formats.selection import LINKS, Selection
+from assigner.location import Location
 from assigner.machine.heap import keep_freed_memory
 from assigner.machine.kernel import core_numbers
 from assigner.machine.starvation import cores_shared
@@ -32,28 +30,16 @@ from assigner.runtime.recording.reference import measure_reference
 from assigner.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from assigner.model.workload import Workload
     from assigner.profiler.exchange import Exchange
-    from assigner.profiler.options import Links, ProfileOptions
+    from assigner.profiler.options import Links, ProfileDestination, ProfileOptions
     from assigner.profiler.rankprogress import RankProgress
 
 _ROUND_S = 5.0  # a round of links, until one is measured
 _REDUCES_S = 2.0  # a round of all-reduces
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """Where a run's journals are.
-
-    Args:
-        output: The profile that they lie beside; None: none are kept.
-        resume: Go on with what they have.
-        notice: Called with what the user should know of them.
-    """
-
-    output: Path | None
-    resume: bool
-    notice: Callable[[str], None]
 
 
 class RankSession:
@@ -84,7 +70,7 @@ class RankSession:
         self.at = "tracing the model"
         seen = table.to_all("gpus", visible_gpus(), VisibleGpus)
         self.device = rank_device(options.devices, seen, self.rank)
-        self.worker = f"worker:{self.rank}/{self.device}"
+        self.worker = str(Location(self.rank, str(self.device)))
         if self.device.type == "cpu":
             keep_freed_memory()
         self.forecast = Forecast()
@@ -110,12 +96,12 @@ class RankSession:
         self.at = what
         self.progress.tell(what, self.forecast)
 
-    def agree(self, start: Start, keeping: Keeping) -> None:
+    def agree(self, start: Start, output: ProfileDestination | None) -> None:
         """Learn what the other ranks have, and what is to be measured.
 
         Args:
             start: What rank 0 says; the other ranks' own is not looked at.
-            keeping: Where the journal is.
+            output: Where the profile will be, which the journal lies beside; None: no journal is kept.
 
         Raises:
             RefusedError: the run cannot become one profile; all ranks raise it.
@@ -123,17 +109,18 @@ class RankSession:
         self.at = "the agreement of the ranks"
         self.start = start = self.table.from_first("start", start, Start)
         self.sizes, self.selection = start.micro_batches, Selection(start.only)
-        self.journal = Journal(self._journal_path(keeping), self._head(start))
-        refused = self._load_journal() if keeping.resume else None
+        self.journal = Journal(None if output is None else self._journal_path(output), self._head(start))
+        refused = self._load_journal() if output is not None and output.resume else None
         points = tuple(Point(*each) for each in self.journal.points)
         mine = RankState(
-            self.facts, self.graph.fingerprint, points, tuple(self.journal.sweeps), tuple(self.journal.collectives),
+            self.facts, self.graph.fingerprint, points, tuple(self.journal.links), tuple(self.journal.collectives),
             refused,
         )  # fmt: skip
         self.offers = self.table.to_all("offer", mine, RankState)
         dist.barrier()  # whoever refuses leaves, and may take the store with it
         check_states(start, self.offers)
-        self._begin_journal(keeping)
+        if output is not None:
+            self._begin_journal(output)
         self.task = assign_tasks(
             self.offers, self.rank, kinds=self.kinds, sizes=self.sizes, selection=self.selection,
             isolated=start.isolated, links=start.links,
@@ -174,7 +161,7 @@ class RankSession:
             self.facts,
             tuple(self.journal.points.values()),
             dict(self.journal.optimizer_bytes),
-            tuple(self.journal.sweeps.values()),
+            tuple(self.journal.links.values()),
             tuple(self.journal.notes),
             reference,
             tuple(self.journal.collectives.values()),
@@ -239,17 +226,15 @@ class RankSession:
     def _largest_message(self) -> int:
         return self.options.max_message or largest_message(self.graph, self.workload.batch_size)
 
-    def _journal_path(self, keeping: Keeping) -> Path | None:
-        """None where the output's folder is not there: hosts need not share one."""
-        if keeping.output is None:
-            return None
-        if not keeping.output.parent.is_dir():
-            keeping.notice(
-                f"worker:{self.rank} keeps no journal: there is no folder {keeping.output.parent} on its host; after an"
+    def _journal_path(self, output: ProfileDestination) -> Path | None:
+        """None where the profile's folder is not there: hosts need not share one."""
+        if not output.path.parent.is_dir():
+            output.notice(
+                f"worker:{self.rank} keeps no journal: there is no folder {output.path.parent} on its host; after an"
                 " interruption it starts over"
             )
             return None
-        return journal_path(keeping.output, self.rank)
+        return journal_path(output.path, self.rank)
 
     def _head(self, start: Start) -> Head:
         return Head(
@@ -281,17 +266,17 @@ class RankSession:
         unknown = next((name for name, _ in self.journal.points if name not in self.kinds), None)
         return None if unknown is None else f"{self.journal.path}: {unknown!r} is no partition that is measured"
 
-    def _begin_journal(self, keeping: Keeping) -> None:
+    def _begin_journal(self, output: ProfileDestination) -> None:
         """Where there is nothing to go on with, or nobody asked for it, a new one."""
         if self.rank == 0:
             left = self.journal.path is not None and self.journal.path.exists()
-            if left and not keeping.resume:
-                keeping.notice(
+            if left and not output.resume:
+                output.notice(
                     f"{self.journal.path} was left by an interrupted run and is replaced; --resume goes on with it"
                 )
-            if keeping.resume and not any(offer.points or offer.targets or offer.collectives for offer in self.offers):
-                keeping.notice("nothing to go on with: measuring from the start")
-        if not keeping.resume:
+            if output.resume and not any(offer.points or offer.targets or offer.collectives for offer in self.offers):
+                output.notice("nothing to go on with: measuring from the start")
+        if not output.resume:
             self.journal.start()
 
 

@@ -139,7 +139,7 @@ class Heartbeat:
         beats = 0
         while not self.closed.is_set():
             try:
-                self.store.set(_key(self.rank), str(beats))
+                self.store.set(_beat_key(self.rank), str(beats))
             except DistError:
                 return  # the store's host has left: whoever waits for this rank has found that out
             beats += 1
@@ -154,10 +154,10 @@ class RanksProgress:
         rank: This rank.
         ranks: How many there are.
         worker: This rank's worker.
-        show: Called with the standing to show, the slowest rank's.
+        show: Called with the progress to show, the slowest rank's.
 
     Attributes:
-        together: All ranks do the same from here on; rank 0 shows its own standing.
+        together: All ranks do the same from here on; rank 0 shows its own progress.
     """
 
     def __init__(self, store: Store, rank: int, ranks: int, worker: str, show: Callable[[RankProgress], None]) -> None:
@@ -200,7 +200,7 @@ class RanksProgress:
 
     def _is_lost(self, behind: Iterable[RankProgress], seen: dict[str, tuple[bytes, float]]) -> bool:
         """Whether a rank that is waited for has not beaten for a while; `seen`: its last beat, and since when."""
-        names = [_key(rank_of(each.worker)) for each in behind]
+        names = [_beat_key(rank_of(each.worker)) for each in behind]
         beats = self._values(names) or [b""] * len(names)
         now = time.perf_counter()
         for name, beat in zip(names, beats, strict=True):
@@ -211,10 +211,10 @@ class RanksProgress:
     def _publish(self) -> None:
         self._told = time.perf_counter()
         if self.ranks > 1:
-            self.store.set(_standing(self.rank), seal(_standing(self.rank), self.mine))
+            self.store.set(_progress_key(self.rank), seal(_progress_key(self.rank), self.mine))
 
     def _read(self) -> None:
-        names = [_standing(rank) for rank in range(self.ranks) if rank != self.rank]
+        names = [_progress_key(rank) for rank in range(self.ranks) if rank != self.rank]
         found = self._values(names)
         self._others = [unseal(RankProgress, name, each) for name, each in zip(names, found, strict=False)]
 
@@ -223,9 +223,9 @@ class RanksProgress:
         return list(self.store.multi_get(names)) if names and self.store.check(names) else []
 
 
-def _standing(rank: int) -> str:
-    return f"assigner/standing/{rank}"
+def _progress_key(rank: int) -> str:
+    return f"assigner/progress/{rank}"
 
 
-def _key(rank: int) -> str:
+def _beat_key(rank: int) -> str:
     return f"assigner/beat/{rank}"

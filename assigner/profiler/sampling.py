@@ -16,12 +16,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from assigner.machine.starvation import allowed_share
+from assigner.samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,30 +108,6 @@ class _ThreadTime(NamedTuple):
         return (self.computed_s - begin.computed_s) / share
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What repeated runs gave.
-
-    Args:
-        median: Of the samples, in the unit of the runs.
-        spread: IQR / median.
-        count: How many samples were counted.
-    """
-
-    median: float
-    spread: float
-    count: int
-
-
-def summarise(values: Sequence[float]) -> Sample:
-    """Median and spread of some values; one value has no spread."""
-    median = statistics.median(values)
-    if len(values) < 2 or median <= 0:
-        return Sample(median, 0.0, len(values))
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Sample(median, (high - low) / median, len(values))
-
-
 @dataclass
 class _Subject:
     """One thing under measurement.
@@ -183,9 +160,9 @@ class _Subject:
             return True
         if len(self.samples) < MINIMUM_SAMPLES:
             return False
-        parts = [summarise(part) for part in zip(*self.samples, strict=True)]
-        telling = _TELLING * sum(part.median for part in parts)
-        return all(part.spread < STEADY_SPREAD for part in parts if part.median >= telling)
+        parts = [Samples(part) for part in zip(*self.samples, strict=True)]
+        telling = _TELLING * sum(part.median_s for part in parts)
+        return all(part.spread < STEADY_SPREAD for part in parts if part.median_s >= telling)
 
 
 def measure_interleaved(
@@ -193,7 +170,7 @@ def measure_interleaved(
     on_round: Callable[[float], None] | None = None,
     *,
     patience: float = 1.0,
-) -> list[tuple[Sample, ...]]:
+) -> list[tuple[Samples, ...]]:
     """Measure several things in turn, so that they share the machine's drift and evict each other's caches.
 
     Each is warmed up by count and time, then sampled until the spread of all its parts of some size is below 5 % with 7
@@ -205,7 +182,7 @@ def measure_interleaved(
         patience: How many times the usual limit each is sampled at most, 1 or more; three times it always is.
 
     Returns:
-        For each thing, one sample per part.
+        For each thing, the samples of each part.
     """
     begin = time.perf_counter()
     subjects = [_Subject(run, LIMIT_S * max(1.0, patience)) for run in runs]
@@ -232,9 +209,9 @@ def measure_interleaved(
     return [_parts(subject.samples) for subject in subjects]
 
 
-def _parts(samples: Sequence[tuple[float, ...]]) -> tuple[Sample, ...]:
-    """Of each part; together they are as long as the whole."""
-    found = [summarise(part) for part in zip(*samples, strict=True)]
-    whole, together = summarise([sum(sample) for sample in samples]).median, sum(part.median for part in found)
+def _parts(samples: Sequence[tuple[float, ...]]) -> tuple[Samples, ...]:
+    """Of each part, scaled so that their medians are together as long as that of the whole."""
+    parts = list(zip(*samples, strict=True))
+    whole, together = statistics.median(map(sum, samples)), sum(statistics.median(part) for part in parts)
     share = whole / together if together > 0 else 1.0
-    return tuple(replace(part, median=part.median * share) for part in found)
+    return tuple(Samples(tuple(share * seconds for seconds in part)) for part in parts)

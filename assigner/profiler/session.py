@@ -21,7 +21,7 @@ from assigner.machine.generators import GeneratorStates
 from assigner.machine.launchedrank import launched
 from assigner.profiler.assembly import RankReport, assemble, renew, verified, workload_reference
 from assigner.profiler.exchange import Exchange
-from assigner.profiler.rank import Keeping, RankSession
+from assigner.profiler.rank import RankSession
 from assigner.profiler.rankprogress import Heartbeat
 from assigner.profiler.tasks import RefusedError, Start, describe
 from assigner.runtime.failures.failure import watched_run
@@ -155,8 +155,7 @@ def _measure(
 ) -> Profile | None:
     """Agree, measure, and on rank 0 put together and write."""
     first, start = _start(session, output) if session.rank == 0 else (_First(), Start())
-    keeping = Keeping(output.path, output.resume, output.notice) if output else Keeping(None, False, lambda _: None)
-    session.agree(start, keeping)
+    session.agree(start, output)
     reports = session.table.to_first("report", session.measure(), RankReport)
     profile = None
     if session.rank == 0:

@@ -90,7 +90,7 @@ def stage_partitions(graph: PartitionGraph, names: Sequence[str], budget_bytes: 
     return found
 
 
-def stages(benches: Mapping[Point, PartitionBench], workbench: Workbench) -> list[MeasuredStage]:
+def measured_stages(benches: Mapping[Point, PartitionBench], workbench: Workbench) -> list[MeasuredStage]:
     """Points of each size as one stage, with others beside them; where memory is short each of them alone.
 
     Args:

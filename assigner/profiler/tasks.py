@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError, UsageError
-from assigner.profiler.host import HostFacts
+from assigner.profiler.host import HostFacts, worker_names
 from assigner.profiler.options import Links
 from assigner.profiler.pairs import reduced_sets
 
@@ -110,11 +110,6 @@ class RefusedError(FormatError):
             self.exit_code = UsageError.exit_code
 
 
-def worker_text(rank: int, facts: HostFacts) -> str:
-    """A worker as two runs compare it."""
-    return describe(f"worker:{rank}/{facts.device}", facts.kind, facts.threads)
-
-
 def describe(name: str, kind: str, threads: int) -> str:
     """A worker in words: what must be the same for its figures to be of use."""
     return f"{name} ({kind}, {threads} thread{'s' if threads > 1 else ''})"
@@ -138,7 +133,10 @@ def check_states(start: Start, offers: Sequence[RankState]) -> None:
                 hint="the same files and versions belong on every host",
             )
     if start.workers:
-        here = tuple(worker_text(rank, offer.facts) for rank, offer in enumerate(offers))
+        fleet = [offer.facts for offer in offers]
+        here = [
+            describe(name, facts.kind, facts.threads) for name, facts in zip(worker_names(fleet), fleet, strict=True)
+        ]
         if len(here) != len(start.workers):
             raise RefusedError(f"the profile has {len(start.workers)} workers, and the run has {len(here)} ranks")
         unlike = next((pair for pair in zip(start.workers, here, strict=True) if pair[0] != pair[1]), None)

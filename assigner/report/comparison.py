@@ -140,7 +140,7 @@ def _sources(plans: Sequence[Named]) -> list[str]:
 
 def samples_per_s(plan: Plan) -> float | None:
     """What the plan is predicted to train a second."""
-    return fmt.against(plan.workload.batch_size, plan.predicted.step_s) if plan.predicted else None
+    return fmt.against(plan.workload.batch_size, plan.predicted_step_s)
 
 
 def money(each: Named) -> float | None:
@@ -168,7 +168,7 @@ def stored_prices(plan: Plan) -> Mapping[str, float]:
 
 
 def _figures(plans: Sequence[Named], digits: int | None) -> Sheet:
-    time = fmt.time_unit(*(each.plan.predicted.step_s for each in plans if each.plan.predicted))
+    time = fmt.time_unit(*(each.plan.predicted_step_s for each in plans))
     numbered, priced = len(plans) - 1 > DETAILED, any(money(each) is not None for each in plans)
     sizes = {each.plan.workload.batch_size for each in plans}
     columns = {
@@ -204,7 +204,7 @@ def _figures_row(each: Named, baseline: Named, time: fmt.Unit, digits: int | Non
     return {
         "plan": each.name,
         "batch": fmt.count(plan.workload.batch_size),
-        "step": time.show(predicted.step_s if predicted else None, digits=digits),
+        "step": time.show(plan.predicted_step_s, digits=digits),
         "rate": fmt.number(samples_per_s(plan), digits=digits),
         "speed-up": "baseline" if each is baseline else gain,
         "money": fmt.number(money(each), digits=digits),
@@ -221,7 +221,7 @@ def _figures_row(each: Named, baseline: Named, time: fmt.Unit, digits: int | Non
 
 def memory_share(plan: Plan) -> float | None:
     """The fullest worker's peak against its capacity."""
-    return max(map(fullness, plan.predicted.workers), default=None) if plan.predicted else None
+    return max(map(fullness, plan.predicted_workers.values()), default=None)
 
 
 def transfer_share(plan: Plan) -> float | None:
@@ -257,7 +257,7 @@ def figures_data(plan: Plan, baseline: Plan) -> dict[str, Any]:
         "schedule": plan.schedule,
         "micro_batches": plan.micro_batches,
         "micro_batch_size": plan.micro_batch_size,
-        "step_s": predicted.step_s if predicted else None,
+        "step_s": plan.predicted_step_s,
         "samples_per_s": samples_per_s(plan),
         "bubble_fraction": predicted.bubble_fraction if predicted else None,
         "speed_up": fmt.against(samples_per_s(plan), samples_per_s(baseline)),

@@ -10,9 +10,9 @@ from assigner.errors import FormatError
 from assigner.formats.trace import check_same_plan
 from assigner.report.agreement import step_text
 from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.samples import Samples
 from assigner.validation.bootstrap import LEAST
 from assigner.validation.comparison import Compared
-from assigner.validation.observed import Samples
 from assigner.validation.steps import PlanRuns, SpeedUp, Steps, overtaken, speed_up
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def measured(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns], *
     time = fmt.time_unit(*(steps.median_s for _, _, steps in runs))
     rows = []
     for name, plan, steps in runs:
-        said = plan.predicted.step_s if plan.predicted and steps.planned else None
+        said = plan.predicted_step_s if steps.planned else None
         rows.append(
             (
                 name if steps.planned else f"{name} (remat {steps.remat})",

@@ -134,5 +134,4 @@ def _fullest(workers: Sequence[WorkerPrediction]) -> Sequence[WorkerPrediction]:
 
 def memory_data(plan: Plan, profile: Profile | None = None) -> dict[str, Any]:
     """The same for `--json`: bytes by worker, all of them."""
-    workers = plan.predicted.workers if plan.predicted else ()
-    return {each.worker: contents(each, _reserve(profile, each.worker)) for each in workers}
+    return {name: contents(each, _reserve(profile, name)) for name, each in plan.predicted_workers.items()}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from assigner.formats.document import encode
 from assigner.report.clock import clock_data, clock_table, legend
 from assigner.report.plan import describe_prediction, title
-from assigner.report.prediction import fit, fit_data
+from assigner.report.prediction import fit, fit_data, stages_held
 from assigner.report.sheet import Column, Line, Sheet, Strip
 from assigner.report.timeline import timeline
 from assigner.schedule.orders import in_flight, listed
@@ -22,7 +22,7 @@ _MOST = 48
 
 
 def order_report(
-    plan: Plan, profile: Profile, now: Prediction, spans: Spans, *, width: int, everything: bool = False
+    plan: Plan, profile: Profile, now: Prediction, spans: Spans, *, width: int, everything: bool
 ) -> tuple[Strip | Sheet | Line, ...]:
     """The order of a plan whose program runs.
 
@@ -37,9 +37,7 @@ def order_report(
     orders = listed(plan).orders
     rows = tuple(
         (
-            worker, ", ".join(map(str, plan.held[worker])),
-            " + ".join(str(in_flight(plan, n, worker)) for n in plan.held[worker]),
-            _shown(order, everything=everything),
+            worker, *stages_held(plan, worker), _shown(order, everything=everything),
         )
         for worker, order in orders.items()
     )  # fmt: skip

@@ -70,7 +70,7 @@ def _timings(profile: Profile, cost: CostModel, partition: str) -> tuple[Timing,
     return tuple(timings)
 
 
-def partitions(profile: Profile, whole: Sequence[PartitionGroup], *, everything: bool = False) -> Sheet:
+def partitions(profile: Profile, whole: Sequence[PartitionGroup], *, everything: bool) -> Sheet:
     """One row per group of partitions and worker; the bar compares what one takes there.
 
     Args:

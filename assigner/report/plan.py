@@ -111,7 +111,7 @@ def describe_prediction(predicted: Prediction) -> str:
     )
 
 
-def bottleneck(plan: Plan, profile: Profile | None = None) -> Report:
+def bottleneck(plan: Plan, profile: Profile | None) -> Report:
     """What limits the plan, in a sentence; nothing where it has no prediction.
 
     Args:
@@ -131,7 +131,7 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
         plan: A plan.
         everything: Every range of partitions of a stage; else its first and last one where it has many.
     """
-    found = {each.worker: each for each in plan.predicted.workers} if plan.predicted else {}
+    found = plan.predicted_workers
     time = fmt.time_unit(*(each.compute_s for each in found.values()))
     memory = fmt.byte_unit(*(each.peak_bytes for each in found.values()))
     seen: set[str] = set()
@@ -219,7 +219,7 @@ def remat_text(partitions: Sequence[str], rematerialise: Iterable[str]) -> str:
     return "all" if again == set(partitions) else fmt.ranges([name for name in partitions if name in again])
 
 
-def quality(plan: Plan, *, most: int | None = None) -> Report:
+def quality(plan: Plan, *, most: int | None) -> Report:
     """What is proven about a plan, and what simpler placements would take; `most` as in `baselines`."""
     lines = [Line(describe_solver(plan.solver))] if plan.solver else []
     return (*baselines(plan, most=most), *lines)
@@ -320,7 +320,7 @@ def best_baseline(plan: Plan) -> tuple[str, float] | None:
 def speed_up(plan: Plan) -> float | None:
     """How many times as fast the plan is as the best of its baselines."""
     best = best_baseline(plan)
-    return fmt.against(best[1], plan.predicted.step_s) if best and plan.predicted else None
+    return fmt.against(best[1], plan.predicted_step_s) if best else None
 
 
 def baselines(plan: Plan, *, most: int | None = None) -> Report:
@@ -335,7 +335,7 @@ def baselines(plan: Plan, *, most: int | None = None) -> Report:
     if not plan.baselines:
         return ()
     best = best_baseline(plan)
-    step, rival = plan.predicted.step_s if plan.predicted else None, plan.objective == "step"
+    step, rival = plan.predicted_step_s, plan.objective == "step"
     whole = sorted(plan.baselines, key=lambda each: float("inf") if each.step_s is None else each.step_s)
     shown = [each for each in plan.baselines if each in whole[:most]]
     time = fmt.time_unit(*(each.step_s for each in shown))
@@ -351,10 +351,10 @@ def baselines(plan: Plan, *, most: int | None = None) -> Report:
     if len(shown) < len(whole):
         title += f", the {len(shown)} fastest of {len(whole)} (-v lists all)"
     columns = (Column("", "name"), Column(f"step {time.name}"), *((Column("speed-up"),) if rival else ()))
-    return (Sheet(title, columns, rows), *((gain(plan),) if rival else ()))
+    return (Sheet(title, columns, rows), *((gain_line(plan),) if rival else ()))
 
 
-def gain(plan: Plan) -> Line:
+def gain_line(plan: Plan) -> Line:
     """What the plan gains over the best of its baselines."""
     best, factor = best_baseline(plan), speed_up(plan)
     if best is None:
@@ -390,7 +390,7 @@ def plan_data(plan: Plan, *, profile: Profile | None = None, notes: Sequence[str
         "bottleneck": next((line.text for line in bottleneck(plan, profile) if isinstance(line, Line)), None),
         "in_flight": [warm_up(plan, n) for n in range(len(plan.stages))],
         "clock": clock_data(plan, profile),
-        "memory_share": {each.worker: fullness(each) for each in plan.predicted.workers} if plan.predicted else {},
+        "memory_share": {name: fullness(each) for name, each in plan.predicted_workers.items()},
         "memory_bytes": memory_data(plan, profile),
         "what_if": what_if_data(plan),
     }

@@ -10,7 +10,7 @@ from assigner.report.links import transfers
 from assigner.report.memory import fullness_text, misfit
 from assigner.report.plan import describe_prediction, title
 from assigner.report.sheet import Column, Line, Report, Sheet
-from assigner.report.timeline import PIPED, timeline, timeline_data
+from assigner.report.timeline import timeline, timeline_data
 from assigner.schedule.program import in_flight, warm_up
 from assigner.schedule.simulate import overfull
 
@@ -29,10 +29,10 @@ def prediction_report(
     plan: Plan,
     now: Prediction,
     spans: Spans,
-    memory: Sequence[Occupancy] | None = None,
+    memory: Sequence[Occupancy] | None,
     *,
-    own_profile: bool | None = True,
-    width: int = PIPED,
+    own_profile: bool | None,
+    width: int,
 ) -> Report:
     """What `assigner simulate` prints.
 
@@ -40,7 +40,7 @@ def prediction_report(
         plan: The plan as it was read, with the prediction that it stores, if any.
         now: What the simulator says of it.
         spans: The step, action by action.
-        memory: Over time, where that was asked for.
+        memory: Over time, where that was asked for; else None.
         own_profile: It was priced with the profile that it was solved from; None: the plan does not say which that is.
         width: Of the terminal.
     """
@@ -87,10 +87,10 @@ _ORIGINS = {
 
 def _same(plan: Plan, now: Prediction) -> bool:
     """The plan's own prediction has the same workers with the same times and memory, as far as they are printed."""
-    stored = {each.worker: each for each in plan.predicted.workers} if plan.predicted else {}
+    stored = plan.predicted_workers
     if stored.keys() != {each.worker for each in now.workers}:
         return False
-    pairs = [(now.step_s, plan.predicted.step_s if plan.predicted else 0.0)]
+    pairs = [(now.step_s, plan.predicted_step_s or 0.0)]
     for each in now.workers:
         old = stored[each.worker]
         pairs += [(each.compute_s, old.compute_s), (each.peak_bytes, old.peak_bytes)]
@@ -99,7 +99,6 @@ def _same(plan: Plan, now: Prediction) -> bool:
 
 def _workers(plan: Plan, now: Prediction) -> Sheet:
     changed = plan.predicted is not None and not _same(plan, now)
-    stored = {each.worker: each for each in plan.predicted.workers} if changed and plan.predicted else {}
     time = fmt.time_unit(*(each.compute_s for each in now.workers))
     memory = fmt.byte_unit(*(each.peak_bytes for each in now.workers))
     limit = fmt.byte_unit(*(each.capacity_bytes for each in now.workers))
@@ -109,7 +108,9 @@ def _workers(plan: Plan, now: Prediction) -> Sheet:
         Column(f"transfer {time.name}", rank=3), Column(f"idle {time.name}"), Column(f"peak {memory.name}"),
         *([Column("+/- %", rank=1)] if changed else []), Column(f"of {limit.name}", rank=2), Column("memory %"),
     )  # fmt: skip
-    rows = tuple(_worker(plan, each, stored if changed else None, (time, memory, limit)) for each in now.workers)
+    rows = tuple(
+        _worker(plan, each, plan.predicted_workers if changed else None, (time, memory, limit)) for each in now.workers
+    )
     return Sheet("workers (+/-: against the plan's own prediction)" if changed else "workers", columns, rows)
 
 
@@ -121,7 +122,6 @@ def _worker(
 ) -> tuple[str, ...]:
     """One worker's row; `stored`: what the plan says of its workers, where the changes are shown."""
     time, memory, limit = units
-    mine = plan.held[each.worker]
     compute: tuple[str, ...] = ()
     peak: tuple[str, ...] = ()
     if stored is not None:
@@ -129,11 +129,17 @@ def _worker(
         compute = (fmt.change(each.compute_s, old.compute_s if old else None),)
         peak = (fmt.change(each.peak_bytes, old.peak_bytes if old else None),)
     return (
-        each.worker, ", ".join(map(str, mine)), " + ".join(str(in_flight(plan, n, each.worker)) for n in mine),
+        each.worker, *stages_held(plan, each.worker),
         time.show(each.compute_s), *compute, time.show(each.transfer_s), time.show(each.idle_s),
         memory.show(each.peak_bytes), *peak, limit.show(each.capacity_bytes),
         fullness_text(each),
     )  # fmt: skip
+
+
+def stages_held(plan: Plan, worker: str) -> tuple[str, str]:
+    """The stages that a worker holds, and how many micro-batches it keeps of each: `0, 2` and `4 + 2`."""
+    held = plan.held[worker]
+    return ", ".join(map(str, held)), " + ".join(str(in_flight(plan, n, worker)) for n in held)
 
 
 def _over_time(now: Prediction, memory: Sequence[Occupancy]) -> Sheet:
@@ -171,7 +177,7 @@ def prediction_data(
     spans: Spans,
     memory: Sequence[Occupancy] | None = None,
     *,
-    own_profile: bool | None = True,
+    own_profile: bool | None,
 ) -> dict[str, Any]:
     """The same for `--json`; memory over time as the moments at which it changes."""
     stored = plan.predicted

@@ -37,7 +37,7 @@ def solution_report(
     simple = baselines(plan) if plan.objective == "step" else ()
     parts = (
         *asked(plan), *candidates(plan, most=None if everything else FEW), *frontier(solution), *headline(plan),
-        stages(plan, everything=everything), *what_if(plan), *_unpriced(plan), *simple, *proof(plan),
+        stages(plan, everything=everything), *what_if(plan), *_unpriced(plan), *simple, *proof_lines(plan),
         *_doubt(profile), *bottleneck(plan, profile), *sharing(plan, profile),
     )  # fmt: skip
     return with_hosts(parts, profile)
@@ -83,7 +83,7 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def proof(plan: Plan) -> Report:
+def proof_lines(plan: Plan) -> Report:
     """How good the plan is known to be: the status, and what it rests on."""
     if plan.solver is None:
         return ()

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
-from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.sheet import Column, Line, Report, Sheet, host_width
 from assigner.schedule.program import TOGETHER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from assigner.formats.profile import Profile
     from assigner.validation.spans import Span, Spans
 
 MOST = 200
@@ -45,7 +46,7 @@ def timeline(sides: Sequence[Spans], *, width: int) -> Report:
         sides: What is drawn; of each its first step.
         width: Of the terminal; above `MOST` it counts as a pipe.
     """
-    width = drawn_width(width)
+    width = _drawn_width(width)
     end = max(side.steps[0].end_s for side in sides)
     names = sides[0].plan.workers
     beside = max(map(len, names)) + (2 + len("predicted") if len(sides) > 1 else 0) + 2 + len("busy %") + 2
@@ -70,7 +71,12 @@ def timeline(sides: Sequence[Spans], *, width: int) -> Report:
     return Sheet(title, columns, tuple(rows)), Line(f"{legend}; a number begins a micro-batch; blank: waits")
 
 
-def drawn_width(width: int) -> int:
+def timeline_width(terminal: int, profile: Profile) -> int:
+    """Columns for a timeline on a terminal, beside the hosts of a profile's workers where tables name them."""
+    return _drawn_width(terminal) - host_width(profile)
+
+
+def _drawn_width(width: int) -> int:
     """Columns that a timeline takes on a terminal that is `width` wide; a pipe counts as one of `PIPED`."""
     return PIPED if width > 10 * MOST else min(width, MOST)
 

@@ -27,7 +27,7 @@ def what_if(plan: Plan) -> Report:
     """The plan's what-ifs as a table, the one that gains most said in a cell; nothing where it has none."""
     if not plan.what_if:
         return ()
-    step = plan.predicted.step_s if plan.predicted else None
+    step = plan.predicted_step_s
     time = fmt.time_unit(*(each.step_s for each in plan.what_if), step)
     best = min((each.step_s for each in plan.what_if if each.step_s is not None), default=None)
     helps = best is not None and step is not None and best < step * (1 - fmt.SHOWN)
@@ -88,7 +88,7 @@ def _bound(change: WhatIf, time: fmt.Unit) -> str:
 
 def what_if_data(plan: Plan) -> list[dict[str, Any]]:
     """The same for `--json`."""
-    step = plan.predicted.step_s if plan.predicted else None
+    step = plan.predicted_step_s
     return [{**encode(each), "speed_up": gain(each, step), "proven": proven(each)} for each in plan.what_if]
 
 

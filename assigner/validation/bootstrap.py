@@ -22,20 +22,21 @@ LEVEL = 0.95
 _RESAMPLES = 2000
 
 
-def ratio_interval(upper: Sequence[float], lower: Sequence[float], *, seed: int = 0) -> tuple[float, float] | None:
+def ratio_interval(upper: Sequence[float], lower: Sequence[float]) -> tuple[float, float] | None:
     """Between what the ratio of the medians of two samples lies, to about 95 % for independent values.
+
+    The same samples give the same interval.
 
     Args:
         upper: Values of the numerator, at least `LEAST`.
         lower: Values of the denominator, above zero, as many.
-        seed: Of the draws: the same samples give the same interval.
 
     Returns:
         Its ends; None: the samples are too small, or do not vary at all.
     """
     if min(len(upper), len(lower)) < LEAST:
         return None
-    rng, above, below = random.Random(seed), sorted(upper), sorted(lower)  # noqa: S311
+    rng, above, below = random.Random(0), sorted(upper), sorted(lower)  # noqa: S311
     ratios = sorted(_median(rng, above) / _median(rng, below) for _ in range(_RESAMPLES))
     left_out = round(_RESAMPLES * (1 - LEVEL) / 2)
     low, high = ratios[left_out], ratios[-left_out - 1]

@@ -10,9 +10,15 @@ Times keep their course over micro-batch and message sizes, which a trace of one
     links                                 as links.py says
     collectives                           as their rings, by the links' correction
 
-What a worker loses between two actions above the busy shares of its messages counts as part of the action. Memory is
-only ever corrected upwards (memory.py): what a worker held above its prediction raises its allocator's share, or is
-added to the workspace of all its partitions; like workers that were not traced get the most of both.
+What a worker loses between two actions above the busy shares of its messages counts as part of the action.
+
+Memory is only ever corrected upwards; like workers that were not traced get the most of what others held:
+
+    measured = (1 + allocator's share) * (tensors + excess)
+
+What a CPU worker holds beyond its tensors are the holes of its heap, and those grow with all that is held: its share is
+raised, so that it holds for other partitions there too. A GPU's allocator leaves hardly any: what was held above the
+prediction is workspace that was not profiled. So is on a CPU what no heap's holes explain.
 """
 
 from __future__ import annotations
@@ -32,7 +38,6 @@ from assigner.schedule.program import TOGETHER
 from assigner.schedule.simulate import simulated
 from assigner.schedule.timing import compute_s
 from assigner.validation.links import SeenFlights, corrected_links, factors, flights_seen
-from assigner.validation.memory import held_beyond
 from assigner.validation.reductions import SeenReductions, corrected_collectives, reductions_seen
 
 if TYPE_CHECKING:
@@ -42,7 +47,7 @@ if TYPE_CHECKING:
     from assigner.formats.profile import Measurement, Profile, Worker
     from assigner.machine.reference import ReferenceTimes
     from assigner.schedule.timing import Compute
-    from assigner.validation.comparison import Agreement
+    from assigner.validation.comparison import Agreement, WorkerAgreement
 
 
 _Memory = tuple[float, float]
@@ -50,6 +55,9 @@ _Memory = tuple[float, float]
 
 _SAME = 0.01
 """A ratio nearer to 1 than this is not worth a warning."""
+MOST_SHARE = 1.0
+"""Holes of a heap may become as large as the tensors; more is something that does not grow with them."""
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -187,6 +195,28 @@ def _backward_s(cost: CostModel, plan: Plan, name: str, worker: str, kinds: Sequ
     if ActionKind.BACKWARD_INPUT not in kinds:
         return whole
     return whole + sum(cost.parts(name, worker, plan.micro_batch_size)[:2])
+
+
+def held_beyond(worker: Worker, seen: WorkerAgreement) -> _Memory:
+    """What a worker's peak above its prediction says.
+
+    Args:
+        worker: As profiled.
+        seen: Its predicted and its measured peak.
+
+    Returns:
+        The allocator's share, 0 where it need not be raised, and the bytes of tensors that the workspace lacks.
+    """
+    if seen.measured_bytes <= seen.predicted_bytes * (1 + _ROUNDING):
+        return 0.0, 0.0
+    tensors = seen.predicted_bytes / (1 + worker.allocator_share)
+    if not worker.device.startswith("cpu") or tensors <= 0:
+        return 0.0, seen.measured_bytes / (1 + worker.allocator_share) - tensors
+    share = seen.measured_bytes / tensors - 1
+    if share <= MOST_SHARE:
+        return share, 0.0
+    most = max(MOST_SHARE, worker.allocator_share)
+    return most, seen.measured_bytes / (1 + most) - tensors
 
 
 def _ratio(measured: float, predicted: float) -> float:

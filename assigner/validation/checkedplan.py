@@ -58,8 +58,8 @@ def _strange(plan: Plan, *, misfit: bool) -> str:
     """What shows without a profile that a prediction is of another plan."""
     if plan.predicted is None:
         return ""
-    told = {each.worker for each in plan.predicted.workers}
-    if told and (strange := told.symmetric_difference(plan.workers)):
+    told = plan.predicted_workers
+    if told and (strange := told.keys() ^ set(plan.workers)):
         name = min(strange)
         which = "the plan's stages do not" if name in told else "its prediction does not"
         other = "its prediction names" if name in told else "the plan's stages name"
@@ -92,9 +92,9 @@ def _same_memory(plan: Plan, cost: CostModel) -> bool:
     """The prediction has the plan's workers, each with the peak that it has by the prices at hand."""
     from assigner.schedule.simulate import worker_memory
 
-    told = {each.worker: each.peak_bytes for each in plan.predicted.workers} if plan.predicted else {}
+    told = plan.predicted_workers
     return told.keys() == set(plan.workers) and all(
-        fmt.alike(worker_memory(cost, plan, worker).total, peak) for worker, peak in told.items()
+        fmt.alike(worker_memory(cost, plan, worker).total, each.peak_bytes) for worker, each in told.items()
     )
 
 

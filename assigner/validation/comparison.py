@@ -16,13 +16,14 @@ from assigner.schedule.simulate import simulated, worker_memory
 from assigner.schedule.timing import compute_s, route_bytes
 from assigner.validation.explanation import Explanation, actions_of, explain
 from assigner.validation.machine import MachineAgreement, disturbances, machines, paced_step_s
-from assigner.validation.observed import Observed, Samples, observe
+from assigner.validation.observed import Observed, observe
 from assigner.validation.rehearsal import rehearsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from assigner.formats.profile import Profile
+    from assigner.samples import Samples
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
+from assigner.samples import Samples
 from assigner.schedule.orders import LETTERS, counted
 from assigner.schedule.program import wire
 from assigner.schedule.timing import Instead, compute_s, route_bytes, step_s
-from assigner.validation.observed import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

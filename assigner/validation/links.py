@@ -15,11 +15,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from assigner.formats.profile import LinkPoint
+from assigner.samples import Samples
 from assigner.schedule.cost import CostModel, message_s
 from assigner.schedule.program import ActionKind, wire
 from assigner.schedule.rings import factor_at
 from assigner.schedule.timing import route_bytes
-from assigner.validation.observed import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,9 +75,7 @@ def corrected_link(link: Link, seen: Mapping[float, Samples]) -> Link:
         point.bytes: replace(point, seconds=point.seconds * factor_at(found, point.bytes)) for point in link.points
     }
     for size, samples in seen.items():
-        points[size] = LinkPoint(
-            size, samples.median_s, len(samples.seconds), samples.iqr_s / samples.median_s
-        )  # fmt: skip
+        points[size] = LinkPoint.of(size, samples)
     (largest, factor), last = found[-1], link.points[-1]
     if largest > last.bytes:
         beyond = _BEYOND * largest

@@ -8,13 +8,13 @@ equal parts; messages inside a host as its reference message. Of messages betwee
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assigner.formats.profilewarnings import busy_text, ranks_text
+from assigner.formats.profilewarnings import busy_text, starved_text
 from assigner.location import Location, rank_of
 from assigner.machine.reference import ReferenceTimes
-from assigner.machine.starvation import NOTICED
 from assigner.schedule.orders import TOGETHER, computes_of
 from assigner.schedule.timing import Instead, compute_s, route_bytes, step_s
 
@@ -115,13 +115,8 @@ def _other_precision(profile: Profile, trace: Trace) -> str | None:
 
 def busy_run(*traces: Trace) -> str | None:
     """Where and how much other programs disturbed runs; None: nowhere by much."""
-    starved: dict[int, float] = {}
-    for each in (worker for trace in traces for worker in trace.workers if worker.starved >= NOTICED):
-        rank = rank_of(each.worker)
-        starved[rank] = max(each.starved, starved.get(rank, 0.0))
-    if not starved:
-        return None
-    return (
-        f"the run was on a busy machine: other programs had up to {100 * max(starved.values()):.0f} % of the time"
-        f" of {ranks_text(sorted(starved))}"
-    )
+    starved: dict[int, float] = defaultdict(float)
+    for each in (worker for trace in traces for worker in trace.workers):
+        starved[rank_of(each.worker)] = max(each.starved, starved[rank_of(each.worker)])
+    told = starved_text(starved)
+    return None if told is None else f"the run was on a busy machine: {told}"

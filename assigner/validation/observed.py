@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import fmean, median, quantiles
 from typing import TYPE_CHECKING, TypeVar
 
+from assigner.samples import Samples
 from assigner.schedule.program import TOGETHER, ActionKind, Payload, Route
 from assigner.schedule.timing import Compute
 
@@ -31,31 +31,6 @@ WAITED = 0.25
 
 _Message = tuple[Route, int, int]  # a route's message: micro-batch and step
 _Key = TypeVar("_Key")
-
-
-@dataclass(frozen=True)
-class Samples:
-    """What was measured of one thing, more than once; seconds."""
-
-    seconds: tuple[float, ...]
-
-    @property
-    def median_s(self) -> float:
-        """The middle one."""
-        return median(self.seconds)
-
-    @property
-    def mean_s(self) -> float:
-        """What one of them takes if their sum counts."""
-        return fmean(self.seconds)
-
-    @property
-    def iqr_s(self) -> float:
-        """Between the quarter that was fastest and the quarter that was slowest."""
-        if len(self.seconds) < 2:
-            return 0.0
-        low, _, high = quantiles(self.seconds, n=4, method="inclusive")
-        return high - low
 
 
 @dataclass(frozen=True)

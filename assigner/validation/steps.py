@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.formats.trace import unlike
+from assigner.samples import Samples
 from assigner.validation.bootstrap import ratio_interval
 from assigner.validation.machine import busy_run
-from assigner.validation.observed import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ class Steps(Samples):
 
         None: there is no prediction, or the runs did something else.
         """
-        said = plan.predicted.step_s if plan.predicted and self.planned else None
+        said = plan.predicted_step_s if self.planned else None
         factor = fmt.against(said, self.median_s)
         return None if factor is None else factor - 1
 

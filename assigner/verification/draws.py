@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner.machine.generators import GeneratorStates, kept_python
-from assigner.runtime.forward.randomness import seed_python
+from assigner.runtime.forward.randomness import kept_generators, seed_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,8 +52,8 @@ class ComparableDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-class PythonGenerators:
-    """A state of Python's and NumPy's generators that one side of the comparison goes on from.
+class SideGenerators:
+    """What one side of the comparison draws from: a state of Python's and NumPy's generators that it goes on from.
 
     Args:
         seed: What it begins with.
@@ -66,11 +66,12 @@ class PythonGenerators:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """These states while the block runs; those of the caller before and after."""
+        """These states while the block runs, on the CPU; behind it all generators, torch's too, are as before."""
         with kept_python():
             self._states.put_back()
             try:
-                yield
+                with kept_generators(torch.device("cpu")):
+                    yield
             finally:
                 self._states = GeneratorStates.now()
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
-from assigner.usercode import user_place
+from assigner.usercode import traced_place, user_place
 from assigner.verification.comparing import align, gradient_differences, is_same
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from assigner.verification.partitions import Partitions
     from assigner.verification.plain import PlainModel
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _MOST_LINES = 4
 
 
@@ -182,7 +180,6 @@ def _root_lines(*pieces: Piece) -> list[str]:
     """The lines of the user's code beside marked modules that some partitions run; the first few."""
     found: dict[str, None] = {}
     for node in (node for piece in pieces for node in _own_code(piece)):
-        frames = [(file, int(line)) for file, line in _FRAME.findall(node.meta.get("stack_trace") or "")]
-        if place := user_place(frames):
+        if place := traced_place(node.meta.get("stack_trace") or ""):
             found[f"{place[0]}:{place[1]}"] = None
     return list(found)[:_MOST_LINES]

@@ -11,14 +11,13 @@ import torch
 from assigner.errors import AssignerError, MarkingError
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
-from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.forward.remat import Rematerialisation
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
 from assigner.runtime.update.optimizer import PipelineOptimizer
 from assigner.runtime.update.scaling import GradientScaling
 from assigner.usercode import user_line
-from assigner.verification.draws import ComparableDraws, PythonGenerators
+from assigner.verification.draws import ComparableDraws, SideGenerators
 from assigner.verification.exercise import STEPS, Exercise
 from assigner.verification.observing import HeardLoss, Item
 from assigner.verification.turns import Turns
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
 
-_CPU = torch.device("cpu")
 T = TypeVar("T")
 
 
@@ -88,13 +86,13 @@ class Partitions:
 
     def __init__(self, exercise: Exercise, *, recomputes: bool) -> None:
         self._exercise, self.recomputes = exercise, recomputes
-        self._python = PythonGenerators(2)
+        self._generators = SideGenerators(2)
         self._heard = HeardLoss(exercise.own_loss())
         self._loss = torch.zeros((), dtype=torch.float64, device="cpu")
         plan, self._turns = exercise.plan(recomputes=recomputes), Turns()
         mailbox = Mailbox(self._turns, len(plan.stages))
         self._members = [CopyingMembership(mailbox, n, stage.worker) for n, stage in enumerate(plan.stages)]
-        with self._python.in_use(), kept_generators(_CPU):
+        with self._generators.in_use():
             seats = self._together([functools.partial(self._seat, member, plan) for member in self._members])
         self._seats = dict(zip((piece.name for piece in exercise.graph.pieces), seats, strict=True))
 
@@ -131,7 +129,7 @@ class Partitions:
 
     def update(self) -> None:
         """Apply the gradients, those of each partition by an optimizer of its own, and drop them."""
-        with self._python.in_use(), kept_generators(_CPU):
+        with self._generators.in_use():
             self._together([seat.update for seat in self._seats.values()])
 
     def evaluate(self) -> None:
@@ -146,7 +144,7 @@ class Partitions:
             with ComparableDraws(step):  # of this thread alone
                 return act(seat)
 
-        with self._python.in_use(), kept_generators(_CPU):
+        with self._generators.in_use():
             return self._together([functools.partial(of, seat) for seat in self._seats.values()])
 
     def _together(self, bodies: list[Callable[[], T]]) -> list[T]:

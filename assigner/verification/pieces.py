@@ -21,10 +21,9 @@ from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
 from assigner.model.marking.modules import opaque_modules
 from assigner.model.marking.writing import StepStores
-from assigner.runtime.forward.randomness import kept_generators
 from assigner.usercode import user_code
 from assigner.verification.comparing import Difference, Moment, difference
-from assigner.verification.draws import ComparableDraws, PythonGenerators
+from assigner.verification.draws import ComparableDraws, SideGenerators
 from assigner.verification.observing import Item
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from assigner.model.marking import PartitionGraph
     from assigner.runtime.batch.microbatch import MicroBatch
     from assigner.verification.exercise import Exercise
-
-_CPU = torch.device("cpu")
 
 
 def forward_differences(exercise: Exercise) -> list[Difference]:
@@ -58,7 +55,7 @@ def _of(exercise: Exercise, place: int) -> Iterator[Difference]:
     if not graph.domain.admits(input_key(cut.structure, cut.inputs)):
         graph = recut(graph, cut.structure, cut.inputs, training=True)
     plain = _leaves(_streamed(exercise, cut))
-    with PythonGenerators(2).in_use(), torch.no_grad(), kept_generators(_CPU):
+    with SideGenerators(2).in_use(), torch.no_grad():
         mine = _leaves(graph.rebuild_output(_chained(graph, exercise.cut(0)[place].inputs)))
     for name in plain.keys() | mine.keys():
         item = Item("output", graph.last.name, f"{name} of micro-batch {place}")
@@ -99,7 +96,7 @@ def _streamed(exercise: Exercise, cut: MicroBatch) -> Any:
         module.register_forward_hook(emptying(f"{name}."))
     args, kwargs = pytree.tree_unflatten(cut.inputs, cut.structure)
     with (
-        PythonGenerators(1).in_use(), torch.no_grad(), kept_generators(_CPU), ComparableDraws(0),
+        SideGenerators(1).in_use(), torch.no_grad(), ComparableDraws(0),
         casting(exercise.workload.autocast, "cpu"), user_code("the plain model's forward"),
     ):  # fmt: skip
         return model(*args, **kwargs)

@@ -11,12 +11,11 @@ from torch.utils import _pytree as pytree
 from assigner.model.deferred import settle_mode
 from assigner.model.marking.casting import casting
 from assigner.runtime.batch.staterows import replaced, state_of
-from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.step.batchnorm import DeferredStatistics
 from assigner.runtime.step.metrics import StepMetrics
 from assigner.runtime.step.outputs import Part, join
 from assigner.usercode import user_code
-from assigner.verification.draws import ComparableDraws, PythonGenerators
+from assigner.verification.draws import ComparableDraws, SideGenerators
 from assigner.verification.observing import HeardLoss, Item
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from assigner.model.workload import StatePlace
     from assigner.runtime.batch.microbatch import MicroBatch
     from assigner.verification.exercise import Exercise
-
-_CPU = torch.device("cpu")
 
 
 class PlainModel:
@@ -50,8 +47,8 @@ class PlainModel:
 
     def __init__(self, exercise: Exercise, *, generators: int = 1, nudged: bool = False) -> None:
         self._exercise, workload = exercise, exercise.workload
-        self._python = PythonGenerators(generators)
-        with self._python.in_use(), kept_generators(_CPU):
+        self._generators = SideGenerators(generators)
+        with self._generators.in_use():
             torch.manual_seed(workload.seed)
             with user_code("Workload.model"):
                 self.model = workload.model()
@@ -60,7 +57,10 @@ class PlainModel:
                 _nudge(self.model, exercise.epsilon)
             self._optimizer = workload.make_optimizer(self.model.named_parameters()) if exercise.trains else None
         self._statistics = DeferredStatistics({"": self.model}, "deferred")
-        self._heard, self._metrics = HeardLoss(exercise.own_loss()), StepMetrics(exercise.own_metrics(), _CPU)
+        self._heard, self._metrics = (
+            HeardLoss(exercise.own_loss()),
+            StepMetrics(exercise.own_metrics(), torch.device("cpu")),
+        )
         self._loss: torch.Tensor | None = None
         self._parameters = dict(self.model.named_parameters(remove_duplicate=False))
         self.per_micro_batch: set[str] = set()
@@ -70,7 +70,7 @@ class PlainModel:
     def train(self, step: int) -> None:
         """Forward and backward of a step's batch, micro-batch by micro-batch."""
         self._drop()
-        with self._failing(), self._python.in_use(), kept_generators(_CPU), ComparableDraws(step), self._hooks_apart():
+        with self._failing(), self._generators.in_use(), ComparableDraws(step), self._hooks_apart():
             self._loss = self._run(self._exercise.cut(step), trains=True)
         self._watches = False
         self._statistics.commit()
@@ -102,7 +102,7 @@ class PlainModel:
     def update(self) -> None:
         """Apply the gradients, and drop them."""
         assert self._optimizer is not None
-        with user_code("the optimizer's step"), self._python.in_use():
+        with user_code("the optimizer's step"), self._generators.in_use():
             self._optimizer.step()
         self._drop()
 
@@ -126,7 +126,7 @@ class PlainModel:
             self.model.eval()
         self._states = {key: state for key, state in self._states.items() if key[0]}  # an evaluation begins anew
         try:
-            with self._failing(), torch.no_grad(), self._python.in_use(), kept_generators(_CPU), ComparableDraws(draws):
+            with self._failing(), torch.no_grad(), self._generators.in_use(), ComparableDraws(draws):
                 return self._run(exercise.cut(0), trains=False)
         finally:
             for module, flag in flags.items():

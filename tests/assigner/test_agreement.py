@@ -21,13 +21,14 @@ from assigner.formats.trace import (
     save_trace,
     unlike,
 )
+from assigner.samples import Samples
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import ActionKind
 from assigner.schedule.simulate import predict, simulated, step_s
 from assigner.schedule.timing import Instead
 from assigner.validation import agree, as_run
 from assigner.validation.explanation import explain
-from assigner.validation.observed import Samples, observe
+from assigner.validation.observed import observe
 from assigner.validation.rehearsal import rehearsed
 from assigner.validation.steps import runs_by_plan
 

@@ -14,12 +14,12 @@ from made_runs import run_in, slower_link, slower_worker, with_busy
 from assigner.formats.profile import Collective, LinkPoint, Profile, load_profile, save_profile
 from assigner.formats.profilewarnings import other_warnings, with_warnings
 from assigner.formats.stage import Replica
+from assigner.samples import Samples
 from assigner.schedule.cost import CostModel, message_s
 from assigner.schedule.simulate import predict, step_s, worker_memory
 from assigner.solver import SolveOptions, solve
 from assigner.validation import agree, calibrated
 from assigner.validation.links import corrected_link
-from assigner.validation.observed import Samples
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan

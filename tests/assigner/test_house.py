@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 FLOORS = {
-    "foundation": "errors formatting files location usercode version settings",
+    "foundation": "errors formatting files location samples usercode version settings",
     "machine": "machine",
     "formats": "formats",
     "schedule": "schedule",

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from assigner.init import EXAMPLE, RESERVED, Code, Draft, DraftOutput, MarkPattern, Tensor, workload_text
+from assigner.init import EXAMPLE, RESERVED, Code, Draft, DraftInput, DraftOutput, MarkPattern, workload_text
 from assigner.model.workload import Workload, load_workload
 
 NET = Code(local=("from net import Net",), body=("return Net()",))
-TOKENS = Tensor("tokens", (16,), 50)
-IMAGES = Tensor("images", (3, 8, 8))
+TOKENS = DraftInput("tokens", (16,), 50)
+IMAGES = DraftInput("images", (3, 8, 8))
 DRAFTS = {
     "example": EXAMPLE,
     "nothing known": Draft("Net", "assigner init net.py:Net", NET, gaps=("the model takes a width, a depth " * 5,)),
@@ -22,7 +22,7 @@ DRAFTS = {
     "classes": Draft("Net", "assigner init", NET, (IMAGES,), gives=DraftOutput("[0]", (10,)), children=True),
     "numbers": Draft("Net", "assigner init", NET, (IMAGES,), gives=DraftOutput("", (1,)), marks=(MarkPattern("a", 1),)),
     "several": Draft(
-        "Net", "assigner init", NET, (Tensor("rows", (2,)), Tensor("input", (), 9)), keywords=True,
+        "Net", "assigner init", NET, (DraftInput("rows", (2,)), DraftInput("input", (), 9)), keywords=True,
         gives=DraftOutput("", (2, 2)),
     ),
     "odd": Draft(
@@ -55,7 +55,7 @@ def test_texts_make_batches(tmp_path, name):
     inputs, targets = made.make_batch(4, seed=0)
     given = list(inputs.values()) if isinstance(inputs, dict) else [inputs]
     assert [tuple(each.shape) for each in given] == [
-        (4, *tensor.shape) for tensor in draft.takes or (Tensor("", (64,)),)
+        (4, *tensor.shape) for tensor in draft.takes or (DraftInput("", (64,)),)
     ]
     assert list(inputs) == [tensor.name for tensor in draft.takes] if draft.keywords else torch.is_tensor(inputs)
     assert targets.shape[0] == 4

@@ -8,7 +8,7 @@ import pytest
 
 from assigner.errors import UsageError
 from assigner.lab.cluster import Cluster, Host
-from assigner.lab.command import launched, places
+from assigner.lab.command import host_command, places
 
 FLAGS = [
     "--nnodes", "3", "--node-rank", "1", "--nproc-per-node", "2", "--master-addr", "10.77.0.1", "--master-port", "29531"
@@ -43,19 +43,19 @@ def test_profile_and_scripts_are_started_once_per_rank(place, tmp_path):
     """No flags of torchrun need to be written for these."""
     ranks = [PYTHON, "-m", "assigner_cli.ranks", *FLAGS, "--", PYTHON]
     profile = ["assigner", "-v", "profile", "w.py:f", "-o", "p.json"]
-    assert place.fill(launched(profile)) == [*ranks, "-m", "assigner_cli", *profile[1:]]
+    assert place.fill(host_command(profile)) == [*ranks, "-m", "assigner_cli", *profile[1:]]
     script = tmp_path / "s.py"
     script.touch()
-    assert place.fill(launched([str(script), "--x"])) == [*ranks, "-u", str(script), "--x"]
+    assert place.fill(host_command([str(script), "--x"])) == [*ranks, "-u", str(script), "--x"]
 
 
 def test_run_and_torchrun_get_their_own_flags(place):
     """`assigner run` reads where it is from its flags, torchrun from its own."""
-    run = place.fill(launched(["assigner", "run", "plan.json", "--", "train.py", "--nnodes", "9"]))
+    run = place.fill(host_command(["assigner", "run", "plan.json", "--", "train.py", "--nnodes", "9"]))
     assert run[:4] == [PYTHON, "-m", "assigner_cli", "run"]
     assert run[4:14] == [word.replace("--nproc-per-node", "--ranks") for word in FLAGS]
     assert run[14:] == ["plan.json", "--", "train.py", "--nnodes", "9"]
-    found = place.fill(launched(["/opt/bin/torchrun", "s.py"]))
+    found = place.fill(host_command(["/opt/bin/torchrun", "s.py"]))
     assert found == [PYTHON, "-m", "torch.distributed.run", *FLAGS, "s.py"]
 
 
@@ -69,7 +69,7 @@ def test_run_and_torchrun_get_their_own_flags(place):
 )
 def test_who_says_where_it_is_keeps_its_flags(command):
     """A command with flags of its own gets none added."""
-    assert launched(command)[3:] == command[1:]
+    assert host_command(command)[3:] == command[1:]
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,13 @@ def test_who_says_where_it_is_keeps_its_flags(command):
 )
 def test_flags_of_torchruns_script_are_the_scripts(words):
     """Only what stands before the script says where the host is."""
-    assert launched(["torchrun", *words])[3 : 3 + len(FLAGS)] == launched(["torchrun", "s.py"])[3:-1]
+    assert host_command(["torchrun", *words])[3 : 3 + len(FLAGS)] == host_command(["torchrun", "s.py"])[3:-1]
 
 
 def test_other_commands_stay_as_they_are():
     """Any program may run on the hosts."""
-    assert launched(["sh", "-c", "echo {host}"]) == ["sh", "-c", "echo {host}"]
-    assert launched(["assigner", "doctor"]) == [PYTHON, "-m", "assigner_cli", "doctor"]
+    assert host_command(["sh", "-c", "echo {host}"]) == ["sh", "-c", "echo {host}"]
+    assert host_command(["assigner", "doctor"]) == [PYTHON, "-m", "assigner_cli", "doctor"]
 
 
 @pytest.mark.parametrize(
@@ -94,4 +94,4 @@ def test_other_commands_stay_as_they_are():
 def test_what_cannot_start_is_refused_before_any_host_is_made(command, message):
     """One error here instead of one from every host."""
     with pytest.raises(UsageError, match=message):
-        launched(command)
+        host_command(command)

@@ -28,7 +28,7 @@ def test_limits_of_control_groups_count(monkeypatch):
 def test_other_systems_have_no_proc(monkeypatch, tmp_path):
     """Without /proc there are no control groups, and the processor still has a name."""
     assert Mounts.here(tmp_path).all == ()
-    monkeypatch.setattr(kernel, "listed", lambda *_: None)
+    monkeypatch.setattr(kernel, "entry", lambda *_: None)
     assert kernel.processor_model()
 
 
@@ -36,5 +36,5 @@ def test_values_of_the_kernels_lists(tmp_path):
     """The first line of a name counts."""
     path = Path(tmp_path, "cpuinfo")
     path.write_text("processor : 0\nmodel name\t: AMD EPYC\nmodel name\t: other\n")
-    assert kernel.listed(path, "model name") == "AMD EPYC"
-    assert kernel.listed(path, "flags") is None
+    assert kernel.entry(path, "model name") == "AMD EPYC"
+    assert kernel.entry(path, "flags") is None

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from assigner.errors import UsageError
-from assigner.init import DraftOutput, MarkPattern, Tensor
+from assigner.init import DraftInput, DraftOutput, MarkPattern
 from assigner.init.inputs import try_inputs
 from assigner.init.modeldraft import draft_of_model
 from assigner.init.proposal import propose
@@ -140,19 +140,19 @@ def test_a_keyword_that_the_model_lacks(nets, word, hint):
 @pytest.mark.parametrize(
     ("model", "takes", "gives"),
     [
-        (nn.Sequential(nn.Embedding(50, 4)), Tensor("input", (64,), 50), DraftOutput("", (64, 4))),
+        (nn.Sequential(nn.Embedding(50, 4)), DraftInput("input", (64,), 50), DraftOutput("", (64, 4))),
         (
             nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(2)),
-            Tensor("input", (3, 224, 224)), DraftOutput("", (4, 222 * 222)),
+            DraftInput("input", (3, 224, 224)), DraftOutput("", (4, 222 * 222)),
         ),
         (
             nn.Sequential(nn.Conv2d(1, 1, 3), nn.Flatten(), nn.Linear(26 * 26, 7)),
-            Tensor("input", (1, 28, 28)), DraftOutput("", (7,)),
+            DraftInput("input", (1, 28, 28)), DraftOutput("", (7,)),
         ),
-        (nn.Sequential(nn.ConvTranspose2d(6, 2, 4)), Tensor("input", (6, 1, 1)), DraftOutput("", (2, 4, 4))),
-        (nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), Tensor("input", (12,)), DraftOutput("", (2,))),
-        (nn.Sequential(nn.GRU(6, 5, batch_first=True)), Tensor("input", (16, 6)), DraftOutput("[0]", (16, 5))),
-        (Towers(), Tensor("tokens", (64,), 1000), DraftOutput('["scores"]', (64, 1000))),
+        (nn.Sequential(nn.ConvTranspose2d(6, 2, 4)), DraftInput("input", (6, 1, 1)), DraftOutput("", (2, 4, 4))),
+        (nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), DraftInput("input", (12,)), DraftOutput("", (2,))),
+        (nn.Sequential(nn.GRU(6, 5, batch_first=True)), DraftInput("input", (16, 6)), DraftOutput("[0]", (16, 5))),
+        (Towers(), DraftInput("tokens", (64,), 1000), DraftOutput('["scores"]', (64, 1000))),
     ],
 )  # fmt: skip
 def test_inputs_are_guessed_from_the_first_layer(model, takes, gives):
@@ -188,7 +188,7 @@ def test_several_arguments_are_given_by_name():
             return self.layer(left - right) * scale
 
     trial = try_inputs(Both())
-    assert (trial.takes, trial.keywords) == ((Tensor("left", (6,)), Tensor("right", (6,))), True)
+    assert (trial.takes, trial.keywords) == ((DraftInput("left", (6,)), DraftInput("right", (6,))), True)
 
 
 class Recurrent(nn.Module):
@@ -206,7 +206,7 @@ class Recurrent(nn.Module):
 def test_tokens_beside_a_hidden_state():
     """An embedding takes whole numbers wherever it is registered, and what stands beside it is guessed by itself."""
     trial = try_inputs(Recurrent())
-    assert trial.takes == (Tensor("token", (), 50), Tensor("hidden", (5,)))
+    assert trial.takes == (DraftInput("token", (), 50), DraftInput("hidden", (5,)))
     assert trial.gives == DraftOutput("", (5,))
 
     class Late(nn.Module):
@@ -218,7 +218,7 @@ def test_tokens_beside_a_hidden_state():
         def forward(self, x):
             return self.head(self.embed(x))
 
-    assert try_inputs(Late()).takes == (Tensor("x", (64,), 50),)
+    assert try_inputs(Late()).takes == (DraftInput("x", (64,), 50),)
 
 
 def test_what_is_left_out_is_said(nets):
@@ -260,7 +260,7 @@ def test_a_draft_of_a_file(nets):
     draft = draft_of_model("nets.py:Net", nets)
     assert draft.code.local == ("from nets import Net",)
     assert draft.code.body == ("return Net()",)
-    assert (draft.takes, draft.gives) == ((Tensor("x", (8,)),), DraftOutput("", (3,)))
+    assert (draft.takes, draft.gives) == ((DraftInput("x", (8,)),), DraftOutput("", (3,)))
     assert draft.marks == (MarkPattern("layers.*", 4), MarkPattern("head", 1))
     assert draft.gaps == ()
 
@@ -270,7 +270,7 @@ def test_arguments_are_kept(nets):
     draft = draft_of_model("nets:Net(width=6, classes=2)", nets)
     assert draft.code.imports == ("from nets import Net",)
     assert draft.code.body == ("return Net(width=6, classes=2)",)
-    assert draft.takes == (Tensor("x", (6,)),)
+    assert draft.takes == (DraftInput("x", (6,)),)
     assert draft_of_model("nets.py:Needy(width=5)", nets).gaps == ()
 
 
@@ -378,5 +378,5 @@ def test_a_model_of_another_folder_is_refused(nets):
 def test_nothing_is_computed_and_nothing_held(nets):
     """A model of 40 GB is looked at as fast as a small one."""
     draft = draft_of_model("nets.py:Net(width=50000)", nets)
-    assert draft.takes == (Tensor("x", (50000,)),)
+    assert draft.takes == (DraftInput("x", (50000,)),)
     assert torch.is_grad_enabled()

@@ -5,19 +5,16 @@ from dataclasses import replace
 from builders import make_profile
 
 from assigner.formats.merging import merged
-from assigner.formats.profile import Collective, LinkPoint, Wire, WireLink
+from assigner.formats.profile import Collective, Link, LinkPoint, Wire, WireLink
 from assigner.profiler.assembly import RankReport, renew
-from assigner.profiler.collectives import CollectiveSweep
-from assigner.profiler.contention import SharedWire
 from assigner.profiler.host import HostFacts
-from assigner.profiler.links import LinkSweep
 
 
 def make_report(rank, *targets, seconds=2e-3):
     """Of a rank whose links to some others took so long."""
     points = tuple(LinkPoint(size, seconds * (n + 1), 9, 0.01) for n, size in enumerate((1000, 100_000)))
-    sweeps = tuple(LinkSweep(rank, target, points, 0.1, 0.2) for target in targets)
-    return RankReport(HostFacts(f"host{rank}", rank, "cpu", "CPU", 10**9, 1), (), {}, sweeps)
+    links = tuple(Link(f"worker:{rank}/cpu", f"worker:{target}/cpu", points, "gloo", 0.1, 0.2) for target in targets)
+    return RankReport(HostFacts(f"host{rank}", rank, "cpu", "CPU", 10**9, 1), (), {}, links)
 
 
 def test_links_that_nobody_measured_get_the_new_medians():
@@ -46,31 +43,28 @@ def test_without_new_links_the_old_ones_stay():
     assert renew(old, [make_report(0), make_report(1)]).links == old.links
 
 
-def test_all_reduces_are_named_by_their_workers_and_replace_older_ones():
+def test_all_reduces_replace_older_ones():
     """The smallest sets first; what was not measured again stays as it was."""
     points = (LinkPoint(1 << 18, 2e-3, 9, 0.01),)
     stays = Collective(("worker:0/cpu", "worker:2/cpu"), (LinkPoint(1 << 18, 7.0),))
     older = Collective(("worker:1/cpu", "worker:0/cpu"), (LinkPoint(1 << 18, 9.0),))
     old = replace(make_profile(work=[1e-3], slowness=[1.0] * 3), collectives=(older, stays))
-    found = tuple(CollectiveSweep(ranks, points, "gloo", 0.25, 0.02) for ranks in ((0, 1, 2), (0, 1)))
-    reports = [replace(make_report(0), collectives=found), make_report(1), make_report(2)]
     new = [
-        Collective(
-            tuple(f"worker:{rank}/cpu" for rank in ranks), (LinkPoint(1 << 18, 2e-3, 9, 0.01),), "gloo", 0.25, 0.02
-        )
+        Collective(tuple(f"worker:{rank}/cpu" for rank in ranks), points, "gloo", 0.25, 0.02)
         for ranks in ((0, 1), (0, 1, 2))
     ]
+    reports = [replace(make_report(0), collectives=(new[1], new[0])), make_report(1), make_report(2)]
     assert renew(old, reports).collectives == (stays, *new)
     assert renew(old, [make_report(rank) for rank in range(3)]).collectives == old.collectives
 
 
-def test_wires_are_named_by_their_workers_and_found_anew_with_links():
+def test_wires_are_found_anew_with_links():
     """What was found with new links takes the place of all that was known; without new links it stays."""
     old = make_profile(work=[1e-3], slowness=[1.0] * 3)
     rest = [make_report(1), make_report(2)]
-    reports = [replace(make_report(0, 1), wires=(SharedWire(((0, 1), (2, 0)), 1.8),)), *rest]
-    new = renew(old, reports)
     ends = [("worker:0/cpu", "worker:1/cpu"), ("worker:2/cpu", "worker:0/cpu")]
-    assert new.wires == (Wire(tuple(WireLink(*each) for each in ends), 1.8),)
+    wire = Wire(tuple(WireLink(*each) for each in ends), 1.8)
+    new = renew(old, [replace(make_report(0, 1), wires=(wire,)), *rest])
+    assert new.wires == (wire,)
     assert renew(new, [make_report(rank) for rank in range(3)]).wires == new.wires
     assert renew(new, [make_report(0, 1), *rest]).wires == ()

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from assigner.errors import MeasurementError
+from assigner.formats.profile import Link
 from assigner.profiler import computetimes, links
 from assigner.profiler.computetimes import ComputeMeasurement
-from assigner.profiler.links import LinkSweep, SweepOptions
+from assigner.profiler.links import SweepOptions
 from assigner.profiler.rankprogress import Forecast
-from assigner.profiler.sampling import Sample
+from assigner.samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,10 +31,10 @@ class Machine:
             computetimes, "StarvationWatch", lambda _: SimpleNamespace(share=lambda: self.shares.pop(0))
         )
 
-    def sample(self) -> list[tuple[Sample, ...]]:
+    def sample(self) -> list[tuple[Samples, ...]]:
         """One measurement."""
         self.measured += 1
-        return [(Sample(float(self.measured), 0.0, 7),)]
+        return [(Samples((float(self.measured),) * 7),)]
 
     def measure(self, *, force_busy: bool = False) -> tuple[float, float]:
         """Seconds that were kept, and how much they were disturbed."""
@@ -41,8 +42,8 @@ class Machine:
             cast("computetimes.Workload", None), cast("computetimes.PartitionGraph", None), torch.device("cpu"),
             "worker:1/cpu", 1e9, Forecast(), lambda _: None, force_busy=force_busy,
         )  # fmt: skip
-        ((sample,),), starved = share._undisturbed(self.sample, ["blocks.0", "blocks.1", "blocks.2", "head"])
-        return sample.median, starved
+        ((samples,),), starved = share._undisturbed(self.sample, ["blocks.0", "blocks.1", "blocks.2", "head"])
+        return samples.median_s, starved
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,9 @@ def test_a_link_with_a_disturbed_end_is_measured_again(
     """Its target hears whether it is to go on; the sweep that was disturbed less is kept."""
     waiting, wire = list(shares), Wire()
     monkeypatch.setattr(links, "compare_clock", lambda _: SimpleNamespace(ahead_s=0.0))
-    monkeypatch.setattr(links, "_measure_once", lambda *_: LinkSweep(0, 1, (), 0.0, 0.0, waiting.pop(0)))
+    monkeypatch.setattr(
+        links, "_measure_once", lambda *_: Link("worker:0/cpu", "worker:1/cpu", (), starved=waiting.pop(0))
+    )
     options = SweepOptions(largest=1024, typical=1024, force_busy=force_busy)
     (sweep,) = links._measure_pair(cast("Lane", wire), 0, 1, options, one_clock=True)
     assert sweep.starved == kept

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assigner.profiler.collectives import planned_rounds
+from assigner.profiler.collectives import collective_rounds
 from assigner.profiler.host import HostFacts
 from assigner.profiler.pairs import ALL_UP_TO, reduced_sets
 
@@ -49,8 +49,8 @@ def test_where_links_are_sampled_like_pairs_of_hosts_share_one() -> None:
 def test_a_large_fleet_measures_pairs_together_that_share_no_worker() -> None:
     """A small one each set by itself; a set of more than two always is."""
     sets = [(0, 1), (1, 2), (2, 3), (0, 1, 2, 3)]
-    assert planned_rounds(sets, 4) == [[each] for each in sets]
-    assert planned_rounds(sets, 40) == [[(0, 1), (2, 3)], [(1, 2)], [(0, 1, 2, 3)]]
+    assert collective_rounds(sets, 4) == [[each] for each in sets]
+    assert collective_rounds(sets, 40) == [[(0, 1), (2, 3)], [(1, 2)], [(0, 1, 2, 3)]]
 
 
 @pytest.mark.distributed
@@ -61,7 +61,8 @@ def test_three_ranks_give_collectives(forked: ForkedRanks, tmp_path: Path) -> No
     assert [len(each["found"]) for each in reports] == [2, 0, 0]
     assert all(each["told"] == [[0, 2], [1, 2]] for each in reports)
     pair, everybody = reports[0]["found"]
-    assert (pair["ranks"], everybody["ranks"]) == ([0, 1], [0, 1, 2])
+    names = [f"worker:{n}/cpu" for n in range(3)]
+    assert (pair["workers"], everybody["workers"]) == (names[:2], names)
     for each in (pair, everybody):
         assert [point["bytes"] for point in each["points"]] == [1 << 14, 100_000]
         assert all(point["seconds"] > 0 for point in each["points"])

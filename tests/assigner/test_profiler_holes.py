@@ -14,8 +14,8 @@ from assigner.profiler.computetimes import ComputeMeasurement
 from assigner.profiler.host import allocator_share
 from assigner.profiler.memory import Growth
 from assigner.profiler.rankprogress import Forecast
-from assigner.profiler.sampling import Sample
 from assigner.profiler.tasks import Point
+from assigner.samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,10 +63,10 @@ def test_the_holes_of_large_micro_batches_are_not_added_to_small_ones(monkeypatc
     monkeypatch.setattr(computetimes, "growth", heap.growth)
     monkeypatch.setattr(computetimes, "peak_bytes", heap.peak)
 
-    def interleaved(runs: list[Callable[[], tuple[float, ...]]], *_: object, **__: object) -> list[tuple[Sample, ...]]:
+    def interleaved(runs: list[Callable[[], tuple[float, ...]]], *_: object, **__: object) -> list[tuple[Samples, ...]]:
         for run in runs:
             run()
-        return [(Sample(1.0, 0.0, 7), Sample(2.0, 0.0, 7))] * len(runs)
+        return [(Samples((1.0,)), Samples((2.0,)))] * len(runs)
 
     monkeypatch.setattr(computetimes, "measure_interleaved", interleaved)
     share = ComputeMeasurement(

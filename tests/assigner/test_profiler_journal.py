@@ -6,11 +6,8 @@ from dataclasses import replace
 import pytest
 
 from assigner.errors import FormatError
-from assigner.formats.profile import LinkPoint, Measurement
-from assigner.profiler.collectives import CollectiveSweep
-from assigner.profiler.contention import SharedWire
+from assigner.formats.profile import Collective, Link, LinkPoint, Measurement, Wire, WireLink
 from assigner.profiler.journal import FoundWires, Head, Journal, Note, OptimizerSize, journal_path
-from assigner.profiler.links import LinkSweep
 from assigner.profiler.tasks import Point
 
 HEAD = Head(
@@ -20,27 +17,35 @@ HEAD = Head(
 )  # fmt: skip
 POINT = Measurement("embed", "worker:1/cpu", 2, 1e-3, 2e-3, 1e-4, 10, 20, 7, 0.01, update_spread=0.2)
 BAD = Measurement("head", "worker:1/cpu", 4, infeasible="out of memory when measured")
-LINK = LinkSweep(1, 0, (LinkPoint(1024, 1e-4, 30, 0.02),), 0.1, 0.2)
-REDUCED = CollectiveSweep((1, 2), (LinkPoint(1 << 18, 1e-3, 30, 0.02),), "gloo", 0.3, 0.01)
-
-WIRES = (SharedWire(((0, 1), (1, 2)), 2.1),)
+LINK = Link("worker:1/cpu", "worker:0/cpu", (LinkPoint(1024, 1e-4, 30, 0.02),), "gloo", 0.1, 0.2)
+REDUCED = Collective(("worker:1/cpu", "worker:2/cpu"), (LinkPoint(1 << 18, 1e-3, 30, 0.02),), "gloo", 0.3, 0.01)
 
 
-def link(*, points=(1024,), **changes):
+def wire(*ends, slower):
+    """Of some ranks' links."""
+    return Wire(tuple(WireLink(f"worker:{source}/cpu", f"worker:{target}/cpu") for source, target in ends), slower)
+
+
+WIRES = (wire((0, 1), (1, 2), slower=2.1),)
+
+
+def link(*, source=1, target=0, points=(1024,), **changes):
     """The line of a link."""
     sizes = [{"bytes": size, "seconds": 1e-4, "samples": 9} for size in points]
-    same = {"source": 1, "target": 0, "points": sizes, "sender_busy": 0, "receiver_busy": 0}
-    return json.dumps({"link": {**same, **changes}})
+    ends = {"source": f"worker:{source}/cpu", "target": f"worker:{target}/cpu"}
+    return json.dumps({"link": {**ends, "points": sizes, "sender_busy": 0, "receiver_busy": 0, **changes}})
 
 
-def reduced(*, points=(1024,), **changes):
+def reduced(*ranks, points=(1024,), **changes):
     """The line of an all-reduce."""
     sizes = [{"bytes": size, "seconds": 1e-4, "samples": 9} for size in points]
-    return json.dumps({"collective": {"ranks": [1, 2], "points": sizes, "backend": "gloo", "busy": 0, **changes}})
+    workers = [f"worker:{rank}/cpu" for rank in ranks or (1, 2)]
+    return json.dumps({"collective": {"workers": workers, "points": sizes, "backend": "gloo", "busy": 0, **changes}})
 
 
-def wires(links, slower=2.0):
+def wires(*ends, slower=2.0):
     """The line of one wire."""
+    links = [{"source": f"worker:{source}/cpu", "target": f"worker:{target}/cpu"} for source, target in ends]
     return json.dumps({"wires": {"wires": [{"links": links, "slower": slower}]}})
 
 
@@ -55,7 +60,7 @@ def path(tmp_path):
         BAD,
         LINK,
         REDUCED,
-        FoundWires((SharedWire(((0, 1), (2, 1)), 1.5),)),
+        FoundWires((wire((0, 1), (2, 1), slower=1.5),)),
         FoundWires(WIRES),
         Note("the wire is shared"),
         Note("slow", Point("embed", 2)),
@@ -70,7 +75,7 @@ def test_what_was_kept_is_read_again(path):
     assert again.load()
     assert again.points == {("embed", 2): POINT, ("head", 4): BAD}
     assert again.optimizer_bytes == {"k0": 96}
-    assert again.sweeps == {0: LINK}
+    assert again.links == {0: LINK}
     assert again.collectives == {(1, 2): REDUCED}
     assert again.wires == WIRES
     assert list(again.notes) == ["the wire is shared", "slow"]
@@ -142,32 +147,35 @@ def test_a_journal_of_another_measurement_is_refused(path, field, value, said):
         ("[1]", "expected an object"),
         ("{}", "expected one of"),
         (json.dumps({"measurement": {"partition": "embed"}}), "measurement.worker: missing"),
-        (json.dumps({"link": {**json.loads('{"source": 0, "target": 1, "points": [], "sender_busy": 0}')}}), "missing"),
+        (json.dumps({"link": {"source": "worker:1/cpu", "target": "worker:0/cpu"}}), "link.points: missing"),
         ('{"optimizer": {"kind": "k", "bytes": NaN}}', "a whole number"),
         ('{"optimizer": {"kind": "k", "bytes": -1}}', "0 or more"),
         (json.dumps({"measurement": {**vars(POINT), "worker": "worker:0/cpu"}}), "not of this worker"),
         (json.dumps({"measurement": {**vars(POINT), "micro_batch": 3}}), "not of this worker"),
-        (link(source=0, target=1), "the link from 0 to 1 is none of worker:1/cpu"),
-        (link(target=1), "the link from 1 to 1 is none"),
-        (link(target=3), "the link from 1 to 3 is none"),
-        (link(points=[]), "sizes must grow, each once; found []"),
+        (link(source=0, target=1), "the link from worker:0/cpu to worker:1/cpu is none of worker:1/cpu"),
+        (link(target=1), "the link from worker:1/cpu to worker:1/cpu is none"),
+        (link(target=3), "the link from worker:1/cpu to worker:3/cpu is none"),
+        (link(points=[]), "link.points: empty"),
         (link(points=[1024, 1024]), "sizes must grow"),
         (link(points=[4096, 1024]), "sizes must grow"),
-        (link(sender_busy=5), "shares go from 0 to 1"),
-        (reduced(ranks=[0, 1]), "the all-reduce among [0, 1] is none of worker:1/cpu"),
-        (reduced(ranks=[1]), "the all-reduce among [1] is none"),
-        (reduced(ranks=[1, 1]), "the all-reduce among [1, 1] is none"),
-        (reduced(ranks=[1, 3]), "the all-reduce among [1, 3] is none"),
-        (reduced(ranks="all"), "expected a list"),
-        (reduced(points=[]), "sizes must grow, each once; found []"),
+        (link(sender_busy=5), "link.sender_busy: 5 is not allowed"),
+        (link(target="x"), "is not a location"),
+        (reduced(0, 1), "the all-reduce among worker:0/cpu, worker:1/cpu is none of worker:1/cpu"),
+        (reduced(1), "the all-reduce among worker:1/cpu is none"),
+        (reduced(1, 1), "the all-reduce among worker:1/cpu, worker:1/cpu is none"),
+        (reduced(1, 3), "the all-reduce among worker:1/cpu, worker:3/cpu is none"),
+        (reduced(1, 2, 0), "ranks stand in their order"),
+        (reduced(workers="all"), "expected a list"),
+        (reduced(workers=[]), "is none of"),
+        (reduced(points=[]), "collective.points: empty"),
         (reduced(points=[4096, 1024]), "sizes must grow"),
-        (reduced(busy=1.5), "shares go from 0 to 1"),
-        (wires([[0, 1]]), "wires that links of 3 ranks cannot share: [[0, 1]]"),
-        (wires([[0, 1], [0, 1]]), "cannot share"),
-        (wires([[0, 1], [1, 3]]), "cannot share"),
-        (wires([[0, 1], [1, 1]]), "cannot share"),
-        (wires([[0, 1], [1]]), "cannot share"),
-        (wires([[0, 1], [1, 2]], slower=0.5), "cannot share"),
+        (reduced(busy=1.5), "collective.busy: 1.5 is not allowed"),
+        (wires((0, 1)), "wires that links of 3 ranks cannot share: [[0, 1]]"),
+        (wires((0, 1), (0, 1)), "cannot share"),
+        (wires((0, 1), (1, 3)), "cannot share"),
+        (wires((0, 1), (1, 1)), "cannot share"),
+        (wires((0, 1), (1, "x")), "is not a location"),
+        (wires((0, 1), (1, 2), slower=0.5), "slower: 0.5 is not allowed"),
     ],
 )
 def test_a_wrong_line_is_refused_with_its_number(path, line, said):
@@ -188,7 +196,7 @@ def test_a_new_run_replaces_what_was_left(path):
     again = Journal(path, HEAD)
     again.load()
     assert set(again.points) == {("embed", 2)}
-    assert not again.sweeps
+    assert not again.links
     journal.remove()
     assert not path.exists()
 

@@ -43,7 +43,10 @@ def test_ranks_of_one_host_read_one_clock(monkeypatch: pytest.MonkeyPatch, node:
     monkeypatch.setattr(links, "send_busy", lambda *_: [(0.1, 0.2), (0.1, 0.2)])
     fleet = [HostFacts("shed", each, "cpu", "CPU", 1 << 30, 1) for each in (0, node)]
     one_clock = links._same_host(fleet, 0, 1)
-    lane: Any = SimpleNamespace(rank=0, tell=lambda *_: None, ask=lambda _: 0.0, carrier_to=lambda _: "gloo")
+    lane: Any = SimpleNamespace(
+        rank=0, names=["worker:0/cpu", "worker:1/cpu"], tell=lambda *_: None, ask=lambda _: 0.0,
+        carrier_to=lambda _: "gloo",
+    )  # fmt: skip
     options = SweepOptions(largest=1024, typical=1024, force_busy=True)
     links._measure_pair(lane, 0, 1, options, one_clock=one_clock)
     assert offsets == [offset]
@@ -62,7 +65,7 @@ def test_both_directions_are_measured(forked: ForkedRanks, tmp_path: Path, way: 
     assert all(made["policies"] and set(made["policies"]) == {os.SCHED_BATCH} for made in both)
     for rank, made in enumerate(both):
         (link,) = made["links"]
-        assert (link["source"], link["target"]) == (rank, 1 - rank)
+        assert (link["source"], link["target"]) == (f"worker:{rank}/cpu", f"worker:{1 - rank}/cpu")
         assert [point["bytes"] for point in link["points"]] == message_sizes(100_000)
         assert all(point["seconds"] > 0 for point in link["points"])
         assert all(point["samples"] >= 3 for point in link["points"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from assigner.formats.profile import LinkPoint
-from assigner.profiler.host import HostFacts
-from assigner.profiler.links import LinkSweep, planned_rounds, with_unmeasured
+from assigner.formats.profile import Link, LinkPoint
+from assigner.location import rank_of
+from assigner.profiler.host import HostFacts, worker_names
+from assigner.profiler.links import link_rounds, with_unmeasured
 from assigner.profiler.pairs import Classes, Pair, ring, rounds_of, sampled_pairs, tournament
 
 
@@ -16,9 +17,14 @@ def make_fleet(hosts: int, *, gpus: int = 1, cpus: int = 1) -> list[HostFacts]:
     return [HostFacts(f"host{n}", n, device, kind, 1 << 30, 1) for n in range(hosts) for device, kind in devices]
 
 
-def make_sweep(source: int, target: int, *seconds: float) -> LinkSweep:
+def make_link(fleet: list[HostFacts], source: int, target: int, *seconds: float) -> Link:
     points = tuple(LinkPoint(1024 * 4**n, each, 9, 0.01) for n, each in enumerate(seconds))
-    return LinkSweep(source, target, points, 0.1 * source, 0.2)
+    names = worker_names(fleet)
+    return Link(names[source], names[target], points, "gloo", 0.1 * source, 0.2)
+
+
+def ways_of(links: list[Link]) -> dict[Pair, Link]:
+    return {(rank_of(each.source), rank_of(each.target)): each for each in links}
 
 
 def test_everybody_meets_everybody_once() -> None:
@@ -62,21 +68,25 @@ def test_rounds_of_a_sample_are_disjoint() -> None:
 @pytest.mark.parametrize(("hosts", "pairs", "amount"), [(4, "auto", 28), (4, "sampled", 14), (20, "all", 780)])
 def test_small_fleets_are_measured_whole(hosts: int, pairs: str, amount: int) -> None:
     """Up to 16 workers have all their links measured, unless a sample is asked for."""
-    rounds = planned_rounds(make_fleet(hosts), pairs, alone=False)
+    rounds = link_rounds(make_fleet(hosts), pairs, alone=False)
     assert sum(len(each) for each in rounds) == amount
 
 
 def test_a_shared_wire_has_pairs_measured_alone() -> None:
     """Where neighbours disturb each other, a round is one pair; a fleet that is too large for that keeps its rounds."""
-    assert {len(each) for each in planned_rounds(make_fleet(3), "all", alone=True)} == {1}
-    assert max(len(each) for each in planned_rounds(make_fleet(8), "all", alone=True)) == 8
+    assert {len(each) for each in link_rounds(make_fleet(3), "all", alone=True)} == {1}
+    assert max(len(each) for each in link_rounds(make_fleet(8), "all", alone=True)) == 8
 
 
 def test_unmeasured_links_have_the_median_of_their_class() -> None:
     """A link that was left out has its class's median at the sizes that all of them have, and 0 samples."""
     fleet = make_fleet(4, gpus=0)
-    measured = [make_sweep(0, 1, 1.0, 5.0), make_sweep(1, 2, 2.0, 6.0, 9.0), make_sweep(2, 3, 4.0, 7.0)]
-    found = {(each.source, each.target): each for each in with_unmeasured(measured, fleet)}
+    measured = [
+        make_link(fleet, 0, 1, 1.0, 5.0),
+        make_link(fleet, 1, 2, 2.0, 6.0, 9.0),
+        make_link(fleet, 2, 3, 4.0, 7.0),
+    ]
+    found = ways_of(with_unmeasured(measured, fleet))
     assert len(found) == 12
     assert [found[0, 1], found[1, 2], found[2, 3]] == measured
     filled = found[3, 0]
@@ -91,5 +101,4 @@ def test_unmeasured_links_have_the_median_of_their_class() -> None:
 def test_a_class_without_measured_links_stays_without() -> None:
     """Nothing is made up for pairs of a class of which none was measured."""
     fleet = make_fleet(2)
-    found = with_unmeasured([make_sweep(0, 2, 1.0)], fleet)
-    assert [(each.source, each.target) for each in found] == [(0, 2), (2, 0)]
+    assert list(ways_of(with_unmeasured([make_link(fleet, 0, 2, 1.0)], fleet))) == [(0, 2), (2, 0)]

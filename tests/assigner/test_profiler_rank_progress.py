@@ -33,7 +33,7 @@ def test_the_slowest_is_shown_until_all_do_the_same():
     shown = []
     store, first, second = two(shown)
     second.tell("compute of embed", make_forecast(60.0))
-    assert unseal(RankProgress, "assigner/standing/1", store.get("assigner/standing/1")).left_s == 300.0
+    assert unseal(RankProgress, "assigner/progress/1", store.get("assigner/progress/1")).left_s == 300.0
     first.tell("compute of embed", make_forecast(0.1))
     assert shown[-1].worker == "worker:1/cpu"
     first.together = True

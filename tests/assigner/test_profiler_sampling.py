@@ -8,8 +8,9 @@ import pytest
 
 from assigner.profiler import sampling
 from assigner.profiler.options import ProfileOptions
-from assigner.profiler.sampling import measure_interleaved, summarise
+from assigner.profiler.sampling import measure_interleaved
 from assigner.profiler.session import default_micro_batches
+from assigner.samples import Samples
 
 
 class Clock:
@@ -31,9 +32,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_median_and_spread() -> None:
     """The spread is the interquartile range over the median."""
-    said = summarise([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert (said.median, said.spread, said.count) == (3.0, pytest.approx(2 / 3), 5)
-    assert summarise([7.0]).spread == 0.0
+    said = Samples((1.0, 2.0, 3.0, 4.0, 5.0))
+    assert (said.median_s, said.iqr_s, said.spread) == (3.0, pytest.approx(2.0), pytest.approx(2 / 3))
+    assert Samples((7.0,)).spread == 0.0
 
 
 def test_stops_that_hit_one_part_at_a_time_are_in_the_parts_together(clock: Clock) -> None:
@@ -47,7 +48,7 @@ def test_stops_that_hit_one_part_at_a_time_are_in_the_parts_together(clock: Cloc
         return parts
 
     (found,) = measure_interleaved([run])
-    assert [part.median for part in found] == pytest.approx([0.175, 0.175, 0.35])
+    assert [part.median_s for part in found] == pytest.approx([0.175, 0.175, 0.35])
 
 
 def test_steady_runs_need_seven_samples(clock: Clock) -> None:
@@ -58,8 +59,8 @@ def test_steady_runs_need_seven_samples(clock: Clock) -> None:
         return 0.03, 0.07
 
     ((forward, backward),) = measure_interleaved([run])
-    assert (forward.median, backward.median) == (pytest.approx(0.03), pytest.approx(0.07))
-    assert forward.count == 7
+    assert (forward.median_s, backward.median_s) == (pytest.approx(0.03), pytest.approx(0.07))
+    assert len(forward.seconds) == 7
 
 
 def test_a_sample_averages_over_a_cpu_that_stands_still(clock: Clock) -> None:
@@ -74,7 +75,7 @@ def test_a_sample_averages_over_a_cpu_that_stands_still(clock: Clock) -> None:
         return (seconds,)
 
     ((said,),) = measure_interleaved([run])
-    assert said.median == pytest.approx(0.005)
+    assert said.median_s == pytest.approx(0.005)
     assert said.spread < 0.05
 
 
@@ -91,9 +92,9 @@ def test_unsteady_runs_end_by_time(clock: Clock) -> None:
 
     ((said,),) = measure_interleaved([run])
     assert said.spread > 0.5
-    assert 7 <= said.count <= 12
+    assert 7 <= len(said.seconds) <= 12
     ((longer,),) = measure_interleaved([run], patience=2.5)
-    assert 2 * said.count < longer.count < 3 * said.count
+    assert 2 * len(said.seconds) < len(longer.seconds) < 3 * len(said.seconds)
 
 
 def test_a_part_of_little_weight_may_spread(clock: Clock) -> None:
@@ -107,7 +108,7 @@ def test_a_part_of_little_weight_may_spread(clock: Clock) -> None:
         return 0.2, 0.002 if turn % 2 else 0.01
 
     steady, small = measure_interleaved([run])[0]
-    assert (steady.count, steady.spread) == (7, 0.0)
+    assert (len(steady.seconds), steady.spread) == (7, pytest.approx(0.0))
     assert small.spread > 0.5
 
 

@@ -18,7 +18,7 @@ from assigner.model.workload import Workload
 from assigner.profiler import sampling, session, stagegroups
 from assigner.profiler.journal import Note, journal_path
 from assigner.profiler.options import ProfileDestination, ProfileOptions
-from assigner.profiler.rank import Keeping, RankSession
+from assigner.profiler.rank import RankSession
 from assigner.profiler.session import profile_workload
 from assigner.profiler.tasks import Point, RefusedError, Start
 
@@ -223,10 +223,10 @@ def test_every_rank_does_what_rank_0_says(run: Run, monkeypatch: pytest.MonkeyPa
     started: list[Start] = []
     agreed = RankSession.agree
 
-    def agree(self: RankSession, start: Start, keeping: Keeping) -> None:
+    def agree(self: RankSession, start: Start, output: ProfileDestination | None) -> None:
         started.append(start)
         monkeypatch.setattr(self, "options", ProfileOptions(force_busy=True))  # as on a host with other flags
-        agreed(self, start, keeping)
+        agreed(self, start, output)
         assert self.selection.words == ("1",)
         assert self._link_options().pairs == "sampled"
 

@@ -14,7 +14,7 @@ from torch import nn
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload
 from assigner.profiler import stagegroups
-from assigner.profiler.stagegroups import JoinedBenches, StageBench, joined_benches, stage_partitions, stages
+from assigner.profiler.stagegroups import JoinedBenches, StageBench, joined_benches, measured_stages, stage_partitions
 from assigner.profiler.tasks import Point
 from assigner.profiler.walk import collect_inputs
 from assigner.profiler.workbench import Workbench
@@ -187,7 +187,7 @@ def test_a_stage_has_its_company(ten: PartitionGraph) -> None:
     """Five like ones run beside the one that is measured, and count for it; each size is a stage of its own."""
     workbench = make_workbench(ten, math.inf)
     benches = {point: workbench.measured(point) for point in (Point("1", ROWS), Point("1", 4 * ROWS))}
-    found = stages(benches, workbench)
+    found = measured_stages(benches, workbench)
     assert [stage.points for stage in found] == [(point,) for point in benches]
     for stage in found:
         assert [each.runner.piece.name for each in stage.bench.benches] == ["1", "2", "3", "4", "5", "6"]
@@ -203,12 +203,12 @@ def test_a_stage_without_memory_for_company_is_its_own(ten: PartitionGraph) -> N
     benches = {point: workbench.measured(point)}
     held = workbench.held[point] = replace(workbench.held[point], heap=1.0)
     workbench.room = lambda: 2 * held.needed() + 1e-3
-    (stage,) = stages(benches, workbench)
+    (stage,) = measured_stages(benches, workbench)
     assert [each.runner.piece.name for each in stage.bench.benches] == ["1"]
     assert stage.bench.is_crowded
     assert all(each.grad is None for name in "23456" for each in workbench.modules[name].parameters())
     workbench.room = lambda: 2 * held.needed() - 1
-    (stage,) = stages(benches, workbench)
+    (stage,) = measured_stages(benches, workbench)
     assert (stage.bench.depth, stage.bench.is_crowded) == (benches[point].depth, True)
 
 
@@ -219,7 +219,7 @@ def test_fewer_micro_batches_are_in_flight_before_company_is_sent_away(ten: Part
     benches = {point: workbench.measured(point)}
     held = workbench.held[point] = replace(workbench.held[point], heap=1.0, workspace_bytes=10**6)
     workbench.room = lambda: (2 * 6 * held.needed() + 1) / 1
-    (stage,) = stages(benches, workbench)
+    (stage,) = measured_stages(benches, workbench)
     assert (len(stage.bench.benches), stage.bench.depth) == (6, 1)
 
 

@@ -7,7 +7,7 @@ import pytest
 from assigner.formats.selection import Selection
 from assigner.profiler.host import HostFacts
 from assigner.profiler.stagegroups import in_turn
-from assigner.profiler.tasks import Point, RankState, RefusedError, Start, assign_tasks, check_states, worker_text
+from assigner.profiler.tasks import Point, RankState, RefusedError, Start, assign_tasks, check_states, describe
 
 KINDS = {"embed": ["embed"], "blocks.0": ["blocks.0", "blocks.1"], "head": ["head"]}
 ALL = {Point(name, size) for name in KINDS for size in (2, 4)}
@@ -93,7 +93,10 @@ def test_a_selection_is_measured_where_it_says():
 def test_offers_that_fit_are_accepted():
     """The same model, and the workers of the profile that is updated: any other ones are not."""
     offers = [offer(), offer(1, threads=2)]
-    workers = tuple(worker_text(n, each.facts) for n, each in enumerate(offers))
+    workers = tuple(
+        describe(f"worker:{n}/{each.facts.device}", each.facts.kind, each.facts.threads)
+        for n, each in enumerate(offers)
+    )
     check_states(Start((2, 4)), offers)
     check_states(Start((2, 4), workers), offers)
     for other in (workers[:1], workers[::-1], (*workers, workers[0])):

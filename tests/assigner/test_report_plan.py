@@ -10,7 +10,7 @@ from assigner.report.plan import (
     baselines,
     best_baseline,
     describe_solver,
-    gain,
+    gain_line,
     plan_data,
     plan_report,
     proven_gap,
@@ -94,9 +94,9 @@ def test_speed_up_is_over_the_best_baseline_that_fits(plan):
     rated = replace(plan, baselines=(Baseline("a", None), Baseline("b", 3 * step), Baseline("c", 2 * step)))
     assert best_baseline(rated) == ("c", 2 * step)
     assert speed_up(rated) == pytest.approx(2)
-    assert gain(rated).text == "2.00x as fast as the best baseline (c)"
-    assert "none of the baselines fits" in gain(replace(plan, baselines=(Baseline("a", None),))).text
-    assert gain(replace(plan, baselines=(Baseline("c", step),))).text.startswith("as fast as")
+    assert gain_line(rated).text == "2.00x as fast as the best baseline (c)"
+    assert "none of the baselines fits" in gain_line(replace(plan, baselines=(Baseline("a", None),))).text
+    assert gain_line(replace(plan, baselines=(Baseline("c", step),))).text.startswith("as fast as")
 
 
 def test_remat_text():
@@ -174,9 +174,9 @@ def test_a_faster_baseline_is_told_without_a_cause(plan):
     """By how much, and what may help; not where the plan's schedule is that already."""
     step = plan.predicted.step_s
     slower = replace(plan, baselines=(Baseline("a", step / 2),))
-    assert gain(slower).text.startswith("a is faster by 50.0 %; where it")
-    assert "may find" in gain(slower).text
-    assert gain(replace(slower, schedule="interleaved")).text == "a is faster by 50.0 %"
+    assert gain_line(slower).text.startswith("a is faster by 50.0 %; where it")
+    assert "may find" in gain_line(slower).text
+    assert gain_line(replace(slower, schedule="interleaved")).text == "a is faster by 50.0 %"
 
 
 def test_a_plan_of_another_objective_is_not_held_against_baselines(plan):

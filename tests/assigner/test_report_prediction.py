@@ -28,6 +28,7 @@ def report(plan: Plan, profile: Profile = PROFILE, *, memory: bool = False, **mo
     cost = CostModel(profile)
     timeline = simulated(plan, cost)
     held = memory_over_time(timeline, cost) if memory else None
+    more = {"own_profile": True, "width": 120, **more}
     return prediction_report(plan, summary(timeline, cost), predicted_spans(timeline, cost), held, **more)
 
 

@@ -18,7 +18,7 @@ from assigner.export.traceevents import trace_events
 from assigner.formats.stage import Replica
 from assigner.report.clock import clock_data
 from assigner.report.page.shown import shown
-from assigner.report.page.timeline import timeline_data
+from assigner.report.page.simulated import timeline_figures
 from assigner.report.placementchanges import placement_changes_data, same
 from assigner.report.plan import stages
 from assigner.report.timeline import timeline
@@ -94,7 +94,7 @@ def test_reductions_are_drawn_beside_what_workers_compute() -> None:
     named = {event["tid"] for event in events if event["name"] == "thread_name" and "adds up" in event["args"]["name"]}
     assert len(tracks) == 2
     assert tracks == named
-    data = timeline_data(shown("it", both, profile))
+    data = timeline_figures(shown("it", both, profile))
     assert [row[:2] for row in sorted(data["reductions"])] == [[0, 0], [1, 0]]
     assert ActionKind.REDUCE not in [job[1] for job in data["jobs"]]
 

@@ -15,7 +15,7 @@ from assigner.errors import FormatError, InfeasibleError, UsageError
 from assigner.formats.document import decode, encode
 from assigner.formats.plan import Plan
 from assigner.formats.stage import Replica, Stage
-from assigner.report.solution import proof
+from assigner.report.solution import proof_lines
 from assigner.schedule.cost import CostModel
 from assigner.schedule.orders import ActionKind, order_of
 from assigner.schedule.simulate import overfull, predict, step_s
@@ -377,7 +377,7 @@ def test_auto_takes_several_stages_a_worker_where_they_are_faster():
     assert plan.solver.scope == "plans with any number of stages a worker in any order"
     named = [each for each in plan.candidates if each.schedule in ("gpipe", "1f1b")]
     assert all(each.status == "proven worse" for each in named)
-    told = [line.text for line in proof(plan)]
+    told = [line.text for line in proof_lines(plan)]
     assert "status: feasible: within" in told[0]
     assert "with any number of stages a worker, in any order" in told[0]
     assert told[-1].startswith("gpipe and 1f1b, with one stage a worker and updates undivided, take ")
@@ -417,7 +417,7 @@ def test_a_named_schedule_stays_where_a_listed_one_gains_next_to_nothing(monkeyp
     plan = solve(uneven(), options).plan
     assert plan.schedule in ("gpipe", "1f1b", "interleaved", "interleaved-1f1b")
     assert plan.solver.any_order_found_s == pytest.approx(faster_s)
-    told = "".join(line.text for line in proof(plan))
+    told = "".join(line.text for line in proof_lines(plan))
     assert "was found, " in told
     assert "no faster plan was found" not in told
 

@@ -15,7 +15,7 @@ from assigner.formats.plan import Plan, load_plan, save_plan
 from assigner.formats.profile import Tie
 from assigner.formats.stage import Replica
 from assigner.report.page.shown import shown
-from assigner.report.page.timeline import timeline_data
+from assigner.report.page.simulated import timeline_figures
 from assigner.report.placementchanges import placement_changes_data
 from assigner.report.plan import stages
 from assigner.report.sharing import sharing
@@ -120,7 +120,7 @@ def test_a_run_that_goes_as_predicted_agrees() -> None:
     spans = predicted_spans(line, cost)
     timeline([spans], width=400)
     assert {event["name"] for event in trace_events([spans])["traceEvents"]} >= {"gather of stage 0"}
-    rows = timeline_data(shown("it", plan, PROFILE))["reductions"]
+    rows = timeline_figures(shown("it", plan, PROFILE))["reductions"]
     assert sorted(row[5] for row in rows) == ["gathering", "gathering", "reduction", "reduction"]
 
 

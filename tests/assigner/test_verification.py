@@ -275,6 +275,19 @@ def test_the_generators_are_left_as_they_were():
     assert states[3] == after[3]
 
 
+def test_what_an_optimizer_draws_is_put_back():
+    """One that adds noise in its step leaves torch's generator as it was."""
+
+    class Drawing(torch.optim.SGD):
+        def step(self, closure=None):
+            torch.rand(1)
+            return super().step(closure)
+
+    state = torch.get_rng_state()
+    checked(replace(workload(simple, "*"), optimizer=lambda parameters: Drawing(parameters, lr=0.1)))
+    assert torch.equal(state, torch.get_rng_state())
+
+
 def test_a_recompute_that_moves_state_passes():
     """Spectral normalisation and a counter: the recompute sees what the first forward did."""
     assert checked(workload(Spectral, "first", "last")).result == "equal"

@@ -1,16 +1,16 @@
 import json
 
 import pytest
-from assigner_cli import machine, packages
+from assigner_cli import findings, packages
 
 
 @pytest.fixture
 def no_torch_process(monkeypatch):
     """Doctor's questions to torch and the solvers answered at once."""
     answer = {"backends": ["gloo"], "cuda": None, "devices": [], "threads": 1, "nccl": None}
-    monkeypatch.setattr(machine, "_ask_torch", lambda: answer)
-    monkeypatch.setattr(machine, "_ask_solvers", lambda: {"HiGHS": "", "CBC": ""})
-    monkeypatch.setattr(machine, "_nvidia_smi", list)
+    monkeypatch.setattr(findings, "_ask_torch", lambda: answer)
+    monkeypatch.setattr(findings, "_ask_solvers", lambda: {"HiGHS": "", "CBC": ""})
+    monkeypatch.setattr(findings, "_nvidia_smi", list)
     return answer
 
 
@@ -43,8 +43,8 @@ def test_missing_package_says_how_to_get_it(assigner, no_torch_process, monkeypa
 
 def test_accelerator_that_torch_does_not_see(no_torch_process, monkeypatch):
     """A driver that lists a device which torch lacks is worth a note and a remedy."""
-    monkeypatch.setattr(machine, "_nvidia_smi", lambda: ["NVIDIA H200"])
-    finding = next(each for each in machine.examine() if each.what == "accelerators")
+    monkeypatch.setattr(findings, "_nvidia_smi", lambda: ["NVIDIA H200"])
+    finding = next(each for each in findings.examine() if each.what == "accelerators")
     assert finding.state == "note"
     assert "CUDA" in finding.remedy
 
@@ -58,7 +58,7 @@ def test_the_lab_is_worth_a_note_where_it_cannot_work(no_torch_process, monkeypa
     for feature in ("latency", "all"):
         lack = Lack("a thing", "get it", feature)
         monkeypatch.setattr(lab, "lacks", lambda lack=lack: (lack,))
-        found[feature] = next(each for each in machine.examine() if each.what == "lab")
+        found[feature] = next(each for each in findings.examine() if each.what == "lab")
     assert (found["latency"].state, found["latency"].remedy) == ("ok", "")
     assert (found["all"].state, found["all"].remedy) == ("note", "get it")
     assert "a thing" in found["all"].detail
@@ -66,17 +66,17 @@ def test_the_lab_is_worth_a_note_where_it_cannot_work(no_torch_process, monkeypa
 
 def test_control_group_limits_are_read(monkeypatch):
     """What a control group allows stands beside what the machine has."""
-    monkeypatch.setattr(machine, "memory_limit", lambda: 2**30)
-    monkeypatch.setattr(machine, "core_limit", lambda: 0.5)
-    assert machine._memory().value["limit_bytes"] == 2**30
-    assert machine._cores().value["limit"] == 0.5
+    monkeypatch.setattr(findings, "memory_limit", lambda: 2**30)
+    monkeypatch.setattr(findings, "core_limit", lambda: 0.5)
+    assert findings._memory().value["limit_bytes"] == 2**30
+    assert findings._cores().value["limit"] == 0.5
 
 
 def test_a_version_that_is_too_old_is_missing(no_torch_process, monkeypatch):
     """The versions that count are those of assigner's own metadata."""
     real = packages.installed
     monkeypatch.setattr(packages, "installed", lambda name: "2.9.1+cpu" if name == "torch" else real(name))
-    finding = next(each for each in machine.examine() if each.what == "torch")
+    finding = next(each for each in findings.examine() if each.what == "torch")
     assert finding.state == "missing"
     assert finding.detail.startswith("2.9.1+cpu, where >=2.10")
     assert [packages._within(each, ">=2.10,<2.16") for each in ("2.10.0", "2.15.9+cu128", "2.16.0", "2.9")] == [
@@ -86,7 +86,7 @@ def test_a_version_that_is_too_old_is_missing(no_torch_process, monkeypatch):
 
 def test_solvers_really_solve():
     """Both find the optimum of a small problem, and one that does not is told with what it said."""
-    assert machine._ask_solvers() == {"HiGHS": "", "CBC": ""}
+    assert findings._ask_solvers() == {"HiGHS": "", "CBC": ""}
     found = {each.what: each for each in packages.programs({"HiGHS": "OSError: no library", "CBC": "it hangs"})}
     assert (found["HiGHS"].state, found["CBC"].state) == ("missing", "note")
     assert "no library" in found["HiGHS"].detail
@@ -94,21 +94,21 @@ def test_solvers_really_solve():
 
 def test_more_threads_than_cores_are_noted(monkeypatch):
     """In a container torch may see more cores than it is given."""
-    monkeypatch.setattr(machine, "core_limit", lambda: 1.5)
-    monkeypatch.setattr(machine, "usable_cores", lambda: 64)
-    finding = machine._threads({"threads": 64})
+    monkeypatch.setattr(findings, "core_limit", lambda: 1.5)
+    monkeypatch.setattr(findings, "usable_cores", lambda: 64)
+    finding = findings._threads({"threads": 64})
     assert (finding.state, finding.remedy) == ("note", "export OMP_NUM_THREADS=1")
-    assert machine._threads({"threads": 1}).state == "ok"
+    assert findings._threads({"threads": 1}).state == "ok"
 
 
 def test_gpus_have_a_row_each(no_torch_process):
     """With the memory that is free; NCCL is worth a note where it is not there."""
     gpu = {**no_torch_process, "devices": [["NVIDIA H200", 150 * 2**30, 2**30], ["NVIDIA H200", 150 * 2**30, None]]}
-    rows = {each.what: each for each in (*machine._accelerators(gpu), *machine._backends(gpu))}
+    rows = {each.what: each for each in (*findings._accelerators(gpu), *findings._backends(gpu))}
     assert rows["cuda:0"].detail == "NVIDIA H200, 150 GiB, 1.00 GiB free"
     assert rows["cuda:1"].detail.endswith("in use")
     assert rows["NCCL"].state == "note"
-    assert [each.state for each in machine._backends({**gpu, "backends": []})] == ["missing", "note"]
+    assert [each.state for each in findings._backends({**gpu, "backends": []})] == ["missing", "note"]
 
 
 def test_what_is_optional_is_absent_and_not_missing(assigner, folder, no_torch_process, monkeypatch):

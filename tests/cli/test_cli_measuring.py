@@ -4,7 +4,7 @@ import io
 import sys
 
 import pytest
-from assigner_cli.measuring import MeasuringProgress, left_text
+from assigner_cli.progress import MeasuringProgress, left_text
 
 from assigner.profiler.rankprogress import RankProgress
 

@@ -28,7 +28,7 @@ from typer.main import get_command
 from assigner.formats.plan import ProfileReference, save_plan
 from assigner.formats.profile import save_profile
 from assigner.formats.trace import save_trace
-from assigner.report.machine import Finding
+from assigner.report.doctor import Finding
 
 SCREENS = Path(__file__).parent / "screens"
 UPDATE = os.environ.get("ASSIGNER_SCREENS") == "update"
@@ -89,7 +89,7 @@ def bench(folder, profile, solved, equal, monkeypatch):
     save_trace(run_in(slower_worker(profile, 1, forward=1.2, backward=1.2), plan), folder / "trace.json")
     save_profile(make_profile(work=[2e-3] * 6, slowness=[2.0], batch=8), folder / "other.json")
     (folder / "model.py").write_text(MODEL)
-    monkeypatch.setattr("assigner_cli.machine.examine", lambda: FINDINGS)
+    monkeypatch.setattr("assigner_cli.findings.examine", lambda: FINDINGS)
     monkeypatch.setattr("assigner.lab.lacks", lambda *_: ())
     for name in ("TERM", "FORCE_COLOR", "NO_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)

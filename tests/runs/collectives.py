@@ -14,15 +14,19 @@ import sys
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from assigner.profiler import busy, collectives
-from assigner.profiler.collectives import CollectiveSweep, measure_collectives
+from assigner.profiler.collectives import measure_collectives
 from assigner.profiler.host import host_facts
 from assigner.profiler.links import SweepOptions
 from assigner.runtime.messages.sending import LostConnectionError
+
+if TYPE_CHECKING:
+    from assigner.formats.profile import Collective
 
 TIMEOUT_S = 60.0
 
@@ -32,7 +36,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     rank, cpu = dist.get_rank(), torch.device("cpu")
-    found: list[CollectiveSweep] = []
+    found: list[Collective] = []
     told: list[tuple[int, int]] = []
 
     def progress(done: int, rounds: int) -> None:

@@ -14,14 +14,18 @@ import sys
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from assigner.profiler import busy, contention, links
 from assigner.profiler.host import host_facts
-from assigner.profiler.links import LinkSweep, SweepOptions, measure_links
+from assigner.profiler.links import SweepOptions, measure_links
 from assigner.runtime.messages import carriers, nccl
+
+if TYPE_CHECKING:
+    from assigner.formats.profile import Link
 
 TIMEOUT_S = 60.0
 
@@ -35,7 +39,7 @@ def main(path: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     cpu = torch.device("cpu")
-    found: list[LinkSweep] = []
+    found: list[Link] = []
     wires = measure_links(
         [host_facts(cpu)] * 2, SweepOptions(largest=100_000, typical=20_000, timeout_s=TIMEOUT_S), cpu,
         wanted=lambda _source, _target: True, done=found.append, progress=lambda _done, _all: None,

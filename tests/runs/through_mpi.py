@@ -12,7 +12,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from assigner.errors import UsageError
 from assigner.machine.launchedrank import launched
 from assigner.profiler import busy, contention, links
 from assigner.profiler.host import host_facts
-from assigner.profiler.links import LinkSweep, SweepOptions, measure_links
+from assigner.profiler.links import SweepOptions, measure_links
 from assigner.runtime.messages import mpi
 from assigner.runtime.messages.carriers import open_carrier
 from assigner.runtime.messages.ordering import Message
@@ -33,6 +33,9 @@ from assigner.schedule.program import Payload, Route
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
 from workloads import graph_of, make_plan, skips
+
+if TYPE_CHECKING:
+    from assigner.formats.profile import Link
 
 WAIT_S = 200.0  # for what comes: a loaded machine is slow, and the test waits longer for mpirun
 CPU = torch.device("cpu")
@@ -116,7 +119,7 @@ def measured_links() -> list[str]:
     """What carries the links that this rank has measured."""
     links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.002, 0.05
     contention._LARGEST_BYTES = 1 << 20
-    found: list[LinkSweep] = []
+    found: list[Link] = []
     options = SweepOptions(largest=100_000, typical=20_000, timeout_s=WAIT_S, backend="mpi", force_busy=True)
     measure_links(
         [host_facts(CPU)] * 2, options, CPU,

@@ -174,10 +174,12 @@ def _runs(page: Shown) -> str:
 
 
 def _about(page: Shown) -> str:
-    count = len(page.profile.warnings)
-    said = f"{fmt.plural(count, 'warning')} of the profile"
-    listed = f"<details><summary>{said}</summary>{parts_html(sections.warnings(page))}</details>" if count else ""
-    return parts_html(sections.about(page)) + listed
+    warnings = page.profile.warnings
+    said = f"{fmt.plural(len(warnings), 'warning')} of the profile"
+    each = parts_html(map(Line, warnings))
+    return parts_html(sections.about(page)) + (
+        f"<details><summary>{said}</summary>{each}</details>" if warnings else ""
+    )
 
 
 def _section(name: str, title: str, inner: str) -> str:

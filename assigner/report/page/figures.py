@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.report.comparison import figures_data
-from assigner.report.page.measured import measured_data
-from assigner.report.page.memory import memory_data
+from assigner.report.page.measured import run_figures
 from assigner.report.page.search import bound_s
-from assigner.report.page.splits import splits_data
-from assigner.report.page.timeline import timeline_data
+from assigner.report.page.simulated import memory_figures, timeline_figures
+from assigner.report.page.splits import splits_figures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +46,8 @@ def _plan(pages: Sequence[Shown], page: Shown) -> dict[str, Any]:
             }
             for stage in plan.stages
         ],
-        "timeline": timeline_data(page),
-        "measured": [measured_data(page, run) for run in page.runs],
-        "memory": memory_data(page),
-        "splits": splits_data(page, bound_s(pages, page)),
+        "timeline": timeline_figures(page),
+        "measured": [run_figures(page, run) for run in page.runs],
+        "memory": memory_figures(page),
+        "splits": splits_figures(page, bound_s(pages, page)),
     }

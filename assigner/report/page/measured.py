@@ -1,6 +1,6 @@
 """A traced run as figures: some of its steps in full, the median first, and the time of every step.
 
-    actions   [job, micro-batch, start, length]             jobs as in the predicted step (timeline.py)
+    actions   [job, micro-batch, start, length]             jobs as in the predicted step (simulated.py)
     messages  [route, micro-batch, start, length, queued]   on the link, and how long before it waited for that
     waits     [worker, route, micro-batch, start, length]   a worker waits for a message
     memory    [worker, when, bytes]                         read at the end of a forward, a backward or an update
@@ -15,8 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from assigner.report.agreement import other_remat
-from assigner.report.page.memory import memory_data
-from assigner.report.page.timeline import timeline_data
+from assigner.report.page.simulated import memory_figures, timeline_figures
 from assigner.schedule.program import CALLED, TOGETHER, ActionKind
 from assigner.validation.observed import CALL_S
 from assigner.validation.spans import measured_spans, median_step
@@ -42,7 +41,7 @@ class _Places:
         self.route = {route: n for n, route in enumerate(page.timeline.program.routes)}
 
 
-def measured_data(page: Shown, run: Run) -> dict[str, Any]:
+def run_figures(page: Shown, run: Run) -> dict[str, Any]:
     """A run of a plan: `steps` has its median step, and its slowest and its fastest where they are not too large.
 
     Args:
@@ -50,7 +49,7 @@ def measured_data(page: Shown, run: Run) -> dict[str, Any]:
         run: Of it.
     """
     trace, beside = run.trace, run.as_run or page
-    line = timeline_data(beside)
+    line = timeline_figures(beside)
     places = _Places(beside, line)
     rows = sum(len(worker.actions) for worker in trace.workers) // trace.steps
     chosen = _chosen(trace)[: max(1, MOST // rows)]
@@ -58,7 +57,7 @@ def measured_data(page: Shown, run: Run) -> dict[str, Any]:
         "name": run.name,
         "remat": trace.remat,
         "said": " ".join(_said(run)),
-        "as_run": {"timeline": line, "memory": memory_data(beside)} if run.as_run else None,
+        "as_run": {"timeline": line, "memory": memory_figures(beside)} if run.as_run else None,
         "clock_error_s": run.agreement.clock_error_s,
         "peak_bytes": {each.worker: each.peak_bytes for each in trace.workers},
         "step_s": list(trace.step_s),

@@ -284,11 +284,6 @@ def about(page: Shown) -> Report:
     return tuple(parts)
 
 
-def warnings(page: Shown) -> Report:
-    """What the profile warns of."""
-    return tuple(Line(text) for text in page.profile.warnings)
-
-
 def _made(when: str, version: str) -> str:
     return " by assigner ".join(text for text in (when, version) if text)
 

@@ -87,7 +87,7 @@ def _not_listed(plan: Plan, cost: CostModel, count: int, size: int) -> str | Non
     return "the parts of backwards were not measured there" if any(each.parts is None for each in prices) else None
 
 
-def splits_data(page: Shown, bound_s: float | None) -> dict[str, Any]:
+def splits_figures(page: Shown, bound_s: float | None) -> dict[str, Any]:
     """The same for the chart, with the candidates of the solver where they are step times, and the search's bound."""
     return {
         "micro_batches": page.plan.micro_batches,

@@ -1,4 +1,6 @@
-"""The simulated step as figures: each action once, what its like ones share in a table of jobs.
+"""The simulated step as figures: its timeline, and memory over it.
+
+The timeline has each action once, what its like ones share in a table of jobs:
 
     jobs      [worker, kind, stage, seconds, of which recompute, routes waited for, routes sent on, busy afterwards]
     events    [job, micro-batch, start]          one row for each forward, backward and update
@@ -9,6 +11,12 @@
 Workers and routes are positions in their lists; times are seconds from the step's start, starts to a nanosecond.
 `hosts` has the workers' hosts, empty names where all are on one. After a job, sending and receiving keep its worker
 busy for a while: it does not compute then, and is not idle.
+
+Memory has an entry for each worker; bytes are whole, but for those of `always`:
+
+    always    what is there all the time: parameters, gradients, optimizer state, buffers
+    levels    [activations, workspace, messages]: every state of the rest that occurs
+    moments   [when, level]: the level holds from then on
 """
 
 from __future__ import annotations
@@ -21,21 +29,23 @@ from assigner.schedule.program import CALLED, TOGETHER, ActionKind, grouped
 from assigner.schedule.timing import compute_s, route_bytes, together_bytes
 
 if TYPE_CHECKING:
+    from assigner.formats.plan import WorkerPrediction
     from assigner.report.page.shown import Shown
     from assigner.schedule.cost import CostModel
+    from assigner.schedule.occupancy import Occupancy
     from assigner.schedule.program import Action, Route
 
-Hung = tuple[tuple[int, ...], tuple[int, ...]]
+_RoutesAround = tuple[tuple[int, ...], tuple[int, ...]]
 """Routes that an action waits for, and those that it sends on, as positions."""
 
 
-def timeline_data(page: Shown) -> dict[str, Any]:
+def timeline_figures(page: Shown) -> dict[str, Any]:
     """The step of a plan as it was simulated."""
     program, plan, cost = page.timeline.program, page.plan, page.cost
     place = {worker: n for n, worker in enumerate(plan.workers)}
     hosts = host_names(page.profile)
     number = {route: n for n, route in enumerate(program.routes)}
-    hung: dict[tuple[str, Action], Hung] = {
+    hung: dict[tuple[str, Action], _RoutesAround] = {
         (worker, action): (
             tuple(number[route] for route in receives),
             tuple(number[each.route] for each in sends if each.route),
@@ -104,3 +114,29 @@ def _route(cost: CostModel, route: Route, place: dict[str, int], micro_batch: in
     return [
         route.payload.value, route.partition, route.output, place[route.source], place[route.target], size, seconds,
     ]  # fmt: skip
+
+
+def memory_figures(page: Shown) -> list[dict[str, Any]]:
+    """What every worker of a plan holds over the step, beside what it may hold."""
+    return [_worker_memory(held, said) for held, said in zip(page.memory, page.predicted.workers, strict=True)]
+
+
+def _worker_memory(held: Occupancy, said: WorkerPrediction) -> dict[str, Any]:
+    levels: dict[tuple[int, int, int], int] = {}
+    moments = []
+    for each in held.held:
+        level = (round(each.activations), round(each.workspace), round(each.messages))
+        moments.append([round(each.at_s, 9), levels.setdefault(level, len(levels))])
+    return {
+        "worker": held.worker,
+        "capacity_bytes": said.capacity_bytes,
+        "allowed_bytes": said.peak_bytes,
+        "peak_bytes": held.peak.total,
+        "peak_at_s": held.highest.at_s,
+        "always": {
+            "parameters": held.state.parameters, "gradients": held.state.gradients,
+            "optimizer": held.state.optimizer, "buffers": held.state.buffers,
+        },
+        "levels": [list(level) for level in levels],
+        "moments": moments,
+    }  # fmt: skip

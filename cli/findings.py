@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.machine.cgroup import core_limit, free_memory, memory_limit
 from assigner.machine.kernel import usable_cores
-from assigner.report.machine import Finding
+from assigner.report.doctor import Finding
 
 from .packages import ASK_SOLVERS, extras, installed, programs
 

@@ -37,7 +37,7 @@ class Finding:
     group: Group = "needed"
 
 
-def machine_report(findings: Sequence[Finding]) -> Report:
+def doctor_report(findings: Sequence[Finding]) -> Report:
     """What `assigner doctor` prints: a table a group, how to get what is not here, and a verdict."""
     return (*_sheets(findings), *_remedies(findings), _verdict(findings))
 
@@ -74,7 +74,7 @@ def is_ready(findings: Sequence[Finding]) -> bool:
     return all(each.state != "missing" for each in findings)
 
 
-def machine_data(findings: Sequence[Finding]) -> dict[str, Any]:
+def doctor_data(findings: Sequence[Finding]) -> dict[str, Any]:
     """The same for `--json`."""
     return {
         "kind": "doctor",
