@@ -14,8 +14,8 @@ import torch
 from torch import fx, nn
 
 from assigner.errors import UsageError
-from assigner.model.deferred.memento import state_of
-from assigner.model.deferred.reach import ATOMS, STANDARD, slots_of
+from assigner.model.deferred.contents import ATOMS, state_of
+from assigner.model.deferred.reach import STANDARD, slots_of
 from assigner.model.plainvalues import to_json
 
 if TYPE_CHECKING:

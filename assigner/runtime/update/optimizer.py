@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from assigner.errors import UsageError
+from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.likeness import in_likeness
-from assigner.model.deferred.reach import ATOMS
 from assigner.model.plainvalues import SINGLE
 from assigner.runtime.update.optimizermemory import OptimizerMemory
 from assigner.runtime.update.separability import Conduct, check_separable, is_known
