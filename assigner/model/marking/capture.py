@@ -29,7 +29,6 @@ from assigner.model.marking.domain import Domain, find_domain, input_key, input_
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions
-from assigner.model.marking.lengths import symbolic_lengths
 from assigner.model.marking.modules import opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone
 from assigner.model.marking.observation import LearntCall, Trouble
@@ -131,6 +130,32 @@ def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
     finally:
         for tensors, name, tensor in kept:
             tensors[name] = tensor
+
+
+_LEN = "len"
+
+
+def _length(value: Any) -> Any:
+    """As `x.shape[0]`, which may be a symbol."""
+    return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else len(value)
+
+
+@contextlib.contextmanager
+def _symbolic_lengths(model: nn.Module) -> Iterator[None]:
+    """In the files of a model's forwards `len` gives symbols while the block runs; what is called `len` there stays.
+
+    Of a tensor Python's own makes a number, and the capture would be one for that size.
+    """
+    forwards = (getattr(type(module), "forward", None) for module in model.modules())
+    found = {id(names): names for each in forwards if (names := getattr(each, "__globals__", None)) is not None}
+    files = [names for names in found.values() if _LEN not in names and names is not globals()]
+    try:
+        for names in files:
+            names[_LEN] = _length
+        yield
+    finally:
+        for names in files:
+            names.pop(_LEN, None)
 
 
 @dataclass(frozen=True)
@@ -271,7 +296,7 @@ def _export(
         anchor = torch.empty((), requires_grad=True, device="cpu")
     calls, watched = replaced(opaque, anchor), caught.active()
     kept = Memento(model.named_modules()).put_back()  # torch.export gives modules copies of their lists and dicts
-    ready = fake_tensors(model, mode), _given_momenta(model), symbolic_lengths(model)
+    ready = fake_tensors(model, mode), _given_momenta(model), _symbolic_lengths(model)
     with kept, ready[0], ready[1], ready[2], calls, watched, mode, casting(autocast, "cpu"):
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
