@@ -22,12 +22,11 @@ from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
 from assigner.runtime.messages.rendezvous import asked_backend
 from assigner.runtime.modelstate import ModelState
-from assigner.runtime.outsidevalues import OutsideValues
 from assigner.runtime.ranks.membership import Membership
 from assigner.runtime.ranks.memorycheck import check_memory
 from assigner.runtime.ranks.process import check_world, executed, start_computing
 from assigner.runtime.recording.memory import held_bytes
-from assigner.runtime.relocation import relocate, removals
+from assigner.runtime.relocation import OutsideValues, relocate, removals
 from assigner.runtime.stages.updaters import holder_counts, shares_of
 from assigner.runtime.step.results import StepResult, shared_result
 from assigner.runtime.tracing import TraceSettings, traced
@@ -178,10 +177,7 @@ class Pipeline(ModelState):
         self.plan = new
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded("the move to another plan"):
-            luggage = relocate(
-                self.graph, old, new, self._installed.share, self.optimizer,
-                rank=self.rank, transport=self._member.transport,
-            )  # fmt: skip
+            luggage = relocate(self.graph, old, new, self._installed.share, self.optimizer, member=self._member)
             self._installed.gradients.drop()
             before = self._installed
             self._installed = self._install(remat)

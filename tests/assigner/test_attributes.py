@@ -50,7 +50,7 @@ def test_what_travels_arrives():
     shares = [LocalPartitions(graph, plan, "worker:0/cpu", torch.device("cpu")) for _ in range(2)]
     layer = shares[0].modules["middle"].get_submodule("middle")
     layer.queue, layer.count, layer.seen = torch.ones(3), 4, [1, (2, "x")]
-    RelocatedState.unpacked(*RelocatedState.of("middle", shares[0]).packed()).unpack("middle", shares[1])
+    RelocatedState.unpacked(RelocatedState.of("middle", shares[0]).packed()).unpack("middle", shares[1])
     other = shares[1].modules["middle"].get_submodule("middle")
     assert torch.equal(other.queue, layer.queue)
     assert (other.count, other.seen) == (4, [1, (2, "x")])

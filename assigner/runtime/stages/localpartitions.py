@@ -11,7 +11,7 @@ from torch import nn
 
 from assigner.errors import UsageError
 from assigner.model.marking.marks import matches
-from assigner.runtime.forward.attributes import changed_attributes, packed_attributes, put_attributes
+from assigner.runtime.forward.attributes import changed_attributes, check_portable, put_attributes
 from assigner.runtime.stages.updaters import updaters
 from assigner.schedule.replication import is_exchanged, tie_holders
 
@@ -103,7 +103,7 @@ class LocalPartitions:
     def check_leaving(self, partitions: Iterable[str]) -> None:
         """Raise UsageError where an attribute of partitions of this rank cannot go to another worker."""
         for partition in partitions:
-            packed_attributes(self.attributes(partition))
+            check_portable(self.attributes(partition))
 
     def check_hung(self) -> None:
         """Raise UsageError where the script has hung something on a parameter, which a move makes anew without that."""
