@@ -20,7 +20,7 @@ from assigner.launch.seal import seal, unseal
 from assigner.runtime.batch.callcomparison import LEAVING, CallComparison
 from assigner.runtime.failures import inquiry
 from assigner.runtime.failures.callrecord import checksum, described
-from assigner.runtime.failures.inquiry import Answer, answer, ask, asked_about
+from assigner.runtime.failures.inquiry import Records, answer, ask, asked_about
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,8 +62,8 @@ class Rank:
         """Through JSON, as the run's store has it; somebody else has not come so far."""
         found: dict[int, tuple[Any, ...]] = {self.rank + 10: ()}
         for rank, each in self.others.items():
-            answer = Answer(tuple(sums.record() for sums in each.calls if sums.number <= number))
-            found[rank] = unseal(Answer, "answer", seal("answer", answer)).records
+            records = tuple(sums.record() for sums in each.calls if sums.number <= number)
+            found[rank] = unseal(Records, "answer", seal("answer", records))
         return found
 
 
