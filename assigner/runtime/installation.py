@@ -94,7 +94,9 @@ class Installation:
             count_retained()
         self.graph = graph
         self.share = LocalPartitions(graph, plan, member.worker, member.device)
-        self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else self.share.frozen()
+        if not trains:
+            self.share.freeze_all()
+        self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else {}
         self.updated = {name: each for name, each in self.trained.items() if name in self.share.updated}
         self.plan, self.member, self._begun = plan, member, False
         member.open_groups(tie_holders(plan, tie) for tie in graph.ties if is_exchanged(plan, tie))

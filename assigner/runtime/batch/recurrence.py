@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import TreeSpec
 
@@ -321,7 +320,7 @@ class CarriedState:
 
     def put(self, part: StatePart | None) -> None:
         """Go on from a state that all ranks have; None: begin anew."""
-        everyone = frozenset(range(dist.get_world_size() if dist.is_initialized() else 1))
+        everyone = frozenset(self._member.ranks)
         self.parts = []
         if part is not None:
             leaves = [replace(leaf, value=self._here(leaf.value), holders=everyone) for leaf in part.leaves]

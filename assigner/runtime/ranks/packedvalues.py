@@ -51,7 +51,7 @@ class PackedValue:
                 if type(each) not in (torch.Tensor, torch.nn.Parameter):
                     raise UsageError(f"a tensor in {where} is a {type(each).__name__}", hint=_PLAIN)
                 refuse_unplain(each, f"a tensor in {where}")
-            text = json.dumps([plain, [facts_of(each) for each in met]])
+            text = json.dumps([plain, [shape_and_type(each) for each in met]])
             return cls(text, tuple(copy_of(each) for each in met))
         except RecursionError as error:
             raise UsageError(f"{where} is nested too deeply, or holds itself", hint=_SIMPLER) from error
@@ -90,7 +90,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
 
 
-def facts_of(tensor: torch.Tensor) -> list[Any]:
+def shape_and_type(tensor: torch.Tensor) -> list[Any]:
     """A tensor's shape and type, for JSON."""
     return [list(tensor.shape), dtype_name(tensor.dtype)]
 

@@ -181,11 +181,10 @@ class LocalPartitions:
             if path or name not in constants
         }
 
-    def frozen(self) -> dict[str, nn.Parameter]:
-        """Have the parameters want no gradient any more; none of them is trained."""
+    def freeze_all(self) -> None:
+        """Have the parameters want no gradient any more."""
         for parameter in self.parameters.values():
             parameter.requires_grad_(False)
-        return {}
 
     def empty(self) -> dict[str, Callable[[torch.Tensor], None]]:
         """What sets a persistent buffer that is None now, by the buffer's name."""
