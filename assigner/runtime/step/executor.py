@@ -29,8 +29,7 @@ from assigner.runtime.step.loss import StepLoss
 from assigner.runtime.step.partition import ForwardPlace, PartitionRunner
 from assigner.runtime.step.stepmessages import COMPUTE, StepMessages, posted_ahead
 from assigner.runtime.step.stepvalues import Key, Neighbours, Output, StepValues, check_hooks, check_unchanged, facts_of
-from assigner.runtime.update.optimizer import step_in_parts
-from assigner.runtime.update.separability import is_known
+from assigner.runtime.update.separability import is_known, step_in_parts
 from assigner.schedule.orders import ActionKind, reduced_within
 from assigner.schedule.program import Action, Program, Step
 
