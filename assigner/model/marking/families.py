@@ -75,7 +75,7 @@ def written_by(node: fx.Node, calls: Sequence[OpaqueCall]) -> list[fx.Node]:
         return []
     if is_call(node):
         number, given, _ = call_arguments(node)
-        return [given[n] for n in sorted(calls[number].written)]
+        return [given[n] for n in sorted(calls[number].effects.written)]
     if is_hook(node):
         return []
     names = written_names(node.target, node.args, node.kwargs)

@@ -380,7 +380,7 @@ class Functional:
         tensors = [self._read(each) for each in given]
         copies: dict[StorageFamily, fx.Node] = {}
         made_here: list[fx.Node] = []
-        for n in sorted(call.written):
+        for n in sorted(call.effects.written):
             member = self._member(given[n], node)
             family = member.family
             if family not in copies:
@@ -416,7 +416,7 @@ class Functional:
         made = self._detached(made) if call_node.meta.get("without_gradient") else made
         self._values[node] = made
         (storage,) = storages(node) or (0,)
-        alias = call.aliases.get(index)
+        alias = call.effects.aliases.get(index)
         other = None
         if alias is not None:
             items = {user.args[1]: user for user in call_node.users if is_item(user)}

@@ -210,7 +210,7 @@ class Ownership:
         for node in filter(is_call, self.nodes):
             number, given, _ = call_arguments(node)
             call = self.capture.calls[number]
-            for n, m in sorted(call.differentiated):
+            for n, m in sorted(call.effects.differentiated):
                 if given[n] in behind(given[m]):
                     raise MarkingError(
                         f"the forward of {call.label} takes a gradient with respect to one of the values that it is"
@@ -233,7 +233,7 @@ class Ownership:
             for node in self.owner
             if is_call(node)
             for call in (self.capture.calls[int(node.args[0])],)  # type: ignore[arg-type]
-            for name in call.changed
+            for name in call.effects.changed
             if name in self.capture.deferred_statistics
         ]
         changed += [

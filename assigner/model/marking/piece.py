@@ -34,10 +34,10 @@ def as_learnt(call: OpaqueCall) -> Callable[[Any], list[torch.Tensor]]:
 
     def learnt_leaves(result: Any) -> list[torch.Tensor]:
         found = split(result)[0]
-        if repr(found) != repr(call.results):
+        if repr(found) != repr(call.effects.results):
             raise UsageError(
                 f"{call.label} returns something else than in the calls that it was captured by: {found} and not"
-                f" {call.results}",
+                f" {call.effects.results}",
                 hint="return the same tensors and plain values each time; a shape may depend on values",
             )
         return tensor_leaves(result)
@@ -221,7 +221,7 @@ class PieceBuilder:
         self.modules[call.module] = None
         made = self.graph.create_node("call_module", call.module, tuple(args), dict(kwargs))
         made.meta["val"] = node.meta["val"]
-        if isinstance(call.results, Slot) and not call.learnt:
+        if isinstance(call.effects.results, Slot) and not call.learnt:
             return _Single(made)
         return self.graph.call_function(as_learnt(call) if call.learnt else tensor_leaves, (made,))
 
