@@ -49,7 +49,7 @@ class Inference:
         member: This process in the run.
         workload: The loss and the seed.
         cutting: Of batches into micro-batches.
-        same: Whether all ranks make the same call.
+        comparison: Of the calls that all ranks make.
         needs: What this rank needs of a batch.
         carried: The state that goes from batch to batch, apart from that of training.
         watch: Of what evaluations change in stages that several workers share.
@@ -62,13 +62,14 @@ class Inference:
         workload: Workload,
         *,
         cutting: Cutting,
-        same: CallComparison,
+        comparison: CallComparison,
         needs: Needs,
         carried: CarriedState,
         watch: ReplicaWatch,
     ) -> None:
         self.variants, self.member, self.workload = variants, member, workload
-        self.cutting, self.same, self.needs, self.carried, self.watch = cutting, same, needs, carried, watch
+        self.cutting, self.comparison, self.needs = cutting, comparison, needs
+        self.carried, self.watch = carried, watch
         self._flags = variants.planned.graph.deferred.flags(training=False)
         self._executors: WeakKeyDictionary[Variant, Executor] = WeakKeyDictionary()
         self._running: Executor | None = None
@@ -84,7 +85,7 @@ class Inference:
         """
         pair = given_pair(batch)
         self.variants.planned.graph.check_read()
-        groups = self._groups(self.same.given(call, pair, weigh=self.cutting.weigher(self.variants.plan)))
+        groups = self._groups(self.comparison.given(call, pair, weigh=self.cutting.weigher(self.variants.plan)))
         check_groups(self.workload, groups)
         outputs = None if outputs_to is None else BatchOutputs(groups, self.workload, self.variants.plan, outputs_to)
         result = shared_result(self._run(groups, number, outputs), self.workload, self.member)
@@ -95,7 +96,7 @@ class Inference:
     def forward(self, inputs: Any, number: int, to: int | None) -> Any:
         """The model's output on rank `to`; see `Pipeline.forward`."""
         self.variants.planned.graph.check_read()
-        groups = self._groups(self.same.given(f"forward(to={to})", (inputs, None), loss=False), loss=False)
+        groups = self._groups(self.comparison.given(f"forward(to={to})", (inputs, None), loss=False), loss=False)
         receiver: Receiver = "all" if to is None else to
         outputs = BatchOutputs(groups, self.workload, self.variants.plan, receiver, alone=True)
         self._run(groups, number, outputs)

@@ -67,7 +67,7 @@ class Installation:
         training: Forwards and backwards.
         needs: What this rank needs of a batch.
         cutting: Of batches into micro-batches.
-        same: Whether all ranks make the same call.
+        comparison: Of the calls that all ranks make.
         watch: Of what workers of a stage share.
         inference: Forwards alone.
         gradients: Of the parameters.
@@ -108,7 +108,7 @@ class Installation:
         written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
         states = {name: PartitionState(module, written) for name, module in self.share.modules.items()}
         self.needs = Needs(workload, variants, member)
-        self.cutting, self.same = Cutting(workload), CallComparison(member, self.needs, plan.micro_batches)
+        self.cutting, self.comparison = Cutting(workload), CallComparison(member, self.needs, plan.micro_batches)
         carried = [
             CarriedState(workload.carried, cutting=self.cutting, planned=graph.output, plan=plan, member=member)
             for _ in range(2)
@@ -120,7 +120,7 @@ class Installation:
         )  # fmt: skip
         self.inference = Inference(
             variants, member, workload,
-            cutting=self.cutting, same=self.same, needs=self.needs, carried=carried[1], watch=self.watch,
+            cutting=self.cutting, comparison=self.comparison, needs=self.needs, carried=carried[1], watch=self.watch,
         )  # fmt: skip
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)
         self.gathering = Gathering(dict(self._divided()) if trains else {})
@@ -175,7 +175,7 @@ class Installation:
             )
         pair = given_pair(batch)
         self.graph.check_read()
-        inputs, targets, weights = self.same.given(call, pair, weigh=self.cutting.weigher(self.programs.plan))
+        inputs, targets, weights = self.comparison.given(call, pair, weigh=self.cutting.weigher(self.programs.plan))
         if not self._begun:
             self.member.at = "the comparison of weights that several workers hold"
             self.member.before_sums()

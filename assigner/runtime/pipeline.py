@@ -177,14 +177,14 @@ class Pipeline(ModelState):
         self.plan = new
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded("the move to another plan"):
-            luggage = relocate(self.graph, old, new, self._installed.share, self.optimizer, member=self._member)
+            moved = relocate(self.graph, old, new, self._installed.share, self.optimizer, member=self._member)
             self._installed.gradients.drop()
             before = self._installed
             self._installed = self._install(remat)
             self._installed.go_on_from(before)
             del before
             self.optimizer.move(self._installed.updated, self._installed.updated_elsewhere)
-            luggage.unpack(self._installed.share, self.optimizer)
+            moved.unpack(self._installed.share, self.optimizer)
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
 
     def _check_move(self, plan: Plan, outside: Mapping[int, Sequence[float]]) -> None:
@@ -289,7 +289,7 @@ class Pipeline(ModelState):
             self._loss_values.end()
             self._batches += 1
             self._updated, self._waiting = update, True
-        with self._installed.same.covered():
+        with self._installed.comparison.covered():
             if max_norm is not None:
                 self.clip_grad_norm_(max_norm)
             if update:
@@ -385,7 +385,7 @@ class Pipeline(ModelState):
 
     def _note(self, call: str) -> None:
         """A call that has every rank for itself is compared with the next one that has them all."""
-        self._installed.same.check(call, exchanges=False)
+        self._installed.comparison.check(call, exchanges=False)
 
     def _require_training(self) -> None:
         if not self._trains:
@@ -398,7 +398,7 @@ class Pipeline(ModelState):
             return self._update_by(closure)
         with self._member.guarded("an update"):
             call = f"optimizer.step() with {self.optimizer.settings}"
-            self._installed.same.check(call, exchanges=self.scaler.is_enabled())
+            self._installed.comparison.check(call, exchanges=self.scaler.is_enabled())
             if not self._updated:  # the script may have changed the gradients
                 self._installed.gradients.factor.check([each["params"] for each in self.optimizer.param_groups])
             good = self._installed.gradients.ready()
@@ -472,7 +472,7 @@ class Pipeline(ModelState):
     def clip_grad_value_(self, clip_value: float) -> None:
         """Cut every element of the gradients to within plus or minus `clip_value`; all ranks call it together."""
         with self._member.guarded("the clipping of gradients"):
-            self._installed.same.check(f"clip_grad_value_({clip_value})", exchanges=self.scaler.is_enabled())
+            self._installed.comparison.check(f"clip_grad_value_({clip_value})", exchanges=self.scaler.is_enabled())
             self._installed.gradients.clamp(clip_value)
 
     @contextlib.contextmanager

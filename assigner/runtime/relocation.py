@@ -61,7 +61,7 @@ class RelocatedState:
 
     @classmethod
     def of(cls, partition: str, share: LocalPartitions) -> RelocatedState:
-        """A partition's luggage, on the rank that holds it."""
+        """What goes with a partition, on the rank that holds it."""
         state = {name: tensor.detach() for name, tensor in share.held_by(partition).items()}
         return cls(state, share.attributes(partition), share.frozen_of(partition))
 
@@ -115,7 +115,7 @@ def _state_removals(graph: PartitionGraph, old: Plan, new: Plan) -> Iterator[tup
 
 
 @dataclass(frozen=True)
-class Luggage:
+class RelocatedShare:
     """What a rank holds under its new plan.
 
     Args:
@@ -142,7 +142,7 @@ def relocate(
     optimizer: PipelineOptimizer,
     *,
     member: Membership,
-) -> Luggage:
+) -> RelocatedShare:
     """Send what leaves this rank and receive what comes to it; every rank calls this.
 
     Args:
@@ -177,7 +177,7 @@ def relocate(
         elif rank == target:
             tensors, plain = receive_value(member, source).value
             moments.append(OptimizerState(tensors, json.loads(plain)))
-    return Luggage(found, moments)
+    return RelocatedShare(found, moments)
 
 
 class OutsideValues:

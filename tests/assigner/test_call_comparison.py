@@ -35,7 +35,7 @@ class Own(torch.Tensor):
 class Rank:
     """A member of a run of three, of which others have told what they told; the needs of a plan from rank 0 to 2."""
 
-    transport, world, teller, judge, targets_are_none = "there is one", 3, 0, 2, False
+    transport, world, inputs_rank, targets_rank, targets_are_none = "there is one", 3, 0, 2, False
 
     def __init__(self, rank: int, *others: Rank, weighs: bool = False) -> None:
         self.rank, self.weighs, self.at = rank, weighs, ""
@@ -205,14 +205,14 @@ def test_another_call_is_told_with_those_before_it():
 
 
 def test_what_a_rank_lacks_is_not_compared():
-    """Inputs, targets or both; whoever has a part is compared in it, if need be with the rank that judges."""
+    """Inputs, targets or both; whoever has a part is compared in it, if need be with the rank of the targets."""
     first = after((X, Y))
     for given in ((X, None), (None, Y), (None, None)):
         assert Rank(1, first).same.given("evaluate()", given).targets is given[1]
     with pytest.raises(UsageError, match="the values of targets"):
         Rank(1, first).same.given("evaluate()", (None, ~Y))
     lacking = Rank(0)
-    with pytest.raises(LookupError):  # it would wait for what the judge tells
+    with pytest.raises(LookupError):  # it would wait for what the one with the targets tells
         lacking.same.given("evaluate()", (X, None))
     judge = Rank(2, lacking)
     judge.same.given("evaluate()", (None, Y))

@@ -148,22 +148,21 @@ class CallComparison:
         needs.check(inputs, targets, loss=loss)
         if self._member.transport is None:
             return GivenBatch(inputs, targets, None)
-        has_targets = loss and (targets is not None or me == needs.judge or needs.targets_are_none)
+        has_targets = loss and (targets is not None or me == needs.targets_rank or needs.targets_are_none)
         mine = self._begin(
             call, "", None if inputs is None else TreeSums(inputs), TreeSums(targets) if has_targets else None
         )
-        tells, weights = me == needs.teller, None
+        tells, weights = me == needs.inputs_rank, None
         if tells and has_targets and weigh is not None:
             weights = weigh(batch)
         key = 0 if mine.inputs is None or not tells else _digest(f"{mine.inputs.form} {mine.inputs.strides}") | 1
         told, weights = self._compare(mine, key=key, weights=weights)
         text = self._outline(told.key, inputs)
         if inputs is None:
-            inputs = inputs_of(text, f"worker:{needs.teller}")
+            inputs = inputs_of(text, f"worker:{needs.inputs_rank}")
         if loss and not told.bits & _HAS_TARGETS and (weigh is not None or self._member.world > _PAIR):
-            judges = me == needs.judge
-            weights = weigh((inputs, targets)) if judges and weigh is not None else None
-            _, weights = self._compare(mine, root=needs.judge, weights=weights)
+            weights = weigh((inputs, targets)) if me == needs.targets_rank and weigh is not None else None
+            _, weights = self._compare(mine, root=needs.targets_rank, weights=weights)
         return GivenBatch(inputs, targets, None if weigh is None else weights)
 
     def _begin(self, call: str, shown: str, inputs: TreeSums | None, targets: TreeSums | None) -> CallSums:
@@ -186,7 +185,7 @@ class CallComparison:
             key: Of the inputs' outline, on that rank.
             weights: What the micro-batches count for, on that rank; None: it cannot say.
         """
-        root = self._needs.teller if root is None else root
+        root = self._needs.inputs_rank if root is None else root
         leaves = mine.calls[-1][0] == LEAVING
         own = _CallHashes(
             _digest(str([name for name, _, _ in mine.calls])),
@@ -217,8 +216,8 @@ class CallComparison:
     def _outline(self, key: int, inputs: Any) -> str:
         """The outline of a key; one that was not told yet is told now, and every rank knows whether it was."""
         if key not in self._outlines:
-            tells = self._member.rank == self._needs.teller
-            self._outlines[key] = self._member.text_from(self._needs.teller, outline(inputs) if tells else "")
+            tells = self._member.rank == self._needs.inputs_rank
+            self._outlines[key] = self._member.text_from(self._needs.inputs_rank, outline(inputs) if tells else "")
             if len(self._outlines) > _MOST_OUTLINES:
                 self._outlines.popitem(last=False)
         self._outlines.move_to_end(key)
@@ -266,7 +265,7 @@ class CallComparison:
         return {rank: each for rank, records in answers.items() for each in records if each.number == number}
 
 
-_PAIR = 2  # of two ranks only the judge has targets where the other one has none
+_PAIR = 2  # of two ranks one has targets where the other one has none
 
 
 def _digest_of(sums: TreeSums | None) -> int:

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import TreeSpec
 
 from assigner.errors import UsageError
-from assigner.location import Location, rank_of
+from assigner.location import rank_of
 from assigner.model.marking.graph import Value
 from assigner.model.workload import StatePlace
 from assigner.runtime.batch.staterows import (
@@ -35,6 +35,7 @@ from assigner.runtime.batch.staterows import (
     rows_dimension,
 )
 from assigner.runtime.messages.ordering import Message
+from assigner.runtime.ranks.process import worker_of
 from assigner.schedule.program import Payload, Route
 
 if TYPE_CHECKING:
@@ -314,9 +315,9 @@ class CarriedState:
             leaf.holders |= {want.target}
 
     def _route(self, want: _Want) -> Route:
-        names = {rank_of(worker): worker for worker in self._plan.workers}
-        ends = [names.get(rank) or str(Location(rank, "cpu")) for rank in (want.source, want.target)]
-        return Route(Payload.STATE, "", want.leaf, *ends)
+        return Route(
+            Payload.STATE, "", want.leaf, worker_of(self._plan, want.source), worker_of(self._plan, want.target)
+        )
 
     def put(self, part: StatePart | None) -> None:
         """Go on from a state that all ranks have; None: begin anew."""
