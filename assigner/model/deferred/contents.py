@@ -33,7 +33,7 @@ def keeper_of(kind: type, keepers: Mapping[type, Keeper]) -> Keeper | None:
     return next((keepers[each] for each in kind.__mro__ if each in keepers), None)
 
 
-def state_of(value: Any) -> Any:
+def contents_of(value: Any) -> Any:
     """The contents of such an object; None: it is none."""
     keeper = keeper_of(type(value), CONTENTS)
     return None if keeper is None else keeper.copy(value)

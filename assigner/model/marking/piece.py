@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -12,6 +12,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
+from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.glue import is_size
 from assigner.model.marking.graph import Piece, Size, Value
 from assigner.model.marking.nodes import is_item
@@ -200,7 +201,7 @@ class PieceBuilder:
 
     def _call(self, node: fx.Node) -> Any:
         """A call of the module or function itself, with its arguments in their own structure."""
-        position, given, numbers = cast("tuple[int, list[fx.Node], list[Any]]", node.args)
+        position, given, numbers = opaque_arguments(node)
         call = self.cutter.captured.calls[position]
         tensors = [self.copy(each) for each in given]
         sizes = [self.copy(each) if isinstance(each, fx.Node) else each for each in numbers]

@@ -25,14 +25,14 @@ from assigner.location import rank_of
 from assigner.model.marking.graph import Value
 from assigner.model.workload import StatePlace
 from assigner.runtime.batch.staterows import (
+    carried_input,
     check_output,
     cut_leaf,
-    in_words,
     input_leaves,
     known_by_leaf,
     output_leaves,
-    replaced,
     rows_dimension,
+    with_states,
 )
 from assigner.runtime.messages.ordering import Message
 from assigner.runtime.ranks.process import worker_of
@@ -141,7 +141,7 @@ class CarriedState:
         if [part.rows for part in self.parts] != sizes:
             self._cut_again(sizes)
         return [
-            _with_inputs(cut, *replaced(cut.inputs, cut.structure, part.trees()))
+            _with_inputs(cut, *with_states(cut.inputs, cut.structure, part.trees()))
             for cut, part in zip(micro_batches, self.parts, strict=True)
         ]
 
@@ -194,7 +194,7 @@ class CarriedState:
             parts = [found[place] for place in sorted(found)]
             for leaf in parts[0].leaves if len(parts) > 1 else ():
                 if leaf.dimension is None and isinstance(leaf.value, torch.Tensor):
-                    cut_leaf(leaf.value, None, [part.rows for part in parts], in_words(leaf.place))
+                    cut_leaf(leaf.value, None, [part.rows for part in parts], carried_input(leaf.place))
             self.parts = parts
 
     def _part(self, group: VariantGroup, place: int, cut: MicroBatch, made: Made) -> StatePart:
@@ -284,7 +284,7 @@ class CarriedState:
                 hint="give batches of one number of rows, where a row goes on in the next batch's same row; or begin"
                 " anew with pipeline.reset_carried()",
             )
-        cut = [cut_leaf(leaf.value, leaf.dimension, sizes, in_words(leaf.place)) for leaf in whole.leaves]
+        cut = [cut_leaf(leaf.value, leaf.dimension, sizes, carried_input(leaf.place)) for leaf in whole.leaves]
         self.parts = [
             StatePart(
                 rows,

@@ -39,7 +39,7 @@ from assigner.runtime.checkpoints.shards import (
     write_json,
     write_shard,
 )
-from assigner.runtime.checkpoints.swapping import flush, leftovers, part_of, put
+from assigner.runtime.checkpoints.swapping import flush, leftovers, part_of, put_in_place
 from assigner.runtime.checkpoints.wholestate import extra_key
 from assigner.runtime.ranks.packedvalues import PackedValue
 
@@ -236,7 +236,7 @@ class Saving:
                     write_index(self._part, "carried")
                 flush(self._part)
                 write_json(self._part / _FACTS, self._facts)
-                put(self._folder, _FACTS)
+                put_in_place(self._folder, _FACTS)
 
     def abandon(self) -> None:
         """Make room again after a stage that could not be done."""

@@ -51,7 +51,7 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def put(folder: Path, seal: str) -> None:
+def put_in_place(folder: Path, seal: str) -> None:
     """Have what was written at `part_of` be the folder; one that is there is removed once the new one stands.
 
     Args:

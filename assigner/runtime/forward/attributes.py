@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from assigner.errors import UsageError
-from assigner.model.deferred.contents import ATOMS, state_of
+from assigner.model.deferred.contents import ATOMS, contents_of
 from assigner.model.deferred.reach import STANDARD, slots_of
 from assigner.model.plainvalues import to_json
 
@@ -92,8 +92,8 @@ def _same(value: Any, built: Any, same: Set[Any]) -> bool:
         return True
     if type(value) is not type(built) or isinstance(value, torch.Tensor):
         return False
-    if (state := state_of(value)) is not None:
-        return pickle.dumps(state) == pickle.dumps(state_of(built))
+    if (contents := contents_of(value)) is not None:
+        return pickle.dumps(contents) == pickle.dumps(contents_of(built))
     return _same_parts(value, built, same)
 
 
