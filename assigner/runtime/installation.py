@@ -21,6 +21,7 @@ from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 from assigner.runtime.ranks.process import settle_vector_maths
 from assigner.runtime.stages.gathering import Gathering
 from assigner.runtime.stages.localpartitions import LocalPartitions
+from assigner.runtime.stages.reduction import SharedStage
 from assigner.runtime.stages.replicas import CHANGED_UNLIKE, MADE_UNLIKE, ReplicaWatch, check_alike, check_same_loss
 from assigner.runtime.stages.updaters import updaters, updating_ranks
 from assigner.runtime.step.batchnorm import DeferredStatistics
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from assigner.model.workload import Batch, Workload
     from assigner.runtime.forward.remat import Rematerialisation
     from assigner.runtime.ranks.membership import Membership
-    from assigner.runtime.ranks.workergroups import WorkerGroup
     from assigner.runtime.step.batchnorm import BatchNorm
     from assigner.runtime.step.executor import Executor
     from assigner.runtime.update.optimizer import PipelineOptimizer
@@ -127,7 +127,7 @@ class Installation:
         self.updating = updating_ranks(graph, plan)
         member.on_leaving = self.forget
 
-    def _divided(self) -> Iterator[tuple[int, tuple[WorkerGroup, dict[str, dict[str, nn.Parameter]]]]]:
+    def _divided(self) -> Iterator[tuple[int, SharedStage]]:
         """Of each stage whose updates this rank divides with others the group, and who updates what for the others."""
         for n, stage in enumerate(self.plan.stages):
             group = self.member.groups.get(stage.workers)
@@ -140,16 +140,11 @@ class Installation:
                 for each in self.graph.piece[partition].parameters
             }
             alone = {name: by[name][0] for name in held if len(by[name]) == 1}
-            yield (
-                n,
-                (
-                    group,
-                    {
-                        worker: {name: self.share.parameters[name] for name, one in alone.items() if one == worker}
-                        for worker in stage.workers
-                    },
-                ),
-            )
+            updated = {
+                worker: {name: self.share.parameters[name] for name, one in alone.items() if one == worker}
+                for worker in stage.workers
+            }
+            yield n, SharedStage(group, updated)
 
     @property
     def executor(self) -> Executor:
