@@ -191,7 +191,7 @@ class Pipeline(ModelState):
         self._member.place(plan)
         self._outside.check_moved(self.plan, plan, outside)
         last = self.graph.last.name
-        remembers = self._loss_values.remembers or self._loss_memory.has_changed(beside="plain")
+        remembers = self._loss_values.remembers or self._loss_memory.has_changed(ignoring="plain")
         if self.plan.holders[last] != plan.holders[last] and remembers:
             raise UsageError(
                 f"Workload.loss keeps something from call to call, or was trained, and {last!r} goes to"

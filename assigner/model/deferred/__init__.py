@@ -106,9 +106,7 @@ class DeferredModel:
 
         What else that `eval()` does, as setting flags of its own, is taken back.
         """
-        with Memento(self.model.named_modules()).put_back():
-            if not training:
-                self.model.eval()
+        with self.mode(training=training):
             return {name: module.training for name, module in self.model.named_modules(remove_duplicate=False)}
 
     def replayed(self, storages: set[int]) -> dict[int, ReplayedMemory]:

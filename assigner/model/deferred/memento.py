@@ -143,14 +143,14 @@ class Memento:
         finally:
             self.restore()
 
-    def has_changed(self, beside: Literal["nothing", "tensors", "plain"] = "nothing") -> bool:
+    def has_changed(self, ignoring: Literal["nothing", "tensors", "plain"] = "nothing") -> bool:
         """Something is no more as it was then; tensors by torch's count of the changes to them.
 
         Args:
-            beside: What does not count: changes of tensors, and one in the place of another; or numbers and texts, as
+            ignoring: What does not count: changes of tensors, and one in the place of another; or numbers and texts, as
                 attributes and as items.
         """
-        if beside != "tensors" and [each._version for each in self.tensors] != self._versions:
+        if ignoring != "tensors" and [each._version for each in self.tensors] != self._versions:
             return True
         pairs = ((keeper.copy(held), values) for keeper, held, values, _ in self._kept)
         if made := {id(each.held): names for each in self._kept if (names := _made_anew(each.held))}:
@@ -158,8 +158,8 @@ class Memento:
                 (_but(keeper.copy(held), made.get(id(held))), _but(values, made.get(id(held))))
                 for keeper, held, values, _ in self._kept
             )
-        if beside != "nothing":
-            but = _without_tensors if beside == "tensors" else _without_atoms
+        if ignoring != "nothing":
+            but = _without_tensors if ignoring == "tensors" else _without_atoms
             pairs = ((but(now), but(then)) for now, then in pairs)
         return any(_differ(now, then) for now, then in pairs)
 
@@ -359,7 +359,7 @@ def _put_names(held: Names, values: dict[str, Any]) -> None:
             held.space[name] = values[name]
 
 
-def put_slots(held: Any, values: dict[str, Any]) -> None:
+def _put_slots(held: Any, values: dict[str, Any]) -> None:
     """Have an object's slots hold what `slots_of` gave."""
     kind: type = type(held)
     for name in slot_names(kind):
@@ -394,7 +394,7 @@ def _put_class(kind: type, values: dict[str, Any]) -> None:
 
 
 ABSENT = object()
-_SLOTS = Keeper(slots_of, put_slots)
+_SLOTS = Keeper(slots_of, _put_slots)
 _ENTRIES = {
     nn.Module: Keeper(_copy_module, _put_module),
     type: Keeper(_copy_class, _put_class),

@@ -31,7 +31,7 @@ from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions
 from assigner.model.marking.modules import opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone
-from assigner.model.marking.observation import LearntCall, Trouble
+from assigner.model.marking.observation import LearntCall, ValueDependence
 from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, replaced
 from assigner.model.marking.regions import without_regions
 from assigner.model.marking.rows import RowLeaves, may_carry
@@ -202,11 +202,11 @@ def capture(
     with unregistered_named(model), silence(), torch.set_grad_enabled(training):
         learnt: dict[str, Sequence[LearntCall]] = {}
         while True:
-            trouble = Trouble()
+            dependence = ValueDependence()
             try:
-                return _first_export(export, learnt, trouble, type(model).__name__, any_rows=any_rows)
+                return _first_export(export, learnt, dependence, type(model).__name__, any_rows=any_rows)
             except MarkingError:
-                wanted = {name: why for name, why in trouble.modules(model, names).items() if name not in learnt}
+                wanted = {name: why for name, why in dependence.modules(model, names).items() if name not in learnt}
                 if learner is None or not wanted:
                     raise
             calls = learner(names, wanted)
@@ -216,7 +216,7 @@ def capture(
 def _first_export(
     export: Callable[..., Capture],
     learnt: Mapping[str, Sequence[LearntCall]],
-    trouble: Trouble,
+    dependence: ValueDependence,
     name: str,
     *,
     any_rows: bool,
@@ -225,21 +225,21 @@ def _first_export(
     *tries, last = _ANY_ROWS if any_rows else _THESE_ROWS
     for dims in tries:
         with contextlib.suppress(Exception):
-            found = export(dims, learnt=learnt, trouble=trouble)
+            found = export(dims, learnt=learnt, dependence=dependence)
             if not any_rows or found.holds_for_any_rows:
                 return found
-        if trouble.failed is not None:
+        if dependence.failed is not None:
             break  # however little varies, that module needs values
-    trouble.fixing.clear()  # in the last try nothing but the rows may vary
-    return _or_explain(lambda: export(last, learnt=learnt, trouble=trouble), name, trouble)
+    dependence.fixing.clear()  # in the last try nothing but the rows may vary
+    return _or_explain(lambda: export(last, learnt=learnt, dependence=dependence), name, dependence)
 
 
-def _or_explain(export: Callable[[], Capture], name: str, trouble: Trouble) -> Capture:
+def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDependence) -> Capture:
     """The last try: the least may vary. Its error is the one that the user sees."""
     try:
         return export()
     except MarkingError:
-        trouble.fixing.clear()
+        dependence.fixing.clear()
         raise
     except Exception as error:
         said = str(error).strip().splitlines()
@@ -252,7 +252,7 @@ def _or_explain(export: Callable[[], Capture], name: str, trouble: Trouble) -> C
                 hint="a list with an entry for each row, int(x.shape[0]) or a loop over the rows makes it so: use"
                 " tensors whose first dimension is the rows, or mark a larger module that contains the line",
             ) from error
-        trouble.fixing.clear()
+        dependence.fixing.clear()
         if strange := re.match(r"Found <class '([^']+)'> in output", reason):
             raise MarkingError(
                 f"the forward of {name} returns a {strange[1]}, which holds tensors in its own way",
@@ -275,7 +275,7 @@ def _export(
     autocast: str | None,
     known: RowLeaves | None,
     learnt: Mapping[str, Sequence[LearntCall]],
-    trouble: Trouble,
+    dependence: ValueDependence,
 ) -> Capture:
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     leaves, structure = pytree.tree_flatten(call_arguments(inputs))
@@ -290,7 +290,7 @@ def _export(
             shapes[fake] = {
                 n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
             }
-    opaque = OpaqueCalls(model, names, autocast, learnt, trouble)
+    opaque = OpaqueCalls(model, names, autocast, learnt, dependence)
     caught = Interceptions(model, opaque)
     with mode:
         anchor = torch.empty((), requires_grad=True, device="cpu")

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Trouble:
-    """Modules whose forward needs values, as one capture has met them.
+class ValueDependence:
+    """Modules whose forward depends on values, as one capture has met them.
 
     Args:
         failed: The one whose forward did not go through without values, and why; None: there is none.

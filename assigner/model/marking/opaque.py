@@ -43,7 +43,7 @@ from assigner.model.marking.fakeforward import (
 from assigner.model.marking.isolation import Isolation, check_bare, check_plain
 from assigner.model.marking.leftovers import Leftovers
 from assigner.model.marking.modules import TOO_FEW_VALUES, modules_inside
-from assigner.model.marking.observation import RETURNED, CallEffects, LearntCall, Trouble
+from assigner.model.marking.observation import RETURNED, CallEffects, LearntCall, ValueDependence
 from assigner.usercode import user_line
 
 
@@ -184,7 +184,7 @@ class OpaqueCalls:
         names: The opaque modules.
         autocast: The type that autocast computes in.
         learnt: The calls of modules whose forward needs values, by the module's name, in order.
-        trouble: Where such modules are taken down.
+        dependence: Where such modules are taken down.
 
     Attributes:
         calls: Those made so far, by their number in the graph.
@@ -196,12 +196,12 @@ class OpaqueCalls:
         names: Sequence[str],
         autocast: str | None,
         learnt: Mapping[str, Sequence[LearntCall]] | None = None,
-        trouble: Trouble | None = None,
+        dependence: ValueDependence | None = None,
     ) -> None:
         self.model, self.names, self.autocast = model, list(names), autocast
         self.learnt = learnt or {}
         self.calls: list[OpaqueCall] = []
-        self.trouble = trouble or Trouble()
+        self.dependence = dependence or ValueDependence()
         for name in self.names:
             for inner, module in modules_inside(model, name):
                 if isinstance(module, torch.jit.ScriptModule):
@@ -361,11 +361,11 @@ class OpaqueCalls:
             raise
         except Exception as error:
             if name and TOO_FEW_VALUES not in str(error):  # of more rows it would learn nothing of these
-                self.trouble.failed = self.trouble.failed or (name, error)
+                self.dependence.failed = self.dependence.failed or (name, error)
             raise
         finally:
             if name and any(not size.node.expr.free_symbols for size in open_before):
-                self.trouble.fixing[name] = None
+                self.dependence.fixing[name] = None
 
 
 @contextlib.contextmanager

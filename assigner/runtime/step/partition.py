@@ -493,7 +493,7 @@ def _unchanged_by_backward(watched: Sequence[tuple[PartitionRunner, bool]]) -> I
                 " or a hook): with rematerialisation, or with several micro-batches under way, that would be lost",
                 hint="change it in forward; or assigner.partition(..., rematerialise='never') and one micro-batch",
             )
-        if values is not None and values.has_changed(beside="tensors"):
+        if values is not None and values.has_changed(ignoring="tensors"):
             raise UsageError(
                 f"the backward of partition {runner.piece.name!r} changes what its modules keep beside tensors (a hook,"
                 " a Function's backward, a checkpoint's recompute): with rematerialisation, or with several"

@@ -24,7 +24,7 @@ from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.likeness import in_likeness
 from assigner.model.plainvalues import SINGLE
 from assigner.runtime.update.optimizermemory import OptimizerMemory
-from assigner.runtime.update.separability import Conduct, check_separable, is_known
+from assigner.runtime.update.separability import StepBehaviour, check_separable, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -98,7 +98,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
         holders: Mapping[str, int] | None = None,
         ranks: int = 1,
     ) -> None:
-        self._ranks, self._conduct = ranks, Conduct()
+        self._ranks, self._behaviour = ranks, StepBehaviour()
         self._workload, self._apply, self._note = workload, apply, note
         self._model = stand_ins(model)
         self._trained = {name for name, each in self._model if each.requires_grad}
@@ -148,7 +148,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
             return False
         if is_known(self.local) or (not self._spread and self._ranks == 1):
             return False
-        self._conduct = check_separable(
+        self._behaviour = check_separable(
             self.local, self._model, shares,
             lambda whole, held: built_optimizer(self._workload, list(whole.items()), held)[0],
         )  # fmt: skip
@@ -187,7 +187,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
     @property
     def applied(self) -> torch.optim.Optimizer | None:
         """What an update calls here; None: this rank updates nothing, and the step fails over nothing."""
-        return None if self._is_idle and not self._conduct.runs_idle else self.local
+        return None if self._is_idle and not self._behaviour.runs_idle else self.local
 
     @property
     def _is_idle(self) -> bool:
@@ -202,7 +202,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
         Args:
             numbers: Every rank's number, on every rank.
         """
-        found = numbers(float(not is_known(self.local)) + 2.0 * self._conduct.changes_gradients)
+        found = numbers(float(not is_known(self.local)) + 2.0 * self._behaviour.changes_gradients)
         self.notes_settings = any(int(each) & 1 for each in found)
         self.changes_gradients = any(int(each) & 2 for each in found)
 

@@ -40,7 +40,7 @@ _MOST = 2  # entries in a stand-in's dimension
 
 
 @dataclass(frozen=True)
-class Conduct:
+class StepBehaviour:
     """How an optimizer's step goes about it, beyond the parameters that it is given.
 
     Args:
@@ -75,7 +75,7 @@ def check_separable(
     model: Sequence[tuple[str, nn.Parameter]],
     shares: Sequence[Collection[str]],
     build: Build,
-) -> Conduct:
+) -> StepBehaviour:
     """Refuse an optimizer that would make other weights on several workers than on one.
 
     A share without a parameter that wants a gradient may be one over which the step fails, as a mean of no gradients
@@ -111,7 +111,7 @@ def check_separable(
                     idle = False  # it fails over nothing that is trained: its step is left out there
     except Exception as error:
         if all(share in (whole, frozenset()) for share in parts):
-            return Conduct(runs_idle=False, changes_gradients=True)
+            return StepBehaviour(runs_idle=False, changes_gradients=True)
         said = str(error).strip().splitlines()
         raise UsageError(
             f"whether {name} treats every parameter by itself cannot be found out: with small tensors in their place it"
@@ -130,7 +130,7 @@ def check_separable(
             f" {differs[0]!r} depends on others that another worker has under this plan",
             hint=_HINT,
         )
-    return Conduct(idle, together.changed_gradients)
+    return StepBehaviour(idle, together.changed_gradients)
 
 
 _HINT = (
