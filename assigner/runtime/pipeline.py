@@ -17,11 +17,11 @@ from assigner.runtime.checkpoints.wholestate import UnreadState
 from assigner.runtime.forward.lossvalues import LossValues
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.forward.remat import Remat, Rematerialisation
-from assigner.runtime.graph import check_seeds, plan_graph
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
 from assigner.runtime.messages.rendezvous import asked_backend
 from assigner.runtime.modelstate import ModelState
+from assigner.runtime.plangraph import check_seeds, plan_graph
 from assigner.runtime.ranks.membership import Membership
 from assigner.runtime.ranks.memorycheck import check_memory
 from assigner.runtime.ranks.process import check_world, executed, start_computing

@@ -12,7 +12,7 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
     recorder, replay, draws       what the builder did, and sees; running again what some tensors need; where its draws
                                   start, and what has no replay
     mutation                      which operations write
-    likeness, surroundings        tensors with what the builder hung on them; objects that the script holds too
+    likeness, outside             tensors with what the builder hung on them; objects that the script holds too
     reach, memento                what code can reach when it runs, and that as it is at one time
     contents                      what of it lies in C: generators, arrays
 
@@ -32,9 +32,9 @@ from assigner.errors import UsageError
 from assigner.model.deferred.draws import BuilderError
 from assigner.model.deferred.likeness import check_hung, in_likeness
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.outside import objects_from_outside
 from assigner.model.deferred.recorder import CallRecorder, LooksReal, is_meta
 from assigner.model.deferred.replay import Replay, ReplayedMemory, View
-from assigner.model.deferred.surroundings import objects_from_outside
 from assigner.usercode import user_code, user_line
 
 if TYPE_CHECKING:

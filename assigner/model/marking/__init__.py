@@ -13,7 +13,7 @@ What a training script hands over becomes pieces that a rank can build and run a
                                           memory; what a node says
     fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values
     domain, rows                          for which inputs a graph holds; what of a batch carries its rows
-    piece, module, content                one partition as a graph and as a module; what it holds
+    piece, partitionmodule, content       one partition as a graph and as a module; what it holds
     casting                               autocast: a model's own, and that of who calls
     silence                               what torch writes meanwhile, kept off the screen
 """
