@@ -172,7 +172,8 @@ def relocate(
     for names, source, target in _state_removals(graph, old, new):
         if rank == source:
             leaving = OptimizerState.of({name: share.updated[name] for name in names}, optimizer)
-            packed = PackedValue.of([leaving.tensors, json.dumps(leaving.plain)], "the optimizer's state")
+            tensors = {key: _bare(each) for key, each in leaving.tensors.items()}
+            packed = PackedValue.of([tensors, json.dumps(leaving.plain)], "the optimizer's state")
             send_value(member, packed, target)
         elif rank == target:
             tensors, plain = receive_value(member, source).value
