@@ -1,10 +1,9 @@
 """The runtime: executes a plan's program with tensors.
 
     pipeline, modelstate            what a training script calls: steps; the run and the state of its model
-    installation, relocation, outsidevalues
-                                    all that executes one plan on a rank; to another plan during a run, and what cannot
+    installation, relocation        all that executes one plan on a rank; to another plan during a run, and what cannot
                                     go there
-    graph, training, inference      the partitions that a plan speaks of; steps and forwards through the graphs that a
+    plangraph, training, inference  the partitions that a plan speaks of; steps and forwards through the graphs that a
                                     batch needs
     tracing                         a run's trace: all ranks', on one clock, in one file
 

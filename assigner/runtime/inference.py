@@ -16,17 +16,14 @@ from torch import fx, nn
 
 from assigner.model.deferred.memento import Memento
 from assigner.runtime.batch.needs import given_pair
-from assigner.runtime.forward.remat import Rematerialisation
-from assigner.runtime.step.batchnorm import DeferredStatistics
 from assigner.runtime.step.executor import Executor
 from assigner.runtime.step.loss import check_groups
 from assigner.runtime.step.outputs import BatchOutputs
 from assigner.runtime.step.results import added, nothing, shared_result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
-    from assigner.model.marking import Value
     from assigner.model.workload import Batch, Workload
     from assigner.runtime.batch.callcomparison import CallComparison, GivenBatch
     from assigner.runtime.batch.microbatch import Cutting
@@ -36,22 +33,7 @@ if TYPE_CHECKING:
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.stages.replicas import ReplicaWatch
     from assigner.runtime.step.outputs import Receiver
-    from assigner.runtime.step.partition import PartitionRunner
     from assigner.runtime.step.results import StepResult
-
-
-class _ForwardExecutor(Executor):
-    """Runs the forwards of one worker."""
-
-    trains = False
-
-    def _inputs(
-        self, runner: PartitionRunner, micro_batch: int, made: Mapping[Value, torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[Any]]:
-        """As in training, where a backward says when a value has had its last reader."""
-        found = super()._inputs(runner, micro_batch, made)
-        self._stepped.read((value, micro_batch) for value in runner.piece.reads if value.partition)
-        return found
 
 
 def without_training(workload: Workload) -> Workload:
@@ -67,7 +49,7 @@ class Inference:
         member: This process in the run.
         workload: The loss and the seed.
         cutting: Of batches into micro-batches.
-        same: Whether all ranks make the same call.
+        comparison: Of the calls that all ranks make.
         needs: What this rank needs of a batch.
         carried: The state that goes from batch to batch, apart from that of training.
         watch: Of what evaluations change in stages that several workers share.
@@ -80,17 +62,16 @@ class Inference:
         workload: Workload,
         *,
         cutting: Cutting,
-        same: CallComparison,
+        comparison: CallComparison,
         needs: Needs,
         carried: CarriedState,
         watch: ReplicaWatch,
     ) -> None:
         self.variants, self.member, self.workload = variants, member, workload
-        self.cutting, self.same, self.needs, self.carried, self.watch = cutting, same, needs, carried, watch
+        self.cutting, self.comparison, self.needs = cutting, comparison, needs
+        self.carried, self.watch = carried, watch
         self._flags = variants.planned.graph.deferred.flags(training=False)
-        self._always = Rematerialisation("always", variants.plan)
-        self._no_statistics = DeferredStatistics({}, "micro_batch")
-        self._executors: WeakKeyDictionary[Variant, _ForwardExecutor] = WeakKeyDictionary()
+        self._executors: WeakKeyDictionary[Variant, Executor] = WeakKeyDictionary()
         self._running: Executor | None = None
 
     def evaluate(self, call: str, batch: Batch | None, number: int, outputs_to: Receiver | None = None) -> StepResult:
@@ -104,7 +85,7 @@ class Inference:
         """
         pair = given_pair(batch)
         self.variants.planned.graph.check_read()
-        groups = self._groups(self.same.given(call, pair, weigh=self.cutting.weigher(self.variants.plan)))
+        groups = self._groups(self.comparison.given(call, pair, weigh=self.cutting.weigher(self.variants.plan)))
         check_groups(self.workload, groups)
         outputs = None if outputs_to is None else BatchOutputs(groups, self.workload, self.variants.plan, outputs_to)
         result = shared_result(self._run(groups, number, outputs), self.workload, self.member)
@@ -115,7 +96,7 @@ class Inference:
     def forward(self, inputs: Any, number: int, to: int | None) -> Any:
         """The model's output on rank `to`; see `Pipeline.forward`."""
         self.variants.planned.graph.check_read()
-        groups = self._groups(self.same.given(f"forward(to={to})", (inputs, None), loss=False), loss=False)
+        groups = self._groups(self.comparison.given(f"forward(to={to})", (inputs, None), loss=False), loss=False)
         receiver: Receiver = "all" if to is None else to
         outputs = BatchOutputs(groups, self.workload, self.variants.plan, receiver, alone=True)
         self._run(groups, number, outputs)
@@ -130,12 +111,11 @@ class Inference:
         self.needs.check_groups(groups, loss=loss)
         return groups
 
-    def _executor(self, variant: Variant) -> _ForwardExecutor:
+    def _executor(self, variant: Variant) -> Executor:
         if variant not in self._executors:
-            self._executors[variant] = _ForwardExecutor(
-                variant.graph, variant.modules, self.member, self.workload,
-                remat=self._always, statistics=self._no_statistics, carried=self.carried.sources(variant.graph),
-            )  # fmt: skip
+            self._executors[variant] = Executor(
+                variant.graph, variant.modules, self.member, self.workload, carried=self.carried.sources(variant.graph)
+            )
         return self._executors[variant]
 
     def _run(self, groups: list[VariantGroup], number: int, outputs: BatchOutputs | None) -> dict[int, list[float]]:

@@ -21,6 +21,7 @@ from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 from assigner.runtime.ranks.process import settle_vector_maths
 from assigner.runtime.stages.gathering import Gathering
 from assigner.runtime.stages.localpartitions import LocalPartitions
+from assigner.runtime.stages.reduction import SharedStage
 from assigner.runtime.stages.replicas import CHANGED_UNLIKE, MADE_UNLIKE, ReplicaWatch, check_alike, check_same_loss
 from assigner.runtime.stages.updaters import updaters, updating_ranks
 from assigner.runtime.step.batchnorm import DeferredStatistics
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from assigner.model.workload import Batch, Workload
     from assigner.runtime.forward.remat import Rematerialisation
     from assigner.runtime.ranks.membership import Membership
-    from assigner.runtime.ranks.workergroups import WorkerGroup
     from assigner.runtime.step.batchnorm import BatchNorm
     from assigner.runtime.step.executor import Executor
     from assigner.runtime.update.optimizer import PipelineOptimizer
@@ -67,7 +67,7 @@ class Installation:
         training: Forwards and backwards.
         needs: What this rank needs of a batch.
         cutting: Of batches into micro-batches.
-        same: Whether all ranks make the same call.
+        comparison: Of the calls that all ranks make.
         watch: Of what workers of a stage share.
         inference: Forwards alone.
         gradients: Of the parameters.
@@ -94,7 +94,9 @@ class Installation:
             count_retained()
         self.graph = graph
         self.share = LocalPartitions(graph, plan, member.worker, member.device)
-        self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else self.share.frozen()
+        if not trains:
+            self.share.freeze_all()
+        self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else {}
         self.updated = {name: each for name, each in self.trained.items() if name in self.share.updated}
         self.plan, self.member, self._begun = plan, member, False
         member.open_groups(tie_holders(plan, tie) for tie in graph.ties if is_exchanged(plan, tie))
@@ -106,7 +108,7 @@ class Installation:
         written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
         states = {name: PartitionState(module, written) for name, module in self.share.modules.items()}
         self.needs = Needs(workload, variants, member)
-        self.cutting, self.same = Cutting(workload), CallComparison(member, self.needs, plan.micro_batches)
+        self.cutting, self.comparison = Cutting(workload), CallComparison(member, self.needs, plan.micro_batches)
         carried = [
             CarriedState(workload.carried, cutting=self.cutting, planned=graph.output, plan=plan, member=member)
             for _ in range(2)
@@ -118,14 +120,14 @@ class Installation:
         )  # fmt: skip
         self.inference = Inference(
             variants, member, workload,
-            cutting=self.cutting, same=self.same, needs=self.needs, carried=carried[1], watch=self.watch,
+            cutting=self.cutting, comparison=self.comparison, needs=self.needs, carried=carried[1], watch=self.watch,
         )  # fmt: skip
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)
         self.gathering = Gathering(dict(self._divided()) if trains else {})
         self.updating = updating_ranks(graph, plan)
         member.on_leaving = self.forget
 
-    def _divided(self) -> Iterator[tuple[int, tuple[WorkerGroup, dict[str, dict[str, nn.Parameter]]]]]:
+    def _divided(self) -> Iterator[tuple[int, SharedStage]]:
         """Of each stage whose updates this rank divides with others the group, and who updates what for the others."""
         for n, stage in enumerate(self.plan.stages):
             group = self.member.groups.get(stage.workers)
@@ -138,16 +140,11 @@ class Installation:
                 for each in self.graph.piece[partition].parameters
             }
             alone = {name: by[name][0] for name in held if len(by[name]) == 1}
-            yield (
-                n,
-                (
-                    group,
-                    {
-                        worker: {name: self.share.parameters[name] for name, one in alone.items() if one == worker}
-                        for worker in stage.workers
-                    },
-                ),
-            )
+            updated = {
+                worker: {name: self.share.parameters[name] for name, one in alone.items() if one == worker}
+                for worker in stage.workers
+            }
+            yield n, SharedStage(group, updated)
 
     @property
     def executor(self) -> Executor:
@@ -173,7 +170,7 @@ class Installation:
             )
         pair = given_pair(batch)
         self.graph.check_read()
-        inputs, targets, weights = self.same.given(call, pair, weigh=self.cutting.weigher(self.programs.plan))
+        inputs, targets, weights = self.comparison.given(call, pair, weigh=self.cutting.weigher(self.programs.plan))
         if not self._begun:
             self.member.at = "the comparison of weights that several workers hold"
             self.member.before_sums()

@@ -64,9 +64,9 @@ class ModelState:
         return self._installed.share.partitions
 
     def _compare(self, call: str, at: str, *, shown: str = "") -> None:
-        """All ranks make this call, or every one of them is told which does not; see `SameCall.check`."""
+        """All ranks make this call, or every one of them is told which does not; see `CallComparison.check`."""
         with self._member.guarded(at):
-            self._installed.same.check(call, shown)
+            self._installed.comparison.check(call, shown)
 
     def share(self, value: Any = None, source: int = 0) -> Any:
         """A value of one rank, on every rank: what only that one knows decides what all of them do.
@@ -342,7 +342,7 @@ class ModelState:
         """Leave the run, together with the other ranks; one that has failed leaves alone. A `with` block does it."""
         if self.rank == 0:
             self._clock.hand_over()
-        self._member.close(check=lambda: self._installed.same.check(LEAVING))
+        self._member.close(check=lambda: self._installed.comparison.check(LEAVING))
 
     def __enter__(self) -> Self:
         return self

@@ -17,17 +17,16 @@ from assigner.runtime.checkpoints.wholestate import UnreadState
 from assigner.runtime.forward.lossvalues import LossValues
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.forward.remat import Remat, Rematerialisation
-from assigner.runtime.graph import check_seeds, plan_graph
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
 from assigner.runtime.messages.rendezvous import asked_backend
 from assigner.runtime.modelstate import ModelState
-from assigner.runtime.outsidevalues import OutsideValues
+from assigner.runtime.plangraph import check_seeds, plan_graph
 from assigner.runtime.ranks.membership import Membership
 from assigner.runtime.ranks.memorycheck import check_memory
 from assigner.runtime.ranks.process import check_world, executed, start_computing
 from assigner.runtime.recording.memory import held_bytes
-from assigner.runtime.relocation import relocate, removals
+from assigner.runtime.relocation import OutsideValues, relocate, removals
 from assigner.runtime.stages.updaters import holder_counts, shares_of
 from assigner.runtime.step.results import StepResult, shared_result
 from assigner.runtime.tracing import TraceSettings, traced
@@ -178,24 +177,21 @@ class Pipeline(ModelState):
         self.plan = new
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded("the move to another plan"):
-            luggage = relocate(
-                self.graph, old, new, self._installed.share, self.optimizer,
-                rank=self.rank, transport=self._member.transport,
-            )  # fmt: skip
+            moved = relocate(self.graph, old, new, self._installed.share, self.optimizer, member=self._member)
             self._installed.gradients.drop()
             before = self._installed
             self._installed = self._install(remat)
             self._installed.go_on_from(before)
             del before
             self.optimizer.move(self._installed.updated, self._installed.updated_elsewhere)
-            luggage.unpack(self._installed.share, self.optimizer)
+            moved.unpack(self._installed.share, self.optimizer)
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
 
     def _check_move(self, plan: Plan, outside: Mapping[int, Sequence[float]]) -> None:
         self._member.place(plan)
         self._outside.check_moved(self.plan, plan, outside)
         last = self.graph.last.name
-        remembers = self._loss_values.remembers or self._loss_memory.has_changed(beside="plain")
+        remembers = self._loss_values.remembers or self._loss_memory.has_changed(ignoring="plain")
         if self.plan.holders[last] != plan.holders[last] and remembers:
             raise UsageError(
                 f"Workload.loss keeps something from call to call, or was trained, and {last!r} goes to"
@@ -293,7 +289,7 @@ class Pipeline(ModelState):
             self._loss_values.end()
             self._batches += 1
             self._updated, self._waiting = update, True
-        with self._installed.same.covered():
+        with self._installed.comparison.covered():
             if max_norm is not None:
                 self.clip_grad_norm_(max_norm)
             if update:
@@ -389,7 +385,7 @@ class Pipeline(ModelState):
 
     def _note(self, call: str) -> None:
         """A call that has every rank for itself is compared with the next one that has them all."""
-        self._installed.same.check(call, exchanges=False)
+        self._installed.comparison.check(call, exchanges=False)
 
     def _require_training(self) -> None:
         if not self._trains:
@@ -402,7 +398,7 @@ class Pipeline(ModelState):
             return self._update_by(closure)
         with self._member.guarded("an update"):
             call = f"optimizer.step() with {self.optimizer.settings}"
-            self._installed.same.check(call, exchanges=self.scaler.is_enabled())
+            self._installed.comparison.check(call, exchanges=self.scaler.is_enabled())
             if not self._updated:  # the script may have changed the gradients
                 self._installed.gradients.factor.check([each["params"] for each in self.optimizer.param_groups])
             good = self._installed.gradients.ready()
@@ -476,7 +472,7 @@ class Pipeline(ModelState):
     def clip_grad_value_(self, clip_value: float) -> None:
         """Cut every element of the gradients to within plus or minus `clip_value`; all ranks call it together."""
         with self._member.guarded("the clipping of gradients"):
-            self._installed.same.check(f"clip_grad_value_({clip_value})", exchanges=self.scaler.is_enabled())
+            self._installed.comparison.check(f"clip_grad_value_({clip_value})", exchanges=self.scaler.is_enabled())
             self._installed.gradients.clamp(clip_value)
 
     @contextlib.contextmanager

@@ -3,34 +3,44 @@
     old plan   rank 0: a b    rank 1: c d          each rank that loses a partition sends weights, running statistics
     new plan   rank 0: a      rank 1: c   rank 2: b d      and optimizer state of it to the one that gets it
 
-What travels is safetensors and JSON, partition by partition: nothing in it can run code, and a rank holds no more than
-one partition twice beside its own. Of several workers that share a partition the first one sends it, and all that get
-it receive it. A parameter that several partitions share goes with each of them. The optimizer's state goes from who
-updates a parameter under the old plan to who does under the new one, whoever holds the parameter.
+What travels is packed as all that ranks hand each other (`packedvalues`), partition by partition: nothing in it can run
+code, and a rank holds no more than one partition twice beside its own. Of several workers that share a partition the
+first one sends it, and all that get it receive it. A parameter that several partitions share goes with each of them.
+The optimizer's state goes from who updates a parameter under the old plan to who does under the new one, whoever holds
+the parameter.
+
+A partition that moves is built anew by the same functions around the same objects from outside (the script's, what
+hooks and other functions close over), of which each rank has its own:
+
+    rank 0    forward of b: registry["calls"] += 1      b goes to rank 1, whose registry has seen no calls: refused
+    all       the script: registry["share"] = 0.5       the same on both: b goes
+
+So what has changed there since the start is held against it between the rank that has a partition and one that gets it.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load, save
 
+from assigner.errors import UsageError
 from assigner.location import rank_of
-from assigner.model.plainvalues import from_json
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
-from assigner.runtime.forward.attributes import packed_attributes
+from assigner.runtime.forward.lossvalues import plain_values
+from assigner.runtime.ranks.packedvalues import PackedValue, receive_value, send_value
 from assigner.runtime.stages.updaters import updaters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
-    from assigner.runtime.messages.transport import Transport
+    from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.stages.localpartitions import LocalPartitions
     from assigner.runtime.update.optimizer import PipelineOptimizer
 
@@ -51,20 +61,16 @@ class RelocatedState:
 
     @classmethod
     def of(cls, partition: str, share: LocalPartitions) -> RelocatedState:
-        """A partition's luggage, on the rank that holds it."""
+        """What goes with a partition, on the rank that holds it."""
         state = {name: tensor.detach() for name, tensor in share.held_by(partition).items()}
         return cls(state, share.attributes(partition), share.frozen_of(partition))
 
-    def packed(self) -> tuple[bytes, bytes]:
-        """As bytes: the tensors, and the rest.
-
-        Raises:
-            UsageError: an attribute cannot be packed.
-        """
-        kept, plain = packed_attributes(self.attributes)
-        tensors = {f"state/{name}": tensor for name, tensor in self.state.items()}
-        tensors.update({f"attributes/{name}": tensor for name, tensor in kept.items()})
-        return _saved(tensors), json.dumps({"attributes": plain, "frozen": sorted(self.frozen)}).encode()
+    def packed(self) -> PackedValue:
+        """For another rank; its attributes can go there (`LocalPartitions.check_leaving`)."""
+        state, attributes = (
+            {name: _bare(each) for name, each in some.items()} for some in (self.state, self.attributes)
+        )
+        return PackedValue.of({"state": state, "attributes": attributes, "frozen": sorted(self.frozen)}, "a partition")
 
     def unpack(self, partition: str, share: LocalPartitions) -> None:
         """Put it where the partition is now."""
@@ -72,20 +78,15 @@ class RelocatedState:
         share.freeze(partition, self.frozen)
 
     @classmethod
-    def unpacked(cls, tensors: bytes, rest: bytes) -> RelocatedState:
-        """From bytes."""
-        found, plain = load(tensors), json.loads(rest)
-        attributes = {name: from_json(value) for name, value in plain["attributes"].items()}
-        kept = _section(found, "attributes/")
-        return cls(_section(found, "state/"), {**attributes, **kept}, frozenset(plain["frozen"]))
+    def unpacked(cls, packed: PackedValue) -> RelocatedState:
+        """What another rank has packed."""
+        found = packed.value
+        return cls(found["state"], found["attributes"], frozenset(found["frozen"]))
 
 
-def _saved(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    return save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()})
-
-
-def _section(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, Any]:
-    return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+def _bare(value: Any) -> Any:
+    """A tensor without a class of its own; another value as it is."""
+    return value.detach().as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value
 
 
 def removals(old: Plan, new: Plan) -> Iterator[tuple[str, int, int]]:
@@ -114,7 +115,7 @@ def _state_removals(graph: PartitionGraph, old: Plan, new: Plan) -> Iterator[tup
 
 
 @dataclass(frozen=True)
-class Luggage:
+class RelocatedShare:
     """What a rank holds under its new plan.
 
     Args:
@@ -140,9 +141,8 @@ def relocate(
     share: LocalPartitions,
     optimizer: PipelineOptimizer,
     *,
-    rank: int,
-    transport: Transport | None,
-) -> Luggage:
+    member: Membership,
+) -> RelocatedShare:
     """Send what leaves this rank and receive what comes to it; every rank calls this.
 
     Args:
@@ -151,36 +151,86 @@ def relocate(
         new: Who shall hold what.
         share: What this rank holds now.
         optimizer: With the state.
-        rank: This rank.
-        transport: None: there are no other ranks.
+        member: This process in the run.
 
     Raises:
         LostConnectionError: a rank is gone.
     """
+    rank = member.rank
     found: dict[str, RelocatedState] = {}
     for partition in share.partitions:
         if rank in (rank_of(worker) for worker in new.holders[partition]):
             found[partition] = RelocatedState.of(partition, share)
     for partition, source, target in removals(old, new):
-        assert transport is not None
         if rank == source:
-            _send(transport, RelocatedState.of(partition, share).packed(), target)
+            send_value(member, RelocatedState.of(partition, share).packed(), target)
         elif rank == target:
-            found[partition] = RelocatedState.unpacked(transport.get(source), transport.get(source))
+            found[partition] = RelocatedState.unpacked(receive_value(member, source))
     after = updaters(graph, new)
     stay = {name: each for name, each in share.updated.items() if rank in (rank_of(worker) for worker in after[name])}
     moments = [OptimizerState.of(stay, optimizer)]
     for names, source, target in _state_removals(graph, old, new):
-        assert transport is not None
         if rank == source:
             leaving = OptimizerState.of({name: share.updated[name] for name in names}, optimizer)
-            _send(transport, (_saved(leaving.tensors), json.dumps(leaving.plain).encode()), target)
+            tensors = {key: _bare(each) for key, each in leaving.tensors.items()}
+            packed = PackedValue.of([tensors, json.dumps(leaving.plain)], "the optimizer's state")
+            send_value(member, packed, target)
         elif rank == target:
-            moments.append(OptimizerState(load(transport.get(source)), json.loads(transport.get(source)), {}))
-    return Luggage(found, moments)
+            tensors, plain = receive_value(member, source).value
+            moments.append(OptimizerState(tensors, json.loads(plain)))
+    return RelocatedShare(found, moments)
 
 
-def _send(transport: Transport, parts: tuple[bytes, bytes], target: int) -> None:
-    for part in parts:
-        transport.put(part, target)
-    transport.flush()
+class OutsideValues:
+    """The numbers and texts that each partition of the model can reach beside its own, as they are when this is made.
+
+    The model that the builder has made holds the same objects and functions as the partitions on this rank; the
+    attributes of its modules stay as they were built.
+
+    Args:
+        graph: Of the model.
+    """
+
+    def __init__(self, graph: PartitionGraph) -> None:
+        model, tensors = graph.deferred.model, graph.deferred.tensors()
+        self._started: dict[str, dict[str, Any]] = {}
+        for piece in graph.pieces:
+            paths = [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
+            hooks = {
+                f"a hook of {name}": hook
+                for name in piece.parameters
+                for hook in (tensors[name]._backward_hooks or {}).values()
+            }
+            self._started[piece.name] = {**{each: model.get_submodule(each) for each in paths}, **hooks}
+        self._first = {name: plain_values(started) for name, started in self._started.items()}
+
+    def digests(self) -> list[float]:
+        """Of what has changed, partition by partition; 0: nothing."""
+        return [self._digest(name) for name in self._started]
+
+    def _digest(self, name: str) -> float:
+        now, first = plain_values(self._started[name]), self._first[name]
+        changed = [(each, now.get(each)) for each in sorted({*now, *first}) if now.get(each) != first.get(each)]
+        return float(1 + zlib.crc32(repr(changed).encode())) if changed else 0.0
+
+    def check_moved(self, old: Plan, new: Plan, told: Mapping[int, Sequence[float]]) -> None:
+        """Refuse to build a partition where what it holds from outside is not what it was where it comes from.
+
+        Args:
+            old: Who has them.
+            new: Who gets them.
+            told: What `digests` gave on each rank.
+
+        Raises:
+            UsageError: naming the partition; on every rank.
+        """
+        place = {name: n for n, name in enumerate(self._started)}
+        for partition, source, target in removals(old, new):
+            if told[source][place[partition]] != told[target][place[partition]]:
+                raise UsageError(
+                    f"what the forward or a hook of {partition!r} keeps outside of its modules (in an object that the"
+                    " builder was given, a name of its file or a closure) would stay on"
+                    f" worker:{source}, and {partition!r} goes to worker:{target}",
+                    hint="keep it as an attribute of a module: a buffer, a number, text, lists and dicts; or a plan"
+                    f" that leaves {partition!r} where it is",
+                )

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.model.deferred import settle_mode
 from assigner.model.marking.casting import casting
-from assigner.runtime.batch.staterows import replaced, state_of
+from assigner.runtime.batch.staterows import state_of, with_states
 from assigner.runtime.step.batchnorm import DeferredStatistics
 from assigner.runtime.step.metrics import StepMetrics
 from assigner.runtime.step.outputs import Part, join
@@ -162,7 +162,7 @@ class PlainModel:
             self._statistics.begin("", place)
         before = self._snapshot() if trains and place and self._watches else {}
         workload = self._exercise.workload
-        inputs, structure = replaced(cut.inputs, cut.structure, self._states.get((trains, place), {}))
+        inputs, structure = with_states(cut.inputs, cut.structure, self._states.get((trains, place), {}))
         args, kwargs = pytree.tree_unflatten(inputs, structure)
         with casting(workload.autocast, "cpu"), user_code("the plain model's forward"):
             outputs = self.model(*args, **kwargs)

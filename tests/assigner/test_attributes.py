@@ -43,14 +43,14 @@ def test_running_statistics_move_on():
 
 
 def test_what_travels_arrives():
-    """Plain values and tensors pass through bytes; an object that forward has changed does not, and says so."""
+    """Plain values and tensors of any type are packed; an object that forward has changed does not, and says so."""
     made = made_of(Queue)
     graph = graph_of(made)
     plan = make_plan(made)
     shares = [LocalPartitions(graph, plan, "worker:0/cpu", torch.device("cpu")) for _ in range(2)]
     layer = shares[0].modules["middle"].get_submodule("middle")
-    layer.queue, layer.count, layer.seen = torch.ones(3), 4, [1, (2, "x")]
-    RelocatedState.unpacked(*RelocatedState.of("middle", shares[0]).packed()).unpack("middle", shares[1])
+    layer.queue, layer.count, layer.seen = torch.ones(3, dtype=torch.complex128), 4, [1, (2, "x")]
+    RelocatedState.unpacked(RelocatedState.of("middle", shares[0]).packed()).unpack("middle", shares[1])
     other = shares[1].modules["middle"].get_submodule("middle")
     assert torch.equal(other.queue, layer.queue)
     assert (other.count, other.seen) == (4, [1, (2, "x")])

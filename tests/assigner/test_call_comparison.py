@@ -20,7 +20,7 @@ from assigner.launch.seal import seal, unseal
 from assigner.runtime.batch.callcomparison import LEAVING, CallComparison
 from assigner.runtime.failures import inquiry
 from assigner.runtime.failures.callrecord import checksum, described
-from assigner.runtime.failures.inquiry import Answer, answer, ask, asked_about
+from assigner.runtime.failures.inquiry import Records, answer, ask, asked_about
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Own(torch.Tensor):
 class Rank:
     """A member of a run of three, of which others have told what they told; the needs of a plan from rank 0 to 2."""
 
-    transport, world, teller, judge, targets_are_none = "there is one", 3, 0, 2, False
+    transport, world, inputs_rank, targets_rank, targets_are_none = "there is one", 3, 0, 2, False
 
     def __init__(self, rank: int, *others: Rank, weighs: bool = False) -> None:
         self.rank, self.weighs, self.at = rank, weighs, ""
@@ -62,8 +62,8 @@ class Rank:
         """Through JSON, as the run's store has it; somebody else has not come so far."""
         found: dict[int, tuple[Any, ...]] = {self.rank + 10: ()}
         for rank, each in self.others.items():
-            answer = Answer(tuple(sums.record() for sums in each.calls if sums.number <= number))
-            found[rank] = unseal(Answer, "answer", seal("answer", answer)).records
+            records = tuple(sums.record() for sums in each.calls if sums.number <= number)
+            found[rank] = unseal(Records, "answer", seal("answer", records))
         return found
 
 
@@ -205,14 +205,14 @@ def test_another_call_is_told_with_those_before_it():
 
 
 def test_what_a_rank_lacks_is_not_compared():
-    """Inputs, targets or both; whoever has a part is compared in it, if need be with the rank that judges."""
+    """Inputs, targets or both; whoever has a part is compared in it, if need be with the rank of the targets."""
     first = after((X, Y))
     for given in ((X, None), (None, Y), (None, None)):
         assert Rank(1, first).same.given("evaluate()", given).targets is given[1]
     with pytest.raises(UsageError, match="the values of targets"):
         Rank(1, first).same.given("evaluate()", (None, ~Y))
     lacking = Rank(0)
-    with pytest.raises(LookupError):  # it would wait for what the judge tells
+    with pytest.raises(LookupError):  # it would wait for what the one with the targets tells
         lacking.same.given("evaluate()", (X, None))
     judge = Rank(2, lacking)
     judge.same.given("evaluate()", (None, Y))

@@ -279,10 +279,10 @@ def test_ranks_must_ask_alike(monkeypatch):
     for each, said in ((made, ", outputs_to=0, metrics=['error', 'near', 'relative']"), (layers(metrics=None), "")):
         with Pipeline(each, make_plan(each)) as pipeline:
             calls: list[str] = []
-            monkeypatch.setattr(pipeline._installed.same, "check", lambda *_, **__: None)
-            given = pipeline._installed.same.given
+            monkeypatch.setattr(pipeline._installed.comparison, "check", lambda *_, **__: None)
+            given = pipeline._installed.comparison.given
             monkeypatch.setattr(
-                pipeline._installed.same, "given",
+                pipeline._installed.comparison, "given",
                 lambda call, *args, calls=calls, given=given, **more: calls.append(call) or given(call, *args, **more),
             )  # fmt: skip
             for call in (pipeline.step, pipeline.evaluate):

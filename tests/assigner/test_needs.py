@@ -13,7 +13,7 @@ from workloads import graph_of, make_plan, skips
 
 from assigner import Pipeline
 from assigner.errors import UsageError, WorkerError
-from assigner.runtime.batch.outline import inputs_of, outline
+from assigner.runtime.batch.callcomparison import inputs_of, outline
 
 if TYPE_CHECKING:
     from forked_ranks import ForkedRanks

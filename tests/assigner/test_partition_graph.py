@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from workloads import WIDTH, graph_of, language, pairs, skips, tokens, towers, workload
 
 from assigner.model.marking import partition, partition_graph
-from assigner.runtime.graph import plan_graph
+from assigner.runtime.plangraph import plan_graph
 
 
 def test_a_language_model():

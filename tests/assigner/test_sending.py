@@ -46,58 +46,58 @@ def wait(work: Any) -> None:
 
 
 @pytest.fixture
-def departures() -> Iterator[PendingSends]:
+def pending() -> Iterator[PendingSends]:
     made = PendingSends(timedelta(seconds=10), wait)
     yield made
     made.close()
 
 
-def test_small_sends_wake_no_thread(departures: PendingSends) -> None:
+def test_small_sends_wake_no_thread(pending: PendingSends) -> None:
     """The worker waits for them itself, where everything has to have left."""
     small, large = Sent(), Sent()
-    departures.add("worker:1/cpu", SMALL, small)  # type: ignore[arg-type]
-    departures.add("worker:1/cpu", LARGE, large)  # type: ignore[arg-type]
-    departures.flush()
+    pending.add("worker:1/cpu", SMALL, small)  # type: ignore[arg-type]
+    pending.add("worker:1/cpu", LARGE, large)  # type: ignore[arg-type]
+    pending.flush()
     assert small.waited_in == threading.current_thread().name
     assert large.waited_in == "assigner-sends"
 
 
-def test_many_small_sends_do_not_pile_up(departures: PendingSends) -> None:
+def test_many_small_sends_do_not_pile_up(pending: PendingSends) -> None:
     """Beyond a number and a size the thread gets them."""
     sends = [Sent() for _ in range(300)]
     for each in sends:
-        departures.add("worker:1/cpu", SMALL, each)  # type: ignore[arg-type]
-    departures.flush()
+        pending.add("worker:1/cpu", SMALL, each)  # type: ignore[arg-type]
+    pending.flush()
     assert {each.waited_in for each in sends[:129]} == {"assigner-sends"}
     assert sends[-1].waited_in == threading.current_thread().name
 
 
-def test_memory_is_free_when_a_send_has_left(departures: PendingSends) -> None:
+def test_memory_is_free_when_a_send_has_left(pending: PendingSends) -> None:
     """A large tensor goes with the message, without a flush."""
     tensor, sent = torch.zeros(SMALL_BYTES), Sent(gone=False)
     gone = threading.Event()
     weakref.finalize(tensor, gone.set)
-    departures.add("worker:1/cpu", tensor, sent)  # type: ignore[arg-type]
+    pending.add("worker:1/cpu", tensor, sent)  # type: ignore[arg-type]
     del tensor
     assert not gone.is_set()
     sent.left.set()
     assert gone.wait(10)
 
 
-def test_a_traced_send_is_seen_off(departures: PendingSends) -> None:
+def test_a_traced_send_is_seen_off(pending: PendingSends) -> None:
     """Its span ends when it has left, however small it is."""
     span = RecordedSpan(None, 0.0)
-    departures.add("worker:1/cpu", SMALL, Sent(), span)  # type: ignore[arg-type]
-    departures.flush()
+    pending.add("worker:1/cpu", SMALL, Sent(), span)  # type: ignore[arg-type]
+    pending.flush()
     assert span.end_s > 0
 
 
 @pytest.mark.parametrize("tensor", [SMALL, LARGE])
-def test_a_lost_receiver_is_named(departures: PendingSends, tensor: torch.Tensor) -> None:
+def test_a_lost_receiver_is_named(pending: PendingSends, tensor: torch.Tensor) -> None:
     """Whoever waits learns which one is gone."""
-    departures.add("worker:2/cpu", tensor, Sent("closed by peer"))  # type: ignore[arg-type]
+    pending.add("worker:2/cpu", tensor, Sent("closed by peer"))  # type: ignore[arg-type]
     with pytest.raises(LostConnectionError, match="closed by peer") as raised:
-        departures.flush()
+        pending.flush()
     assert raised.value.peer == "worker:2/cpu"
 
 
@@ -111,40 +111,40 @@ def test_an_error_of_the_own_device_is_no_lost_connection(own: RuntimeError) -> 
     with pytest.raises(type(own), match=str(own)):
         checked("worker:1/cuda:0", fails)
     for starts in (fails, Sent):
-        departures = PendingSends(timedelta(seconds=10), fails)
-        departures.add_copied("worker:1/cuda:0", LARGE, None, starts)  # type: ignore[arg-type]
+        pending = PendingSends(timedelta(seconds=10), fails)
+        pending.add_copied("worker:1/cuda:0", LARGE, None, starts)  # type: ignore[arg-type]
         with pytest.raises(type(own), match=str(own)):
-            departures.flush()
-        departures.close()
+            pending.flush()
+        pending.close()
 
 
 def test_a_receiver_that_does_not_come() -> None:
     """A flush ends after the time-out, and names it."""
-    departures, sent = PendingSends(timedelta(seconds=0.05), wait), Sent(gone=False)
-    departures.add("worker:3/cpu", LARGE, sent)  # type: ignore[arg-type]
+    pending, sent = PendingSends(timedelta(seconds=0.05), wait), Sent(gone=False)
+    pending.add("worker:3/cpu", LARGE, sent)  # type: ignore[arg-type]
     with pytest.raises(LostConnectionError, match=r"it took no message for 0\.05 s") as raised:
-        departures.flush()
+        pending.flush()
     assert raised.value.peer == "worker:3/cpu"
     sent.left.set()
-    departures.close()
+    pending.close()
 
 
 def test_a_copied_send_starts_when_its_copy_is_there() -> None:
     """One that is still copied holds up no other thread; each starts after its own copy, in order."""
     attended: list[str] = []
-    departures = PendingSends(timedelta(seconds=10), wait, lambda: attended.append(threading.current_thread().name))
+    pending = PendingSends(timedelta(seconds=10), wait, lambda: attended.append(threading.current_thread().name))
     copies = [Copied(), Copied()]
     started: list[int] = []
     for n, copied in enumerate(copies):
-        departures.add_copied("worker:1/cpu", SMALL, copied, lambda n=n: started.append(n) or Sent())  # type: ignore
+        pending.add_copied("worker:1/cpu", SMALL, copied, lambda n=n: started.append(n) or Sent())  # type: ignore
     copies[1].done.set()
-    departures.add("worker:1/cpu", LARGE, Sent())  # type: ignore[arg-type]
+    pending.add("worker:1/cpu", LARGE, Sent())  # type: ignore[arg-type]
     assert started == []
     copies[0].done.set()
-    departures.flush()
+    pending.flush()
     assert started == [0, 1]
     assert sorted(attended) == ["assigner-copies", "assigner-sends"]
-    departures.close()
+    pending.close()
 
 
 class Copied:

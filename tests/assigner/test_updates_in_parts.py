@@ -12,7 +12,7 @@ from workloads import Reference, make_plan, skips
 
 from assigner import Pipeline
 from assigner.profiler.memory import peak_bytes
-from assigner.runtime.update.optimizer import step_in_parts
+from assigner.runtime.update.separability import step_in_parts
 
 KINDS: list[Any] = [
     (optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True}),

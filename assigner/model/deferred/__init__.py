@@ -9,11 +9,12 @@ scratch memory where the tensor is not wanted: the generator then passes through
 and each part gets, to the last bit, the values that it has there. At no time does more than the wanted part and one
 scratch tensor exist. Tensors are followed by their storage, so views, `.data =` and module.to() need no special care.
 
-    recorder, replay, draws       what the builder did; running again what some tensors need; where its draws start, and
-                                  what has no replay
-    mutation, disguise            which operations write; what a builder sees of the meta device
-    likeness, surroundings        tensors with what the builder hung on them; objects that the script holds too
+    recorder, replay, draws       what the builder did, and sees; running again what some tensors need; where its draws
+                                  start, and what has no replay
+    mutation                      which operations write
+    likeness, outside             tensors with what the builder hung on them; objects that the script holds too
     reach, memento                what code can reach when it runs, and that as it is at one time
+    contents                      what of it lies in C: generators, arrays
 
 Source of the idea: deferred initialisation by record and replay, as in torchdistx (2022).
 """
@@ -28,13 +29,12 @@ import torch
 from torch import nn
 
 from assigner.errors import UsageError
-from assigner.model.deferred.disguise import LooksReal
 from assigner.model.deferred.draws import BuilderError
 from assigner.model.deferred.likeness import check_hung, in_likeness
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.recorder import CallRecorder, is_meta
+from assigner.model.deferred.outside import objects_from_outside
+from assigner.model.deferred.recorder import CallRecorder, LooksReal, is_meta
 from assigner.model.deferred.replay import Replay, ReplayedMemory, View
-from assigner.model.deferred.surroundings import objects_from_outside
 from assigner.usercode import user_code, user_line
 
 if TYPE_CHECKING:
@@ -121,9 +121,7 @@ class DeferredModel:
 
         What else that `eval()` does, as setting flags of its own, is taken back.
         """
-        with Memento(self.model.named_modules()).put_back():
-            if not training:
-                self.model.eval()
+        with self.mode(training=training):
             return {name: module.training for name, module in self.model.named_modules(remove_duplicate=False)}
 
     def replayed(self, storages: set[int]) -> dict[int, ReplayedMemory]:

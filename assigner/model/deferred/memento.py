@@ -11,7 +11,6 @@ import contextlib
 import functools
 import itertools
 import operator
-import random
 import types
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -24,9 +23,12 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import _disable_current_modes
 
+from assigner.model.deferred.contents import ATOMS, CONTENTS, IN_C, Keeper, keeper_of
 from assigner.model.deferred.reach import (
-    ATOMS,
-    CONTENTS,
+    FILE,
+    KEPT,
+    MODULE,
+    OUTER,
     Names,
     Place,
     attributes_of,
@@ -37,7 +39,7 @@ from assigner.model.deferred.reach import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from assigner.model.deferred.reach import Top
 
@@ -104,7 +106,7 @@ class Memento:
             if isinstance(value, torch.Tensor) and not value.is_inference():
                 self.tensors.append(value)
                 self._places.append(place)
-                if top == "whole" and not (place.is_of_module or isinstance(value, FakeTensor)):
+                if top == "whole" and place.origin != MODULE and not isinstance(value, FakeTensor):
                     self._keep_tensor(value)
         self._versions = [each._version for each in self.tensors]
 
@@ -151,14 +153,14 @@ class Memento:
         finally:
             self.restore()
 
-    def has_changed(self, beside: Literal["nothing", "tensors", "plain"] = "nothing") -> bool:
+    def has_changed(self, ignoring: Literal["nothing", "tensors", "plain"] = "nothing") -> bool:
         """Something is no more as it was then; tensors by torch's count of the changes to them.
 
         Args:
-            beside: What does not count: changes of tensors, and one in the place of another; or numbers and texts, as
+            ignoring: What does not count: changes of tensors, and one in the place of another; or numbers and texts, as
                 attributes and as items.
         """
-        if beside != "tensors" and [each._version for each in self.tensors] != self._versions:
+        if ignoring != "tensors" and [each._version for each in self.tensors] != self._versions:
             return True
         pairs = ((keeper.copy(held), values) for keeper, held, values, _ in self._kept)
         if made := {id(each.held): names for each in self._kept if (names := _made_anew(each.held))}:
@@ -166,8 +168,8 @@ class Memento:
                 (_but(keeper.copy(held), made.get(id(held))), _but(values, made.get(id(held))))
                 for keeper, held, values, _ in self._kept
             )
-        if beside != "nothing":
-            but = _without_tensors if beside == "tensors" else _without_atoms
+        if ignoring != "nothing":
+            but = _without_tensors if ignoring == "tensors" else _without_atoms
             pairs = ((but(now), but(then)) for now, then in pairs)
         return any(_differ(now, then) for now, then in pairs)
 
@@ -178,7 +180,7 @@ class Memento:
         """
         found = list(itertools.chain.from_iterable(map(_changes, self._kept)))
         for tensor, version, place in zip(self.tensors, self._versions, self._places, strict=True):
-            if tensor._version != version and not place.is_of_module:
+            if tensor._version != version and place.origin != MODULE:
                 found.append(StateChange(str(place), tensor, None, version, tensor._version, is_beyond=True))
         return found
 
@@ -186,7 +188,7 @@ class Memento:
         """The tensors whose values a forward that runs again would not find, by name: of files, and large ones."""
         kept = {id(tensor) for tensor, _ in self._loose}
         for place, tensor in zip(self._places, self.tensors, strict=True):
-            if place.is_of_file or not (place.is_of_module or id(tensor) in kept):
+            if place.origin in (FILE, OUTER) or (place.origin != MODULE and id(tensor) not in kept):
                 yield str(place), tensor
 
     def holders(self) -> set[int]:
@@ -197,7 +199,7 @@ class Memento:
 class _Kept(NamedTuple):
     """How something is put back, what it is, what was in it, and where it was found."""
 
-    keeper: _Keeper
+    keeper: Keeper
     held: Any
     values: Any
     place: Place
@@ -206,10 +208,11 @@ class _Kept(NamedTuple):
 def _changes(kept: _Kept) -> Iterator[StateChange]:
     """Of what no module leads to, numbers and texts alone: what else is left there may be a cache."""
     held, before, now = kept.held, kept.values, kept.keeper.copy(kept.held)
-    holder, is_outer = _holder(held), kept.place.is_outer
-    is_content = isinstance(held, CONTENTS)
+    holder, origin = _holder(held), kept.place.origin
+    is_outer = origin == OUTER
+    is_content = isinstance(held, IN_C)
     is_beyond = is_outer or isinstance(held, Names | itertools.count | types.GeneratorType)
-    is_beyond = is_beyond or (is_content and kept.place.is_of_file)
+    is_beyond = is_beyond or (is_content and origin == FILE)
     if not isinstance(before, dict):
         if (is_content or not is_outer) and _differ(now, before):
             yield StateChange(str(kept.place), holder, None, before, now, is_beyond)
@@ -313,31 +316,14 @@ def _put(kept: Iterable[_Kept]) -> None:
         keeper.put(held, values)
 
 
-class _Keeper(NamedTuple):
-    """How the contents of an object are copied, and put back into it."""
-
-    copy: Callable[[Any], Any]
-    put: Callable[[Any, Any], Any]
-
-
 @functools.cache
-def _keepers(kind: type) -> tuple[_Keeper, ...]:
+def _keepers(kind: type) -> tuple[Keeper, ...]:
     """Of what can change in an object of some type; none: nothing that Python could change."""
-    contents = _of_bases(kind, _CONTENTS)
+    contents = keeper_of(kind, CONTENTS)
     if contents is not None:
         return (contents,)
-    entries, slots = _of_bases(kind, _ENTRIES), _SLOTS if slot_names(kind) else None
+    entries, slots = keeper_of(kind, _ENTRIES), _SLOTS if slot_names(kind) else None
     return tuple(each for each in (entries, slots) if each is not None)
-
-
-def _of_bases(kind: type, keepers: Mapping[type, _Keeper]) -> _Keeper | None:
-    return next((keepers[each] for each in kind.__mro__ if each in keepers), None)
-
-
-def state_of(value: Any) -> Any:
-    """The contents of a generator or an array; None: it is neither."""
-    keeper = _of_bases(type(value), _CONTENTS)
-    return None if keeper is None else keeper.copy(value)
 
 
 def _is_as(space: dict[Any, Any], values: dict[Any, Any]) -> bool:
@@ -403,7 +389,7 @@ def _put_names(held: Names, values: dict[str, Any]) -> None:
             held.space[name] = values[name]
 
 
-def put_slots(held: Any, values: dict[str, Any]) -> None:
+def _put_slots(held: Any, values: dict[str, Any]) -> None:
     """Have an object's slots hold what `slots_of` gave."""
     kind: type = type(held)
     for name in slot_names(kind):
@@ -428,11 +414,7 @@ def _copy_class(kind: type) -> dict[str, Any]:
     """What a class of the user's keeps for all of its objects: not its methods."""
     if not is_users(kind.__module__):
         return {}
-    return {
-        name: value
-        for name, value in vars(kind).items()
-        if type(value) not in _METHODS and isinstance(value, _OF_CLASSES) and not name.startswith("__")
-    }
+    return {name: value for name, value in vars(kind).items() if isinstance(value, KEPT) and not name.startswith("__")}
 
 
 def _put_class(kind: type, values: dict[str, Any]) -> None:
@@ -441,51 +423,17 @@ def _put_class(kind: type, values: dict[str, Any]) -> None:
             setattr(kind, name, value)
 
 
-def _copy_generator(generator: torch.Generator) -> np.ndarray[Any, Any]:
-    with _disable_current_modes():  # while a forward is captured, tensors have no values
-        found: np.ndarray[Any, Any] = generator.get_state().numpy()
-    return found
-
-
-def _put_generator(generator: torch.Generator, state: np.ndarray[Any, Any]) -> None:
-    with _disable_current_modes():
-        generator.set_state(torch.from_numpy(state))
-
-
-def _progress(frame: types.FrameType | None) -> str:
-    """How far a generator has come, and what numbers and texts it has."""
-    if frame is None:
-        return "done"
-    return repr((frame.f_lasti, {name: each for name, each in frame.f_locals.items() if type(each) in ATOMS}))
-
-
 ABSENT = object()
-_METHODS = frozenset((types.FunctionType, staticmethod, classmethod, property))
-_OF_CLASSES = (bool, int, float, complex, str, bytes, type(None), list, dict, set, deque, torch.Tensor)
-_SLOTS = _Keeper(slots_of, put_slots)
+_SLOTS = Keeper(slots_of, _put_slots)
 _ENTRIES = {
-    nn.Module: _Keeper(_copy_module, _put_module),
-    type: _Keeper(_copy_class, _put_class),
-    types.CellType: _Keeper(_copy_cell, _put_cell),
-    Names: _Keeper(_copy_names, _put_names),
-    OrderedDict: _Keeper(dict, _put_ordered),
-    dict: _Keeper(dict, _put_space),
-    set: _Keeper(set, _put_set),
-    deque: _Keeper(tuple, _put_deque),
-    list: _Keeper(tuple, lambda held, values: list.__setitem__(held, slice(None), values)),
-    bytearray: _Keeper(bytes, lambda held, values: bytearray.__setitem__(held, slice(None), values)),
-}
-_CONTENTS = {  # in C
-    itertools.count: _Keeper(repr, lambda *_: None),  # nobody can put it back; that it has moved can be told
-    types.GeneratorType: _Keeper(lambda each: _progress(each.gi_frame), lambda *_: None),
-    random.Random: _Keeper(random.Random.getstate, random.Random.setstate),
-    torch.Generator: _Keeper(_copy_generator, _put_generator),
-    np.ndarray: _Keeper(lambda array: array.copy(), lambda array, values: array.__setitem__(..., values)),
-    np.random.RandomState: _Keeper(
-        lambda each: types.SimpleNamespace(state=each.get_state()), lambda each, held: each.set_state(held.state)
-    ),
-    np.random.Generator: _Keeper(
-        lambda each: types.SimpleNamespace(state=each.bit_generator.state),
-        lambda each, held: setattr(each.bit_generator, "state", held.state),
-    ),
+    nn.Module: Keeper(_copy_module, _put_module),
+    type: Keeper(_copy_class, _put_class),
+    types.CellType: Keeper(_copy_cell, _put_cell),
+    Names: Keeper(_copy_names, _put_names),
+    OrderedDict: Keeper(dict, _put_ordered),
+    dict: Keeper(dict, _put_space),
+    set: Keeper(set, _put_set),
+    deque: Keeper(tuple, _put_deque),
+    list: Keeper(tuple, lambda held, values: list.__setitem__(held, slice(None), values)),
+    bytearray: Keeper(bytes, lambda held, values: bytearray.__setitem__(held, slice(None), values)),
 }

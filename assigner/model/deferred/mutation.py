@@ -110,18 +110,18 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        read = {storage_of(each) for each in (*args, *kwargs.values()) if is_plain_tensor(each)}
+        read = {storage_of(each) for each in (*args, *kwargs.values()) if _is_plain_tensor(each)}
         self.read |= read
         if "batch_norm" not in func.__name__:
             self.used |= read
         self.storages.update(map(storage_of, written_tensors(func, args, kwargs)))
         made = func(*args, **kwargs)
         results = made if isinstance(made, tuple | list) else (made,)
-        self.used -= {storage_of(each) for each in results if is_plain_tensor(each)} - read  # a number given again
+        self.used -= {storage_of(each) for each in results if _is_plain_tensor(each)} - read  # a number given again
         return made
 
 
-def is_plain_tensor(value: Any) -> bool:
+def _is_plain_tensor(value: Any) -> bool:
     """True if a value is a tensor with a storage of its own."""
     return (
         isinstance(value, torch.Tensor)

@@ -17,21 +17,20 @@ import functools
 import inspect
 import itertools
 import operator
-import random
 import sys
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
+
+from assigner.model.deferred.contents import ATOMS, IN_C
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 Top = Literal["followed", "read", "whole"]
-ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None)))
 STANDARD = frozenset(nn.Module().__dict__) - {"training"}
 _MOST_ITEMS = 10_000  # a larger container is met without its items
 _FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -40,18 +39,15 @@ _BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultd
 _OPEN = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, UserString)  # of Python's own
 _INSTALLED = ("site-packages", "dist-packages")
 _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
-_KEPT = (bool, int, float, complex, str, bytes, type(None), list, dict, set, deque, torch.Tensor)
+KEPT: tuple[type, ...] = (*ATOMS, list, dict, set, deque, torch.Tensor)
+"""What counts among the names at the top of a file, and of what a class keeps for all of its objects."""
 _OF_FILES = ("types", "argparse")
-CONTENTS = (
-    itertools.count, types.GeneratorType, random.Random, torch.Generator,
-    np.ndarray, np.random.RandomState, np.random.Generator,
-)  # fmt: skip
-"""What has its contents in C."""
 _NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner", "numpy"}
 
 _ITEM, _ATTRIBUTE, _DEFAULT, _HOOK, _SPACE = "{}[{!r}]", "{}.{}", "{}()[{!r}]", "a hook of {}", "{}."
-# where names begin: a module; the file of a module's class; what else has a name; that, where no module leads there
-_ROOTS = _MODULE, _FILE, _OWN, _OUTER = "module", "file", "own name", "outer name"
+ORIGINS = MODULE, FILE, OWN, OUTER = "module", "file", "own name", "outer name"
+"""Where names begin: a module; the file of a module's class; what else has a name; that, where the walk has come from
+the top of a file alone, by a class, a function or another file."""
 
 _PLAIN: dict[type, int] = {nn.Module: len(nn.Module().__dict__)}  # torch's own, and how many attributes they have
 
@@ -78,35 +74,21 @@ class Place(NamedTuple):
         return Place(_ITEM, key, self) if self.form != _SPACE or self.holder is None else self.holder.attribute(key)
 
     @property
-    def is_outer(self) -> bool:
-        """The walk has come here from the top of a file alone, by a class, a function or another file."""
-        return self._root.form == _OUTER
-
-    @property
-    def is_of_module(self) -> bool:
-        """It is an attribute of a module, or held by one."""
-        return self._root.form == _MODULE
-
-    @property
-    def is_of_file(self) -> bool:
-        """It stands at the top of a file, or is held by what does."""
-        return self._root.form in (_FILE, _OUTER)
-
-    @property
-    def _root(self) -> Place:
+    def origin(self) -> str:
+        """Where its name begins, of `ORIGINS`: what holds it in the end."""
         place = self
         while place.holder is not None:
             place = place.holder
-        return place
+        return place.form
 
     def named(self, name: str) -> Place:
         """Of what has a name of its own, and was found from here."""
-        return Place(_OUTER if self.is_outer else _OWN, name)
+        return Place(OUTER if self.origin == OUTER else OWN, name)
 
     def __str__(self) -> str:
         """As code would name it: `loss.scale['a'][0]`; what a function closes over, by its own name."""
         steps, place = list[Place](), self
-        while place.form not in _ROOTS and place.holder is not None:
+        while place.form not in ORIGINS and place.holder is not None:
             steps.append(place)
             place = place.holder
         name = str(place.key)
@@ -161,7 +143,7 @@ def reach(
         top: What stands at the top of files: `followed`, where a function of the user's own (no library's) reads it,
             but for the methods of `modules`, whose reads a capture looks at; `read`, where any function but torch's
             and transformers' reads it, with the names themselves; or `whole`, of the files of the classes of
-            `modules`, and last (`Place.is_outer`) of the user's own files, classes and functions that these name.
+            `modules`, and last (`OUTER`) of the user's own files, classes and functions that these name.
 
     Yields:
         Where it is, and what: also cells of closures, and the `Names` of files that code binds, or as `top` says.
@@ -172,17 +154,17 @@ def reach(
     waiting: deque[_Found] = deque()
     kinds: list[type] = list(dict.fromkeys(type(each) for _, each in modules))
     for name, module in modules:
-        place = Place(_MODULE, name or type(module).__name__)
+        place = Place(MODULE, name or type(module).__name__)
         yield place, module
         waiting += _of_module_alone(place, module, extent)
     for each in dict.fromkeys(itertools.chain.from_iterable(users_classes(kind) for kind in kinds)):
         known[id(each)] = each
-        place = Place(_OWN, each.__name__)
+        place = Place(OWN, each.__name__)
         yield place, each
         waiting += _of_class(place, each, extent, of_modules=True)
     if top == "whole":
         waiting += itertools.chain.from_iterable(_of_file(file) for file in files_of(kinds))
-    waiting += ((Place(_OWN, name), value) for name, value in started.items())
+    waiting += ((Place(OWN, name), value) for name, value in started.items())
     for queue in (waiting, deque(_outer(files_of(kinds)) if top == "whole" else ())):
         while queue:
             place, value = queue.popleft()
@@ -270,7 +252,7 @@ def _of_class(place: Place, value: type, extent: _Extent, *, of_modules: bool = 
     then, found = _HELD.get(value, ([], []))
     if len(now) != len(then) or not all(map(operator.is_, now, then)):
         found = list[_Found]()
-        for inner, each in _members(Place(_OWN, value.__name__), value, extent):
+        for inner, each in _members(Place(OWN, value.__name__), value, extent):
             found += _of_code(inner, each, extent) if type(each) is types.FunctionType else [(inner, each)]
         _HELD[value] = now, found
     return found
@@ -311,7 +293,7 @@ def _of_function(place: Place, value: types.FunctionType, extent: _Extent) -> li
     elif not is_installed(value.__module__):
         found.append((Place(_SPACE, None, place), value.__dict__))
         if extent.top == "followed":
-            found += [(Place(_OWN, name), space[name]) for name in _read_names(value.__code__) if name in space]
+            found += [(Place(OWN, name), space[name]) for name in _read_names(value.__code__) if name in space]
     return found
 
 
@@ -321,10 +303,10 @@ def _of_read_names(value: types.FunctionType) -> Iterator[_Found]:
     names = [name for name in _read_names(value.__code__) if name in space]
     for name in names:
         if isinstance(inner := inspect.unwrap(space[name]) if callable(space[name]) else None, types.FunctionType):
-            yield Place(_OWN, name), inner
+            yield Place(OWN, name), inner
     kept = tuple(name for name in names if not callable(space[name]))
     if kept:
-        yield Place(_OWN, _short(str(space.get("__name__", "")))), Names(space, kept)
+        yield Place(OWN, _short(str(space.get("__name__", "")))), Names(space, kept)
 
 
 def _outer(files: Iterable[str]) -> Iterator[_Found]:
@@ -336,21 +318,21 @@ def _outer(files: Iterable[str]) -> Iterator[_Found]:
             if not isinstance(of, str) or not is_users(of) or is_installed(of):
                 continue
             if isinstance(value, type | types.FunctionType):
-                yield Place(_OUTER, name), value
+                yield Place(OUTER, name), value
             elif isinstance(value, types.ModuleType) and of in sys.modules and of not in met:
                 met[of] = None
-                yield from _of_file(of, _OUTER)
+                yield from _of_file(of, OUTER)
 
 
-def _of_file(file: str, form: str = _FILE) -> Iterator[_Found]:
+def _of_file(file: str, form: str = FILE) -> Iterator[_Found]:
     """What stands at the top of a file: plain values and containers, and objects of its own classes."""
     space, place = vars(sys.modules[file]), Place(form, _short(file))
-    names = tuple(name for name, each in space.items() if isinstance(each, _KEPT) and not name.startswith("__"))
+    names = tuple(name for name, each in space.items() if isinstance(each, KEPT) and not name.startswith("__"))
     if names:
         yield place, Names(space, names)
     for name, each in space.items():
         is_own = type(each).__module__ in (file, *_OF_FILES) and not isinstance(each, nn.Module)
-        if is_own or isinstance(each, CONTENTS):
+        if is_own or isinstance(each, IN_C):
             yield place.attribute(name), each
 
 

@@ -6,14 +6,14 @@ What a training script hands over becomes pieces that a rank can build and run a
     capture, cut, glue, graph             one forward as a graph, cut into partitions; who runs what lies between them
     opaque, modules                       modules and Functions as one call of that graph; which modules, and which of
                                           them look at a whole micro-batch
-    interception, regions, decisions, lengths, isolation, leftovers
+    interception, regions, decisions, isolation, leftovers
                                           what the forward does that no graph holds, caught while it runs: hooks,
                                           regions without gradient, both ways of a decision, Python state
     functional, writing, families, nodes  a graph without writes: what stands in it for them; which values lie in one
                                           memory; what a node says
     fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values
     domain, rows                          for which inputs a graph holds; what of a batch carries its rows
-    piece, module, content                one partition as a graph and as a module; what it holds
+    piece, partitionmodule, content       one partition as a graph and as a module; what it holds
     casting                               autocast: a model's own, and that of who calls
     silence                               what torch writes meanwhile, kept off the screen
 """

@@ -29,10 +29,9 @@ from assigner.model.marking.domain import Domain, find_domain, input_key, input_
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions
-from assigner.model.marking.lengths import symbolic_lengths
 from assigner.model.marking.modules import opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone
-from assigner.model.marking.observation import LearntCall, Trouble
+from assigner.model.marking.observation import LearntCall, ValueDependence
 from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, replaced
 from assigner.model.marking.regions import without_regions
 from assigner.model.marking.rows import RowLeaves, may_carry
@@ -133,6 +132,32 @@ def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
             tensors[name] = tensor
 
 
+_LEN = "len"
+
+
+def _length(value: Any) -> Any:
+    """As `x.shape[0]`, which may be a symbol."""
+    return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else len(value)
+
+
+@contextlib.contextmanager
+def _symbolic_lengths(model: nn.Module) -> Iterator[None]:
+    """In the files of a model's forwards `len` gives symbols while the block runs; what is called `len` there stays.
+
+    Of a tensor Python's own makes a number, and the capture would be one for that size.
+    """
+    forwards = (getattr(type(module), "forward", None) for module in model.modules())
+    found = {id(names): names for each in forwards if (names := getattr(each, "__globals__", None)) is not None}
+    files = [names for names in found.values() if _LEN not in names and names is not globals()]
+    try:
+        for names in files:
+            names[_LEN] = _length
+        yield
+    finally:
+        for names in files:
+            names.pop(_LEN, None)
+
+
 @dataclass(frozen=True)
 class _Dims:
     """What may vary: the dimension of the rows, and the others."""
@@ -177,11 +202,11 @@ def capture(
     with unregistered_named(model), silence(), torch.set_grad_enabled(training):
         learnt: dict[str, Sequence[LearntCall]] = {}
         while True:
-            trouble = Trouble()
+            dependence = ValueDependence()
             try:
-                return _first_export(export, learnt, trouble, type(model).__name__, any_rows=any_rows)
+                return _first_export(export, learnt, dependence, type(model).__name__, any_rows=any_rows)
             except MarkingError:
-                wanted = {name: why for name, why in trouble.modules(model, names).items() if name not in learnt}
+                wanted = {name: why for name, why in dependence.modules(model, names).items() if name not in learnt}
                 if learner is None or not wanted:
                     raise
             calls = learner(names, wanted)
@@ -191,7 +216,7 @@ def capture(
 def _first_export(
     export: Callable[..., Capture],
     learnt: Mapping[str, Sequence[LearntCall]],
-    trouble: Trouble,
+    dependence: ValueDependence,
     name: str,
     *,
     any_rows: bool,
@@ -200,21 +225,21 @@ def _first_export(
     *tries, last = _ANY_ROWS if any_rows else _THESE_ROWS
     for dims in tries:
         with contextlib.suppress(Exception):
-            found = export(dims, learnt=learnt, trouble=trouble)
+            found = export(dims, learnt=learnt, dependence=dependence)
             if not any_rows or found.holds_for_any_rows:
                 return found
-        if trouble.failed is not None:
+        if dependence.failed is not None:
             break  # however little varies, that module needs values
-    trouble.fixing.clear()  # in the last try nothing but the rows may vary
-    return _or_explain(lambda: export(last, learnt=learnt, trouble=trouble), name, trouble)
+    dependence.fixing.clear()  # in the last try nothing but the rows may vary
+    return _or_explain(lambda: export(last, learnt=learnt, dependence=dependence), name, dependence)
 
 
-def _or_explain(export: Callable[[], Capture], name: str, trouble: Trouble) -> Capture:
+def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDependence) -> Capture:
     """The last try: the least may vary. Its error is the one that the user sees."""
     try:
         return export()
     except MarkingError:
-        trouble.fixing.clear()
+        dependence.fixing.clear()
         raise
     except Exception as error:
         said = str(error).strip().splitlines()
@@ -227,7 +252,7 @@ def _or_explain(export: Callable[[], Capture], name: str, trouble: Trouble) -> C
                 hint="a list with an entry for each row, int(x.shape[0]) or a loop over the rows makes it so: use"
                 " tensors whose first dimension is the rows, or mark a larger module that contains the line",
             ) from error
-        trouble.fixing.clear()
+        dependence.fixing.clear()
         if strange := re.match(r"Found <class '([^']+)'> in output", reason):
             raise MarkingError(
                 f"the forward of {name} returns a {strange[1]}, which holds tensors in its own way",
@@ -250,7 +275,7 @@ def _export(
     autocast: str | None,
     known: RowLeaves | None,
     learnt: Mapping[str, Sequence[LearntCall]],
-    trouble: Trouble,
+    dependence: ValueDependence,
 ) -> Capture:
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     leaves, structure = pytree.tree_flatten(call_arguments(inputs))
@@ -265,13 +290,13 @@ def _export(
             shapes[fake] = {
                 n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
             }
-    opaque = OpaqueCalls(model, names, autocast, learnt, trouble)
+    opaque = OpaqueCalls(model, names, autocast, learnt, dependence)
     caught = Interceptions(model, opaque)
     with mode:
         anchor = torch.empty((), requires_grad=True, device="cpu")
     calls, watched = replaced(opaque, anchor), caught.active()
     kept = Memento(model.named_modules()).put_back()  # torch.export gives modules copies of their lists and dicts
-    ready = fake_tensors(model, mode), _given_momenta(model), symbolic_lengths(model)
+    ready = fake_tensors(model, mode), _given_momenta(model), _symbolic_lengths(model)
     with kept, ready[0], ready[1], ready[2], calls, watched, mode, casting(autocast, "cpu"):
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from assigner.errors import UsageError
+from assigner.model.plainvalues import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ def refuse_other_casting(autocast: str | None, device_type: str) -> None:
     Raises:
         UsageError: the caller's code runs under `torch.autocast` to another type.
     """
-    said = str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
+    said = dtype_name(torch.get_autocast_dtype(device_type))
     if torch.is_autocast_enabled(device_type) and said != autocast:
         raise UsageError(
             "torch.autocast is on where the pipeline is called: what ranks send each other would be of other types"

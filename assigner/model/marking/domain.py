@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.formatting import Unquoted, printable
+from assigner.model.plainvalues import dtype_name
 from assigner.model.workload import call_arguments
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class TensorKey:
     strides: tuple[int, ...] | None
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}{list(self.sizes)}"
+        return f"{dtype_name(self.dtype)}{list(self.sizes)}"
 
 
 @dataclass(frozen=True)

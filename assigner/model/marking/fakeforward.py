@@ -92,7 +92,7 @@ def tensor_ids(inside: Named) -> list[int]:
             for tensor in held.values()]  # fmt: skip
 
 
-def surroundings() -> dict[str, Any]:
+def ambient_values() -> dict[str, Any]:
     """What a forward can be told beside its arguments: context variables, the environment, torch's default type."""
     found: dict[str, Any] = {
         f"context variable {each.name}": value for each, value in contextvars.copy_context().items()

@@ -64,7 +64,7 @@ class Member:
     view: ViewStep | None = None
 
 
-def call_arguments(node: fx.Node) -> CallArguments:
+def opaque_arguments(node: fx.Node) -> CallArguments:
     """An opaque call's number, its tensors and its sizes."""
     return cast("CallArguments", node.args)
 
@@ -74,8 +74,8 @@ def written_by(node: fx.Node, calls: Sequence[OpaqueCall]) -> list[fx.Node]:
     if node.op != "call_function":
         return []
     if is_call(node):
-        number, given, _ = call_arguments(node)
-        return [given[n] for n in sorted(calls[number].written)]
+        number, given, _ = opaque_arguments(node)
+        return [given[n] for n in sorted(calls[number].effects.written)]
     if is_hook(node):
         return []
     names = written_names(node.target, node.args, node.kwargs)

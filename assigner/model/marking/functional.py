@@ -25,7 +25,7 @@ from torch.export.graph_signature import InputKind
 
 from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import gives_back, is_random, named_arguments, returned_arguments
-from assigner.model.marking.families import STATE, Member, StorageFamily, call_arguments, written_by, written_state
+from assigner.model.marking.families import STATE, Member, StorageFamily, opaque_arguments, written_by, written_state
 from assigner.model.marking.interception import is_hook
 from assigner.model.marking.nodes import behind, brings_data, fresh_values, is_item, line_of, storages, tensors_of
 from assigner.model.marking.opaque import is_call
@@ -375,12 +375,12 @@ class Functional:
             self._groups[node] = joined
 
     def _add_call(self, node: fx.Node) -> None:
-        number, given, sizes = call_arguments(node)
+        number, given, sizes = opaque_arguments(node)
         call = self.calls[number]
         tensors = [self._read(each) for each in given]
         copies: dict[StorageFamily, fx.Node] = {}
         made_here: list[fx.Node] = []
-        for n in sorted(call.written):
+        for n in sorted(call.effects.written):
             member = self._member(given[n], node)
             family = member.family
             if family not in copies:
@@ -409,14 +409,14 @@ class Functional:
     def _item_of_call(self, node: fx.Node) -> None:
         """An item of an opaque call's result: its own memory, or that of something else."""
         call_node, index = cast("tuple[fx.Node, int]", node.args)
-        number, given, _ = call_arguments(call_node)
+        number, given, _ = opaque_arguments(call_node)
         call = self.calls[number]
         made = self.graph.node_copy(node, self._read)
         self._depends[made] = True
         made = self._detached(made) if call_node.meta.get("without_gradient") else made
         self._values[node] = made
         (storage,) = storages(node) or (0,)
-        alias = call.aliases.get(index)
+        alias = call.effects.aliases.get(index)
         other = None
         if alias is not None:
             items = {user.args[1]: user for user in call_node.users if is_item(user)}

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import is_random
-from assigner.model.marking.families import call_arguments
+from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.nodes import behind, is_item
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import ONCE, stored
@@ -208,9 +208,9 @@ class Ownership:
             MarkingError: with respect to a value that another one, of which its result was made, was made of elsewhere.
         """
         for node in filter(is_call, self.nodes):
-            number, given, _ = call_arguments(node)
+            number, given, _ = opaque_arguments(node)
             call = self.capture.calls[number]
-            for n, m in sorted(call.differentiated):
+            for n, m in sorted(call.effects.differentiated):
                 if given[n] in behind(given[m]):
                     raise MarkingError(
                         f"the forward of {call.label} takes a gradient with respect to one of the values that it is"
@@ -233,7 +233,7 @@ class Ownership:
             for node in self.owner
             if is_call(node)
             for call in (self.capture.calls[int(node.args[0])],)  # type: ignore[arg-type]
-            for name in call.changed
+            for name in call.effects.changed
             if name in self.capture.deferred_statistics
         ]
         changed += [

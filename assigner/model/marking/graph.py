@@ -20,7 +20,7 @@ from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.memento import Memento
 from assigner.model.marking.domain import Domain
 from assigner.model.marking.marks import Mark
-from assigner.model.marking.module import around_module, build_module
+from assigner.model.marking.partitionmodule import around_module, build_module
 from assigner.model.marking.realforward import Examples
 from assigner.model.marking.rows import RowLeaves
 

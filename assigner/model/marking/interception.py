@@ -37,6 +37,7 @@ from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.reach import files_of, reach
 from assigner.model.marking.fakeforward import is_tensor
+from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
 from assigner.model.singleprocess import as_single_process
 from assigner.usercode import running_line
@@ -378,13 +379,8 @@ def _check_hooks(model: nn.Module, opaque: list[str]) -> None:
     Raises:
         MarkingError: there are some.
     """
-    inside = tuple(f"{name}." for name in opaque)
-    for name, module in model.named_modules():
-        if (
-            name not in opaque
-            and not name.startswith(inside)
-            and (module._backward_hooks or module._backward_pre_hooks)
-        ):
+    for name, module in modules_outside(model, opaque):
+        if module._backward_hooks or module._backward_pre_hooks:
             raise MarkingError(
                 f"{name or type(model).__name__!r} has a backward hook, and partitions inside it",
                 hint="register it on a module that is marked, or inside one that is",

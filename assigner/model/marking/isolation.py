@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from assigner.errors import MarkingError
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.marking.fakeforward import own_tensors, surroundings, tensor_ids, trained_names
+from assigner.model.marking.fakeforward import ambient_values, own_tensors, tensor_ids, trained_names
 from assigner.model.marking.modules import modules_inside, modules_outside
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class Isolation:
         self._owners: dict[int, set[str]] = {}
         self._tensors: dict[str, list[int]] = {}
         self._trained: dict[str, set[str]] = {}
-        self._surroundings: dict[str, Any] = {}
+        self._ambient: dict[str, Any] = {}
         self._values: dict[str, Memento] = {}
 
     def begin(self) -> None:
         """The model's forward begins: what the modules are made of now is what they must be made of when called."""
         self._tensors = {name: tensor_ids(self.inside[name]) for name in self.names}
         self._trained = {name: trained_names(self.inside[name]) for name in self.names}
-        self._surroundings = surroundings()
+        self._ambient = ambient_values()
         self._values = {name: self.values_of(self.inside[name]) for name in self.names}
         around = modules_outside(self.model, self.names)
         self._owners = {}
@@ -84,10 +84,8 @@ class Isolation:
             for key, value in module.__dict__.items()
             if isinstance(value, FakeTensor)
         ]
-        around = surroundings()
-        changed += [
-            key for key in {**self._surroundings, **around} if around.get(key) is not self._surroundings.get(key)
-        ]
+        around = ambient_values()
+        changed += [key for key in {**self._ambient, **around} if around.get(key) is not self._ambient.get(key)]
         changed += [f"requires_grad of {each!r}" for each in trained_names(self.inside[name]) ^ self._trained[name]]
         if changed or fakes:
             raise MarkingError(

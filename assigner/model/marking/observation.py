@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Trouble:
-    """Modules whose forward needs values, as one capture has met them.
+class ValueDependence:
+    """Modules whose forward depends on values, as one capture has met them.
 
     Args:
         failed: The one whose forward did not go through without values, and why; None: there is none.
@@ -76,26 +76,37 @@ class Made:
 
 
 @dataclass(frozen=True)
+class CallEffects:
+    """What a call gives and does, as far as others see it.
+
+    Args:
+        results: What it returns, with a Slot for each tensor.
+        written: Which of the tensors that it is given it writes to in place.
+        aliases: Results by their number that share memory with others.
+        changed: Names, in the model, of its module's own parameters and buffers that it changes.
+        differentiated: Pairs of the given tensors; see `gradients_taken`.
+    """
+
+    results: Any
+    written: frozenset[int]
+    aliases: dict[int, Alias]
+    changed: frozenset[str]
+    differentiated: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True)
 class Observation:
     """One call of a module on tensors with values.
 
     Args:
         given: The shapes of the tensors that it was given.
-        results: What it returned, with a Slot for each tensor.
         made: The tensors that it returned.
-        written: Which of the given ones it has written to.
-        aliases: Results by their number that share memory with others.
-        changed: Names, in the model, of its own parameters and buffers that it has changed.
-        differentiated: Pairs of the given tensors; see `gradients_taken`.
+        effects: What else it has done.
     """
 
     given: tuple[tuple[int, ...], ...]
-    results: Any
     made: tuple[Made, ...]
-    written: frozenset[int]
-    aliases: dict[int, Alias]
-    changed: frozenset[str]
-    differentiated: frozenset[tuple[int, int]] = frozenset()
+    effects: CallEffects
 
 
 RETURNED = "return the tensor itself, without .item(), int() or float(), or mark a larger module that uses it up inside"
@@ -116,9 +127,9 @@ class LearntCall:
             MarkingError: they are not.
         """
         first = self.calls[0]
-        leaves, structure = pytree.tree_flatten(first.results)
+        leaves, structure = pytree.tree_flatten(first.effects.results)
         for other in self.calls[1:]:
-            others, theirs = pytree.tree_flatten(other.results)
+            others, theirs = pytree.tree_flatten(other.effects.results)
             kinds = [[(each.dtype, len(each.sizes)) for each in call.made] for call in (first, other)]
             if theirs != structure or kinds[0] != kinds[1] or len(other.given) != len(first.given):
                 raise MarkingError(
@@ -133,29 +144,16 @@ class LearntCall:
                 )
 
     @property
-    def results(self) -> Any:
-        """What it returns, with a Slot for each tensor."""
-        return self.calls[0].results
-
-    @property
-    def written(self) -> frozenset[int]:
-        """Which of the given tensors it may write to."""
-        return frozenset().union(*(call.written for call in self.calls))
-
-    @property
-    def changed(self) -> frozenset[str]:
-        """Names of its own tensors that it may change."""
-        return frozenset().union(*(call.changed for call in self.calls))
-
-    @property
-    def differentiated(self) -> frozenset[tuple[int, int]]:
-        """Pairs of the given tensors; see `gradients_taken`."""
-        return frozenset().union(*(call.differentiated for call in self.calls))
-
-    @property
-    def aliases(self) -> dict[int, Alias]:
-        """What may share memory."""
-        return any_way([call.aliases for call in self.calls])
+    def effects(self) -> CallEffects:
+        """What it may do: all that was seen of it."""
+        seen = [call.effects for call in self.calls]
+        return CallEffects(
+            seen[0].results,
+            frozenset().union(*(each.written for each in seen)),
+            any_way([each.aliases for each in seen]),
+            frozenset().union(*(each.changed for each in seen)),
+            frozenset().union(*(each.differentiated for each in seen)),
+        )
 
     def fakes(self, given: Sequence[torch.Tensor], environment: ShapeEnv) -> list[torch.Tensor]:
         """Tensors without values that look like its results.

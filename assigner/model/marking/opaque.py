@@ -43,7 +43,7 @@ from assigner.model.marking.fakeforward import (
 from assigner.model.marking.isolation import Isolation, check_bare, check_plain
 from assigner.model.marking.leftovers import Leftovers
 from assigner.model.marking.modules import TOO_FEW_VALUES, modules_inside
-from assigner.model.marking.observation import RETURNED, LearntCall, Trouble
+from assigner.model.marking.observation import RETURNED, CallEffects, LearntCall, ValueDependence
 from assigner.usercode import user_line
 
 
@@ -63,23 +63,15 @@ class OpaqueCall:
         module: The module's name in the model; empty: it is no module.
         function: What is called where it is no module, on (args, kwargs) as they were.
         arguments: (args, kwargs) with a Slot for each tensor and each size; the rest are constants.
-        results: What it returned, with a Slot for each tensor.
-        written: Which of its tensors its forward writes to in place.
-        aliases: Results by their number that share memory with others.
-        changed: Names, in the model, of the module's own parameters and buffers that its forward changes.
-        differentiated: Pairs of its tensors; see `gradients_taken`.
+        effects: What its forward gives and does.
         learnt: What is said of its results was learnt from some calls: the next one may have others.
     """
 
     module: str
     function: Callable[..., Any] | None
     arguments: Any
-    results: Any
-    written: frozenset[int]
-    aliases: dict[int, Alias]
-    changed: frozenset[str]
-    differentiated: frozenset[tuple[int, int]] = frozenset()
-    learnt: bool = False
+    effects: CallEffects
+    learnt: bool
 
     @property
     def label(self) -> str:
@@ -184,17 +176,6 @@ def fill(template: Any, tensors: Sequence[Any], sizes: Sequence[Any] = ()) -> An
     return pytree.tree_map(lambda leaf: filled[leaf.kind][leaf.index] if isinstance(leaf, Slot) else leaf, template)
 
 
-@dataclass
-class _Outcome:
-    """What one forward has done."""
-
-    result: Any
-    written: set[int]
-    ways: list[dict[int, Alias]]
-    changed: frozenset[str]
-    differentiated: frozenset[tuple[int, int]]
-
-
 class OpaqueCalls:
     """Makes opaque calls while one forward is captured, and keeps them.
 
@@ -203,7 +184,7 @@ class OpaqueCalls:
         names: The opaque modules.
         autocast: The type that autocast computes in.
         learnt: The calls of modules whose forward needs values, by the module's name, in order.
-        trouble: Where such modules are taken down.
+        dependence: Where such modules are taken down.
 
     Attributes:
         calls: Those made so far, by their number in the graph.
@@ -215,12 +196,12 @@ class OpaqueCalls:
         names: Sequence[str],
         autocast: str | None,
         learnt: Mapping[str, Sequence[LearntCall]] | None = None,
-        trouble: Trouble | None = None,
+        dependence: ValueDependence | None = None,
     ) -> None:
         self.model, self.names, self.autocast = model, list(names), autocast
         self.learnt = learnt or {}
         self.calls: list[OpaqueCall] = []
-        self.trouble = trouble or Trouble()
+        self.dependence = dependence or ValueDependence()
         for name in self.names:
             for inner, module in modules_inside(model, name):
                 if isinstance(module, torch.jit.ScriptModule):
@@ -263,7 +244,7 @@ class OpaqueCalls:
         inside = self.isolation.inside.get(name, [])
         learnt = self._learnt(name)
         number = len(_session.forwards)
-        seen: dict[str, Any] = {}
+        seen: list[CallEffects] = []
 
         def run(fakes: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
             own = own_tensors(inside)
@@ -272,36 +253,30 @@ class OpaqueCalls:
             if learnt is not None and mode is not None and environment is not None:
                 with mode:
                     made = learnt.fakes(fakes, environment)
-                facts = ("results", "written", "aliases", "changed", "differentiated")
-                seen.update({key: getattr(learnt, key) for key in facts})
+                seen.append(learnt.effects)
                 return fresh_results(with_own_sizes(made), [*fakes, *own.values()])
             inner_args, inner_kwargs = fill(arguments, fakes, numbers)
             with _told(label), self._noticed(name, fakes):
-                outcome = self.examine(name, label, partial(forward, *inner_args, **inner_kwargs), fakes, environment)
-            results, made, strange = split(outcome.result)
-            if strange or any(isinstance(each, torch.SymFloat | torch.SymBool) for each in plain_leaves(results)):
+                effects, made, strange = self.examine(
+                    name, label, partial(forward, *inner_args, **inner_kwargs), fakes, environment
+                )
+            plain = plain_leaves(effects.results)
+            if strange or any(isinstance(each, torch.SymFloat | torch.SymBool) for each in plain):
                 raise MarkingError(
                     f"{label} returns a number that depends on its input",
                     hint=RETURNED,
                 )
-            check_plain(label, plain_leaves(results), "returns")
+            check_plain(label, plain, "returns")
             check_bare(label, made, "returns", _usual_attributes())
-            seen["aliases"], seen["results"], seen["changed"] = any_way(outcome.ways), results, outcome.changed
-            seen["differentiated"] = outcome.differentiated
-            seen["written"] = frozenset(n for n, fake in enumerate(fakes) if storage_of(fake) in outcome.written)
+            seen.append(effects)
             return fresh_results(with_own_sizes(made), [*fakes, *own.values()])
 
         _session.forwards.append(run)
         _session.trains.append(any(each.requires_grad for _, module in inside for each in module._parameters.values()
                                    if each is not None))  # fmt: skip
         made = torch.ops.assigner.call(number, tensors, sizes)
-        self.calls.append(
-            OpaqueCall(
-                name, function, arguments, seen["results"], seen["written"], seen["aliases"], seen["changed"],
-                seen["differentiated"], learnt is not None,
-            )
-        )  # fmt: skip
-        return fill(seen["results"], made)
+        self.calls.append(OpaqueCall(name, function, arguments, seen[-1], learnt is not None))
+        return fill(seen[-1].results, made)
 
     def _learnt(self, name: str) -> LearntCall | None:
         """What was learnt of the next call of a module; None: its forward needs no values."""
@@ -316,7 +291,7 @@ class OpaqueCalls:
         forward: Callable[[], Any],
         given: Sequence[torch.Tensor],
         environment: ShapeEnv | None,
-    ) -> _Outcome:
+    ) -> tuple[CallEffects, list[torch.Tensor], list[Any]]:
         """Run a forward and see what it does; what it leaves in Python and on its module is taken back.
 
         Args:
@@ -325,6 +300,9 @@ class OpaqueCalls:
             forward: With its arguments.
             given: The tensors among them.
             environment: Of the sizes of tensors without values; None: they have values, and are trained with.
+
+        Returns:
+            What it does; the tensors that it returned, and the symbolic sizes.
         """
         inside = self.isolation.inside.get(name, [])
         values, draws = self.isolation.values_of(inside), GeneratorStates.now()
@@ -368,7 +346,9 @@ class OpaqueCalls:
             )  # fmt: skip
         finally:
             undo()
-        return _Outcome(result, written, ways, changed, frozenset(differentiated))
+        results, made, sizes = split(result)
+        places = frozenset(n for n, each in enumerate(given) if storage_of(each) in written)
+        return CallEffects(results, places, any_way(ways), changed, frozenset(differentiated)), made, sizes
 
     @contextlib.contextmanager
     def _noticed(self, name: str, fakes: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -381,11 +361,11 @@ class OpaqueCalls:
             raise
         except Exception as error:
             if name and TOO_FEW_VALUES not in str(error):  # of more rows it would learn nothing of these
-                self.trouble.failed = self.trouble.failed or (name, error)
+                self.dependence.failed = self.dependence.failed or (name, error)
             raise
         finally:
             if name and any(not size.node.expr.free_symbols for size in open_before):
-                self.trouble.fixing[name] = None
+                self.dependence.fixing[name] = None
 
 
 @contextlib.contextmanager

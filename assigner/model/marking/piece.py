@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -12,6 +12,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
+from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.glue import is_size
 from assigner.model.marking.graph import Piece, Size, Value
 from assigner.model.marking.nodes import is_item
@@ -34,10 +35,10 @@ def as_learnt(call: OpaqueCall) -> Callable[[Any], list[torch.Tensor]]:
 
     def learnt_leaves(result: Any) -> list[torch.Tensor]:
         found = split(result)[0]
-        if repr(found) != repr(call.results):
+        if repr(found) != repr(call.effects.results):
             raise UsageError(
                 f"{call.label} returns something else than in the calls that it was captured by: {found} and not"
-                f" {call.results}",
+                f" {call.effects.results}",
                 hint="return the same tensors and plain values each time; a shape may depend on values",
             )
         return tensor_leaves(result)
@@ -200,7 +201,7 @@ class PieceBuilder:
 
     def _call(self, node: fx.Node) -> Any:
         """A call of the module or function itself, with its arguments in their own structure."""
-        position, given, numbers = cast("tuple[int, list[fx.Node], list[Any]]", node.args)
+        position, given, numbers = opaque_arguments(node)
         call = self.cutter.captured.calls[position]
         tensors = [self.copy(each) for each in given]
         sizes = [self.copy(each) if isinstance(each, fx.Node) else each for each in numbers]
@@ -221,7 +222,7 @@ class PieceBuilder:
         self.modules[call.module] = None
         made = self.graph.create_node("call_module", call.module, tuple(args), dict(kwargs))
         made.meta["val"] = node.meta["val"]
-        if isinstance(call.results, Slot) and not call.learnt:
+        if isinstance(call.effects.results, Slot) and not call.learnt:
             return _Single(made)
         return self.graph.call_function(as_learnt(call) if call.learnt else tensor_leaves, (made,))
 

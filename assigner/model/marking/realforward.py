@@ -23,9 +23,8 @@ from assigner.machine.cgroup import free_memory
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred import DeferredModel, slot_of
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking.casting import casting
-from assigner.model.marking.fakeforward import any_way, is_tensor, own_tensors
+from assigner.model.marking.fakeforward import is_tensor, own_tensors
 from assigner.model.marking.isolation import check_plain
 from assigner.model.marking.modules import modules_inside
 from assigner.model.marking.observation import LearntCall, Made, Observation
@@ -125,9 +124,8 @@ class RealCalls(OpaqueCalls):
         given = [_as_in_training(each) for each in tensors]
         inner_args, inner_kwargs = fill(arguments, given)
         with self.holding(name):
-            outcome = self.examine(name, label, partial(forward, *inner_args, **inner_kwargs), given, None)
-        results, made, _ = split(outcome.result)
-        check_plain(label, plain_leaves(results), "returns")
+            effects, made, _ = self.examine(name, label, partial(forward, *inner_args, **inner_kwargs), given, None)
+        check_plain(label, plain_leaves(effects.results), "returns")
         if strange := next(
             (each for each in made if type(each) not in _DENSE or each.layout is not torch.strided), None
         ):
@@ -135,14 +133,9 @@ class RealCalls(OpaqueCalls):
                 f"{label} returns a {type(strange).__name__} of layout {strange.layout}",
                 hint="return a plain, dense tensor",
             )
-        written = frozenset(n for n, each in enumerate(given) if storage_of(each) in outcome.written)
-        self.seen.setdefault(name, []).append(
-            Observation(
-                tuple(tuple(each.shape) for each in given), results, tuple(map(Made.of, made)), written,
-                any_way(outcome.ways), outcome.changed, outcome.differentiated,
-            )
-        )  # fmt: skip
-        return fill(results, [each.detach() for each in made])
+        shapes = tuple(tuple(each.shape) for each in given)
+        self.seen.setdefault(name, []).append(Observation(shapes, tuple(map(Made.of, made)), effects))
+        return fill(effects.results, [each.detach() for each in made])
 
 
 _DENSE = (torch.Tensor, nn.Parameter)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def silence() -> Iterator[None]:
     """Keep what torch.export prints and logs on its way to an error off the screen: it comes out as a MarkingError.
 
-    What other threads print has nothing to do with it: one of them may tell why the run fails (`runtime.failure`).
+    What other threads print has nothing to do with it: one of them may tell why the run fails
+    (`runtime.failures.failure`).
     """
     out, err = _MutedHere(sys.stdout), _MutedHere(sys.stderr)
     with unlogged(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -5,8 +5,13 @@ inputs and of the targets: of structure, shapes, types, plain values, and a samp
 (others would have to be waited for). Each rank compares what it has. So a sampler that is seeded differently on one
 rank is noticed, and so is a rank that makes a step less. In what they differ is asked for only then (`inquiry`).
 
-A rank may have no inputs or no targets (`needs`). What it has to know of the inputs is told once for each structure,
-with its shapes and plain values; all ranks remember the same ones:
+A rank may have no inputs or no targets (`needs`). It still needs their rows, to cut them, and what chooses the model's
+graph: their structure, shapes, types and plain values, their outline. It gets that as text (JSON: nothing in it can run
+code) and puts tensors without values, on the meta device, in their place:
+
+    {"ids": int64 (8, 16), "flag": True}   ->   {"ids": ["tensor", 0], "flag": true}, ["int64", [8, 16], [16, 1]]
+
+An outline is told once for each structure, with its shapes and plain values; all ranks remember the same ones:
 
     rank 0, tells    inputs a  ->  hash of a, new: outline of a     inputs b  ->  hash of b, new: outline of b
     rank 1           None      ->  takes the outline of a           b         ->  compares, keeps the outline
@@ -20,13 +25,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
-from assigner.errors import UsageError
-from assigner.runtime.batch.outline import inputs_of, outline
+from assigner.errors import FormatError, UsageError, WorkerError
+from assigner.model.plainvalues import DTYPES, dtype_name, from_json, to_json
 from assigner.runtime.failures.callrecord import CallSums, TreeSums
 from assigner.usercode import calling_place
 
@@ -142,22 +148,21 @@ class CallComparison:
         needs.check(inputs, targets, loss=loss)
         if self._member.transport is None:
             return GivenBatch(inputs, targets, None)
-        has_targets = loss and (targets is not None or me == needs.judge or needs.targets_are_none)
+        has_targets = loss and (targets is not None or me == needs.targets_rank or needs.targets_are_none)
         mine = self._begin(
             call, "", None if inputs is None else TreeSums(inputs), TreeSums(targets) if has_targets else None
         )
-        tells, weights = me == needs.teller, None
+        tells, weights = me == needs.inputs_rank, None
         if tells and has_targets and weigh is not None:
             weights = weigh(batch)
         key = 0 if mine.inputs is None or not tells else _digest(f"{mine.inputs.form} {mine.inputs.strides}") | 1
         told, weights = self._compare(mine, key=key, weights=weights)
         text = self._outline(told.key, inputs)
         if inputs is None:
-            inputs = inputs_of(text, f"worker:{needs.teller}")
+            inputs = inputs_of(text, f"worker:{needs.inputs_rank}")
         if loss and not told.bits & _HAS_TARGETS and (weigh is not None or self._member.world > _PAIR):
-            judges = me == needs.judge
-            weights = weigh((inputs, targets)) if judges and weigh is not None else None
-            _, weights = self._compare(mine, root=needs.judge, weights=weights)
+            weights = weigh((inputs, targets)) if me == needs.targets_rank and weigh is not None else None
+            _, weights = self._compare(mine, root=needs.targets_rank, weights=weights)
         return GivenBatch(inputs, targets, None if weigh is None else weights)
 
     def _begin(self, call: str, shown: str, inputs: TreeSums | None, targets: TreeSums | None) -> CallSums:
@@ -180,7 +185,7 @@ class CallComparison:
             key: Of the inputs' outline, on that rank.
             weights: What the micro-batches count for, on that rank; None: it cannot say.
         """
-        root = self._needs.teller if root is None else root
+        root = self._needs.inputs_rank if root is None else root
         leaves = mine.calls[-1][0] == LEAVING
         own = _CallHashes(
             _digest(str([name for name, _, _ in mine.calls])),
@@ -211,8 +216,8 @@ class CallComparison:
     def _outline(self, key: int, inputs: Any) -> str:
         """The outline of a key; one that was not told yet is told now, and every rank knows whether it was."""
         if key not in self._outlines:
-            tells = self._member.rank == self._needs.teller
-            self._outlines[key] = self._member.text_from(self._needs.teller, outline(inputs) if tells else "")
+            tells = self._member.rank == self._needs.inputs_rank
+            self._outlines[key] = self._member.text_from(self._needs.inputs_rank, outline(inputs) if tells else "")
             if len(self._outlines) > _MOST_OUTLINES:
                 self._outlines.popitem(last=False)
         self._outlines.move_to_end(key)
@@ -260,7 +265,7 @@ class CallComparison:
         return {rank: each for rank, records in answers.items() for each in records if each.number == number}
 
 
-_PAIR = 2  # of two ranks only the judge has targets where the other one has none
+_PAIR = 2  # of two ranks one has targets where the other one has none
 
 
 def _digest_of(sums: TreeSums | None) -> int:
@@ -269,3 +274,52 @@ def _digest_of(sums: TreeSums | None) -> int:
 
 def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest()) >> 1
+
+
+def outline(inputs: Any) -> str:
+    """A batch's inputs as text; those that cannot be told are text too, which says why."""
+    tensors: list[torch.Tensor] = []
+    try:
+        plain = to_json(inputs, "inputs", tensors)
+        return json.dumps({"inputs": plain, "tensors": [_layout_of(each) for each in tensors]})
+    except UsageError as error:
+        return json.dumps({"refused": error.message})
+
+
+def inputs_of(text: str, worker: str) -> Any:
+    """The inputs that an outline is of, with tensors that have no values.
+
+    Args:
+        text: What `outline` gave.
+        worker: Who has told it.
+
+    Raises:
+        UsageError: they are of a kind that cannot be told.
+        WorkerError: this is no outline.
+    """
+    try:
+        found = json.loads(text)
+        if "refused" in found:
+            raise UsageError(
+                f"this rank was given no inputs, and {worker} cannot tell it what they are: {found['refused']}",
+                hint="give every rank the inputs, or such values in plain tensors, numbers and text, in tuples, lists"
+                " and dicts",
+            )
+        return from_json(found["inputs"], [_without_values(*layout) for layout in found["tensors"]])
+    except UsageError:
+        raise
+    except (FormatError, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
+        raise WorkerError(
+            f"{worker} has told something else than inputs ({type(error).__name__})",
+            hint="all hosts run one release of assigner",
+        ) from error
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        raise UsageError(f"one of the inputs is {'nested' if tensor.is_nested else f'of layout {tensor.layout}'}")
+    return dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride()
+
+
+def _without_values(dtype: str, sizes: list[int], strides: list[int]) -> torch.Tensor:
+    return torch.empty_strided(sizes, strides, dtype=DTYPES[dtype], device="meta")

@@ -26,7 +26,7 @@ from assigner.model.marking.rows import (
 )
 from assigner.model.workload import Batch, Workload, call_arguments
 from assigner.runtime.batch.division import Division, check_tensor, fair_sizes
-from assigner.runtime.batch.staterows import cut_state, in_words
+from assigner.runtime.batch.staterows import carried_input, cut_state
 from assigner.runtime.failures.callrecord import described
 from assigner.usercode import user_code
 
@@ -196,7 +196,7 @@ class Cutting:
         parts = Division(sizes).cut(_with_states(inputs, dict.fromkeys(states)), known, "inputs")
         for place, state in states.items():
             below = known.children.get(place, NOTHING)
-            cut = cut_state(state, below, sizes, in_words(place))
+            cut = cut_state(state, below, sizes, carried_input(place))
             parts = [_with_states(part, {place: each}) for part, each in zip(parts, cut, strict=True)]
         return parts
 

@@ -51,8 +51,8 @@ class Needs:
         member: This process in the run.
 
     Attributes:
-        teller: The rank that tells what the inputs are: the first one that needs them under the plan's own graph.
-        judge: The first rank that needs the targets, under that graph.
+        inputs_rank: The rank that tells what the inputs are: the first one that needs them under the plan's own graph.
+        targets_rank: The first rank that needs the targets, under that graph.
     """
 
     def __init__(self, workload: Workload, variants: Variants, member: Membership) -> None:
@@ -60,8 +60,8 @@ class Needs:
         graph, holders = variants.planned.graph, variants.plan.holders
         reading = [piece.name for piece in graph.pieces if any(not value.partition for value in piece.reads)]
         readers = [worker for name in reading for worker in holders[name]]
-        self.teller = min(rank_of(worker) for worker in readers or variants.plan.stages[0].workers)
-        self.judge = variants.planned.makers[0]
+        self.inputs_rank = min(rank_of(worker) for worker in readers or variants.plan.stages[0].workers)
+        self.targets_rank = variants.planned.makers[0]
         self.weighs = workload.weight is not None
 
     @property
@@ -112,9 +112,9 @@ class Needs:
             for index, partition in variant.read_inputs.items():
                 graph = "" if variant.is_planned else f" for inputs {variant.graph.domain.example}"
                 return f"its partition {partition!r} reads {_argument(variant, index)}{graph}"
-        if self._member.rank == self.judge and self._weight_reads_inputs:
+        if self._member.rank == self.targets_rank and self._weight_reads_inputs:
             return "it has the targets, and Workload.weight reads inputs beside them"
-        return "it tells the other ranks how many rows there are" if self._member.rank == self.teller else ""
+        return "it tells the other ranks how many rows there are" if self._member.rank == self.inputs_rank else ""
 
     def check(self, inputs: Any, targets: Any, *, loss: bool) -> None:
         """Refuse None for what this rank needs under the plan's own graph.
@@ -146,7 +146,13 @@ class Needs:
                 if isinstance(leaf, torch.Tensor) and leaf.is_meta:
                     self._refuse("inputs", self._why_inputs([variant]))
             mine = self._member.rank in variant.makers
-            if loss and mine and self._member.rank != self.judge and cut.targets is None and not self.targets_are_none:
+            if (
+                loss
+                and mine
+                and self._member.rank != self.targets_rank
+                and cut.targets is None
+                and not self.targets_are_none
+            ):
                 self._refuse_targets(variant)
 
     def _refuse_targets(self, variant: Variant) -> None:

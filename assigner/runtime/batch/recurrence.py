@@ -17,25 +17,25 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import TreeSpec
 
 from assigner.errors import UsageError
-from assigner.location import Location, rank_of
+from assigner.location import rank_of
 from assigner.model.marking.graph import Value
 from assigner.model.workload import StatePlace
 from assigner.runtime.batch.staterows import (
+    carried_input,
     check_output,
     cut_leaf,
-    in_words,
     input_leaves,
     known_by_leaf,
     output_leaves,
-    replaced,
     rows_dimension,
+    with_states,
 )
 from assigner.runtime.messages.ordering import Message
+from assigner.runtime.ranks.process import worker_of
 from assigner.schedule.program import Payload, Route
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class CarriedState:
         if [part.rows for part in self.parts] != sizes:
             self._cut_again(sizes)
         return [
-            _with_inputs(cut, *replaced(cut.inputs, cut.structure, part.trees()))
+            _with_inputs(cut, *with_states(cut.inputs, cut.structure, part.trees()))
             for cut, part in zip(micro_batches, self.parts, strict=True)
         ]
 
@@ -194,7 +194,7 @@ class CarriedState:
             parts = [found[place] for place in sorted(found)]
             for leaf in parts[0].leaves if len(parts) > 1 else ():
                 if leaf.dimension is None and isinstance(leaf.value, torch.Tensor):
-                    cut_leaf(leaf.value, None, [part.rows for part in parts], in_words(leaf.place))
+                    cut_leaf(leaf.value, None, [part.rows for part in parts], carried_input(leaf.place))
             self.parts = parts
 
     def _part(self, group: VariantGroup, place: int, cut: MicroBatch, made: Made) -> StatePart:
@@ -284,7 +284,7 @@ class CarriedState:
                 hint="give batches of one number of rows, where a row goes on in the next batch's same row; or begin"
                 " anew with pipeline.reset_carried()",
             )
-        cut = [cut_leaf(leaf.value, leaf.dimension, sizes, in_words(leaf.place)) for leaf in whole.leaves]
+        cut = [cut_leaf(leaf.value, leaf.dimension, sizes, carried_input(leaf.place)) for leaf in whole.leaves]
         self.parts = [
             StatePart(
                 rows,
@@ -315,13 +315,13 @@ class CarriedState:
             leaf.holders |= {want.target}
 
     def _route(self, want: _Want) -> Route:
-        names = {rank_of(worker): worker for worker in self._plan.workers}
-        ends = [names.get(rank) or str(Location(rank, "cpu")) for rank in (want.source, want.target)]
-        return Route(Payload.STATE, "", want.leaf, *ends)
+        return Route(
+            Payload.STATE, "", want.leaf, worker_of(self._plan, want.source), worker_of(self._plan, want.target)
+        )
 
     def put(self, part: StatePart | None) -> None:
         """Go on from a state that all ranks have; None: begin anew."""
-        everyone = frozenset(range(dist.get_world_size() if dist.is_initialized() else 1))
+        everyone = frozenset(self._member.ranks)
         self.parts = []
         if part is not None:
             leaves = [replace(leaf, value=self._here(leaf.value), holders=everyone) for leaf in part.leaves]

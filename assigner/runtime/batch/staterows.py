@@ -32,7 +32,7 @@ _ONE = "or use one micro-batch (solve with --micro-batches 1)"
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
-def in_words(place: StatePlace) -> str:
+def carried_input(place: StatePlace) -> str:
     """An input that carries state, for errors."""
     return f"the carried input {place!r}"
 
@@ -93,7 +93,7 @@ def _numbered(structure: TreeSpec) -> Any:
     return pytree.tree_unflatten(list(range(structure.num_leaves)), structure)
 
 
-def replaced(
+def with_states(
     leaves: Sequence[Any], structure: TreeSpec, states: Mapping[StatePlace, Any]
 ) -> tuple[list[Any], TreeSpec]:
     """The flattened arguments of the model with other states in them."""

@@ -39,7 +39,8 @@ from assigner.runtime.checkpoints.shards import (
     write_json,
     write_shard,
 )
-from assigner.runtime.checkpoints.swapping import flush, leftovers, part_of, put
+from assigner.runtime.checkpoints.swapping import flush, leftovers, part_of, put_in_place
+from assigner.runtime.checkpoints.wholestate import extra_key
 from assigner.runtime.ranks.packedvalues import PackedValue
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class Saving:
         self._optimizer.memory.check_saved()
         self._moments = OptimizerState.of(self._share.kept_updated, self._optimizer)
         extra = self._share.extra_state(kept=True)
-        self._extra = {path: PackedValue.of(each, _extra(path)) for path, each in extra.items()}
+        self._extra = {path: PackedValue.of(each, extra_key(path)) for path, each in extra.items()}
         self._state = self._carried.joined()
         check_saved(self._state, self._graph, self._carried.places)
         if self._rank == 0:
@@ -235,7 +236,7 @@ class Saving:
                     write_index(self._part, "carried")
                 flush(self._part)
                 write_json(self._part / _FACTS, self._facts)
-                put(self._folder, _FACTS)
+                put_in_place(self._folder, _FACTS)
 
     def abandon(self) -> None:
         """Make room again after a stage that could not be done."""
@@ -363,13 +364,9 @@ def _aliases(index: Index) -> dict[str, str]:
     return found
 
 
-def _extra(path: str) -> str:
-    return f"{path}{_PART}" if path else _PART.removeprefix(".")
-
-
 def _part_of(path: str, number: int) -> str:
     """The key of a tensor of a module's extra state."""
-    return f"{_extra(path)}/{number}"
+    return f"{extra_key(path)}/{number}"
 
 
 def _extra_states(index: Index, found: Mapping[str, torch.Tensor], wanted: Iterable[str]) -> dict[str, Any]:
@@ -456,7 +453,7 @@ def load_weights(folder: Path | str) -> dict[str, torch.Tensor]:
         index = Index.read(folder, "model")
         found = index.tensors(lambda _: True)
         told, plain = index.section("extra", optional=True), index.section("plain", optional=True)
-        extra = {_extra(path): each for path, each in _extra_states(index, found, told).items()}
+        extra = {extra_key(path): each for path, each in _extra_states(index, found, told).items()}
         held = {name: tensor for name, tensor in found.items() if name.rpartition("/")[0] not in extra}
         held.update({name: found[first] for name, first in _aliases(index).items()})
         for key, name in plain.items():

@@ -19,7 +19,7 @@ from torch import nn
 
 from assigner.errors import FormatError, UsageError
 from assigner.formats.document import shown
-from assigner.model.plainvalues import SINGLE
+from assigner.model.plainvalues import SINGLE, dtype_name
 from assigner.runtime.checkpoints.shards import DAMAGED, Index
 from assigner.runtime.update.optimizer import needs_closure
 from assigner.runtime.update.separability import is_known
@@ -202,7 +202,7 @@ def _groups(optimizer: PipelineOptimizer) -> dict[int, dict[str, Any]]:
 
 def _kind(value: Any) -> str:
     """What a state is: `float32 [8, 4]`, or plain."""
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if torch.is_tensor(value) else _PLAIN
+    return f"{dtype_name(value.dtype)} {list(value.shape)}" if isinstance(value, torch.Tensor) else _PLAIN
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,14 +29,14 @@ def part_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.part")
 
 
-def before_of(folder: Path) -> Path:
+def _before_of(folder: Path) -> Path:
     """Where the folder that had a name is while another takes it, and names cannot be exchanged."""
     return folder.with_name(f".{folder.name}.before")
 
 
 def leftovers(folder: Path) -> list[Path]:
     """What saves to this name that were broken off have left."""
-    return [path for path in (part_of(folder), before_of(folder)) if path.is_dir()]
+    return [path for path in (part_of(folder), _before_of(folder)) if path.is_dir()]
 
 
 def flush(path: Path) -> None:
@@ -51,7 +51,7 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def put(folder: Path, seal: str) -> None:
+def put_in_place(folder: Path, seal: str) -> None:
     """Have what was written at `part_of` be the folder; one that is there is removed once the new one stands.
 
     Args:
@@ -61,7 +61,7 @@ def put(folder: Path, seal: str) -> None:
     Raises:
         OSError: it cannot be renamed; then the old one stands.
     """
-    part, before = part_of(folder), before_of(folder)
+    part, before = part_of(folder), _before_of(folder)
     flush(part)
     if not folder.exists():
         part.rename(folder)

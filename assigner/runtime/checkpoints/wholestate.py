@@ -29,10 +29,10 @@ from assigner.runtime.ranks.packedvalues import (
     PackedValue,
     broadcast,
     copy_of,
-    facts_of,
     receive,
     refuse_unplain,
     send,
+    shape_and_type,
 )
 from assigner.runtime.stages.localpartitions import set_buffer
 
@@ -86,7 +86,7 @@ class WholeState:
         mine, extra = member.agree(at, self._held)
         found: dict[str, torch.Tensor] = {}
         with member.guarded(at):
-            told = json.dumps({name: facts_of(tensor) for name, tensor in mine.items()})
+            told = json.dumps({name: shape_and_type(tensor) for name, tensor in mine.items()})
             lists: list[dict[str, Any]] = [json.loads(member.text_from(rank, told)) for rank in member.ranks]
             extras: dict[str, Any] = {}
             for rank in member.ranks:
@@ -118,7 +118,7 @@ class WholeState:
             except Exception as error:
                 raise UsageError(f"the model's own state_dict failed: {type(error).__name__}: {error}") from error
             for path, module in model.named_modules(remove_duplicate=False):
-                key = _extra_key(path)
+                key = extra_key(path)
                 if key in state and (said := [extras[each] for each in _paths(model, module) if each in extras]):
                     state[key] = said[0]
         for key, value in state.items():
@@ -244,16 +244,16 @@ class _GivenState:
                         hint="have that code put the tensor into the state_dict, under the parameter's name",
                     )
             extra = {
-                path: given[_extra_key(path)]
+                path: given[extra_key(path)]
                 for path, module in model.named_modules(remove_duplicate=False)
-                if type(module).set_extra_state is not nn.Module.set_extra_state and _extra_key(path) in given
+                if type(module).set_extra_state is not nn.Module.set_extra_state and extra_key(path) in given
             }
         return cls(tensors, PackedValue.of(extra, "extra state"), list(keys.missing_keys), list(keys.unexpected_keys))
 
     def told(self) -> dict[str, Any]:
         """What the other ranks need to know of it."""
         return {
-            "tensors": {name: facts_of(tensor) for name, tensor in self.tensors.items()},
+            "tensors": {name: shape_and_type(tensor) for name, tensor in self.tensors.items()},
             "marks": {**{name: checksum(each) for name, each in self.tensors.items()}, "": checksum(self.extra.text)},
             "missing": self.missing,
             "unexpected": self.unexpected,
@@ -315,7 +315,8 @@ def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters(remove_duplicate=False)
 
 
-def _extra_key(path: str) -> str:
+def extra_key(path: str) -> str:
+    """The key of a module's extra state in a state_dict, by the module's name."""
     return f"{path}.{_EXTRA_STATE_KEY_SUFFIX}" if path else _EXTRA_STATE_KEY_SUFFIX
 
 

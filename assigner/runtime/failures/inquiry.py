@@ -11,7 +11,6 @@ anyway (`assigner.runtime.failures.failure`); so a comparison costs nothing more
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch.distributed import DistError
@@ -30,15 +29,8 @@ _WAIT_S = 5.0  # twenty looks of a watching thread
 _POLL_S = 0.02
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a rank has called.
-
-    Args:
-        records: The last comparisons that it made, or is about to.
-    """
-
-    records: tuple[CallRecord, ...]
+Records = tuple[CallRecord, ...]
+"""What a rank has called: the last comparisons that it made, or is about to."""
 
 
 def asked_about(store: Store) -> int | None:
@@ -51,10 +43,10 @@ def asked_about(store: Store) -> int | None:
 
 def answer(store: Store, rank: int, records: Iterable[CallRecord]) -> None:
     """Tell what a rank has called."""
-    store.set(_name(rank), seal(_name(rank), Answer(tuple(records))))
+    store.set(_name(rank), seal(_name(rank), tuple(records)))
 
 
-def ask(store: Store, ranks: Iterable[int], number: int) -> dict[int, tuple[CallRecord, ...]]:
+def ask(store: Store, ranks: Iterable[int], number: int) -> dict[int, Records]:
     """What ranks have called when they came to the comparison of a number; one that does not in time is left out."""
     waiting, found, deadline = set(ranks), {}, time.monotonic() + _WAIT_S
     try:
@@ -63,7 +55,7 @@ def ask(store: Store, ranks: Iterable[int], number: int) -> dict[int, tuple[Call
             for rank in sorted(waiting):
                 if store.check([_name(rank)]):
                     waiting.discard(rank)
-                    found[rank] = unseal(Answer, _name(rank), store.get(_name(rank))).records
+                    found[rank] = unseal(Records, _name(rank), store.get(_name(rank)))
             time.sleep(_POLL_S if waiting else 0.0)
     except (DistError, WorkerError):  # the store is gone, or somebody else wrote there: what is known must do
         pass

@@ -14,8 +14,8 @@ import torch
 from torch import fx, nn
 
 from assigner.errors import UsageError
-from assigner.model.deferred.memento import state_of
-from assigner.model.deferred.reach import ATOMS, STANDARD, slots_of
+from assigner.model.deferred.contents import ATOMS, contents_of
+from assigner.model.deferred.reach import STANDARD, slots_of
 from assigner.model.plainvalues import to_json
 
 if TYPE_CHECKING:
@@ -52,17 +52,15 @@ def put_attributes(module: nn.Module, values: Mapping[str, Any], device: torch.d
         setattr(module.get_submodule(path), name, value.to(device) if isinstance(value, torch.Tensor) else value)
 
 
-def packed_attributes(values: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Attributes for a journey: tensors, and the others as JSON.
+def check_portable(values: Mapping[str, Any]) -> None:
+    """Refuse attributes that cannot go to another worker.
 
     Raises:
         UsageError: one is neither a tensor nor a plain value, or two are one object, which would be two there.
     """
-    tensors = {name: value.detach() for name, value in values.items() if isinstance(value, torch.Tensor)}
-    plain: dict[str, Any] = {}
     names: dict[int, str] = {}
     for name, value in values.items():
-        if name not in tensors:
+        if not isinstance(value, torch.Tensor):
             other = names.setdefault(id(value), name)
             if other != name and type(value) not in ATOMS:
                 raise UsageError(
@@ -71,13 +69,12 @@ def packed_attributes(values: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor
                     hint="have one module hold it, or let the partition stay",
                 )
             try:
-                plain[name] = to_json(value, name)
+                to_json(value, name)
             except UsageError as error:
                 raise UsageError(
                     f"{name}, a {type(value).__name__} that forward has changed, cannot go to another worker",
                     hint="make it a buffer, a number, text, or lists and dicts of these; or let the partition stay",
                 ) from error
-    return tensors, plain
 
 
 def _same(value: Any, built: Any, same: Set[Any]) -> bool:
@@ -95,8 +92,8 @@ def _same(value: Any, built: Any, same: Set[Any]) -> bool:
         return True
     if type(value) is not type(built) or isinstance(value, torch.Tensor):
         return False
-    if (state := state_of(value)) is not None:
-        return pickle.dumps(state) == pickle.dumps(state_of(built))
+    if (contents := contents_of(value)) is not None:
+        return pickle.dumps(contents) == pickle.dumps(contents_of(built))
     return _same_parts(value, built, same)
 
 

@@ -15,7 +15,8 @@ import itertools
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from assigner.model.deferred.reach import ATOMS, reach
+from assigner.model.deferred.contents import ATOMS
+from assigner.model.deferred.reach import reach
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -52,7 +52,7 @@ class DirectMessages:
 
     Args:
         channels: Where they pass.
-        departures: Sees sends off.
+        sends: Those of this rank.
         wait: Waits for a signal of another rank.
         tag: A message's own, through gloo.
     """
@@ -60,12 +60,12 @@ class DirectMessages:
     def __init__(
         self,
         channels: DirectChannels,
-        departures: PendingSends,
+        sends: PendingSends,
         wait: Callable[[dist.Work], None],
         tag: Callable[[Message], int],
     ) -> None:
         self.channels = channels
-        self._departures, self._wait, self._tag = departures, wait, tag
+        self._sends, self._wait, self._tag = sends, wait, tag
         self._awaited: dict[Message, _Awaited] = {}  # those of one source in its order
         self._launched: dict[Message, _Launched] = {}
 
@@ -123,10 +123,10 @@ class DirectMessages:
         launch = functools.partial(self.channels.start, message, data)
         start = functools.partial(self._handshake(message, target).offer, launch)
         there = computed(data.device) if data.is_cuda else None
-        self._departures.add_copied(target, data, there, start, span, lane=target)
+        self._sends.add_copied(target, data, there, start, span, lane=target)
 
     def decline(self, message: Message, span: RecordedSpan | None) -> None:
         """Say that there is nothing to send; returns at once."""
         target = message.route.target
         decline = self._handshake(message, target).decline
-        self._departures.add_copied(target, _NO_BYTES, None, decline, span, lane=target)
+        self._sends.add_copied(target, _NO_BYTES, None, decline, span, lane=target)

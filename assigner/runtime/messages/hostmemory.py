@@ -86,18 +86,10 @@ class ProcessPlace:
             os.close(file)
 
 
-@dataclass(frozen=True)
-class _PlaceMessage:
-    """What a rank tells of its place."""
-
-    place: ProcessPlace | None
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """The ranks whose memory one can open."""
-
-    ranks: tuple[int, ...]
+_Told = tuple[ProcessPlace, ...]
+"""What a rank tells of its place: that, or nothing."""
+_Opened = tuple[int, ...]
+"""The ranks whose memory one can open."""
 
 
 def _path(process: int, file: int) -> str:
@@ -137,8 +129,9 @@ def host_memory(device: torch.device) -> HostMemory | None:
         return None
     with own_place(device) as mine:
         try:
-            places = [each.place for each in all_gather(_PlaceMessage, _PlaceMessage(mine))]
-            opened = [each.ranks for each in all_gather(_Opened, _Opened(openable(mine, dist.get_rank(), places)))]
+            told = all_gather(_Told, () if mine is None else (mine,))
+            places = [each[0] if each else None for each in told]
+            opened = all_gather(_Opened, openable(mine, dist.get_rank(), places))
         except RuntimeError as error:
             raise LostConnectionError("another worker", error) from error
     targets = {rank for rank, found in enumerate(opened) if dist.get_rank() in found}
@@ -146,7 +139,7 @@ def host_memory(device: torch.device) -> HostMemory | None:
     return HostMemory(sources, targets) if sources or targets else None
 
 
-def openable(mine: ProcessPlace | None, rank: int, places: Sequence[ProcessPlace | None]) -> tuple[int, ...]:
+def openable(mine: ProcessPlace | None, rank: int, places: Sequence[ProcessPlace | None]) -> _Opened:
     """The ranks whose memory can be opened from one that is at `mine`."""
     if mine is None:
         return ()

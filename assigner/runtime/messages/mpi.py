@@ -127,9 +127,9 @@ def _end(mpi: Any) -> None:
         mpi.Finalize()
 
 
-def _tested(request: Any, status: Any = None) -> bool:
+def _tested(request: Any) -> bool:
     with _lock:
-        return bool(request.Test(status))
+        return bool(request.Test())
 
 
 class MpiMessage:

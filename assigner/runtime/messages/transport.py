@@ -116,8 +116,8 @@ class Transport:
         self._memory = memory
         self._staging = Staging(device) if device.type == "cuda" else None
         self._posted: dict[Message, _Posted] = {}
-        self._departures = PendingSends(self.timeout, self._wait, self._staging.attend if self._staging else None)
-        self._direct = None if direct is None else DirectMessages(direct, self._departures, self._wait, self._tag)
+        self._sends = PendingSends(self.timeout, self._wait, self._staging.attend if self._staging else None)
+        self._direct = None if direct is None else DirectMessages(direct, self._sends, self._wait, self._tag)
 
     def know(self, routes: Iterable[Route]) -> None:
         """Number the routes of a program that have no number yet; every rank knows the same programs in one order.
@@ -252,7 +252,7 @@ class Transport:
         Raises:
             LostConnectionError: this or an earlier send found its receiver gone.
         """
-        self._departures.check()
+        self._sends.check()
         name = message.route.target
         data = tensor.detach().resolve_conj().resolve_neg().contiguous()  # memory that says what the tensor is
         if span is not None:
@@ -262,7 +262,7 @@ class Transport:
         elif (staging := self._staging_of(message)) is not None:
             buffer, copied = staging.to_host(data)
             start = functools.partial(self._carrier.isend, buffer, rank_of(name), self._tag(message))
-            self._departures.add_copied(name, buffer, copied, start, span)
+            self._sends.add_copied(name, buffer, copied, start, span)
         else:
             self._send_on_host(message, data, span)
 
@@ -271,7 +271,7 @@ class Transport:
         if (direct := self._direct_of(message)) is None:
             self.send(message, missing_gradient(like), span)
         else:
-            self._departures.check()
+            self._sends.check()
             direct.decline(message, span)
 
     def _send_on_host(self, message: Message, data: torch.Tensor, span: RecordedSpan | None) -> None:
@@ -289,7 +289,7 @@ class Transport:
         self, name: str, buffer: torch.Tensor, target: int, tag: int, span: RecordedSpan | None = None
     ) -> None:
         work = checked(name, lambda: self._carrier.isend(buffer, target, tag))
-        self._departures.add(name, buffer, work, span)
+        self._sends.add(name, buffer, work, span)
 
     def _wait(self, work: MessageUnderWay) -> None:
         work.wait(self.timeout)
@@ -300,7 +300,7 @@ class Transport:
         Raises:
             LostConnectionError: a receiver is gone, or did not receive within the time-out.
         """
-        self._departures.flush()
+        self._sends.flush()
 
     def share(self, value: torch.Tensor, root: int) -> torch.Tensor:
         """A small CPU tensor of rank `root` on every rank.
@@ -392,7 +392,7 @@ class Transport:
         """Stop the threads; what is still on its way is given up, at once where the run has failed."""
         if failed:
             self._carrier.close(failed=True)
-        self._departures.close()
+        self._sends.close()
         self._carrier.close(failed=failed)
         if self._direct is not None:
             self._direct.channels.close()

@@ -315,11 +315,6 @@ class Membership:
         with self.guarded(at):
             return any(self.numbers(float(self._stop.requested)))
 
-    def meet(self) -> None:
-        """Wait until every rank is here."""
-        if self.transport is not None:
-            self.transport.meet()
-
     def close(self, *, check: Callable[[], None]) -> None:
         """Leave the run, together with the other ranks; one that has failed leaves alone.
 
@@ -333,7 +328,8 @@ class Membership:
         if goodbye is not None:
             with self.guarded("the end of the run"):
                 check()
-                self.meet()
+                if self.transport is not None:
+                    self.transport.meet()
         self._leave()
         if goodbye is not None:
             goodbye()  # the rank that hosts the job's store must not be gone before the others are done

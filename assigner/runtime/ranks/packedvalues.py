@@ -51,7 +51,7 @@ class PackedValue:
                 if type(each) not in (torch.Tensor, torch.nn.Parameter):
                     raise UsageError(f"a tensor in {where} is a {type(each).__name__}", hint=_PLAIN)
                 refuse_unplain(each, f"a tensor in {where}")
-            text = json.dumps([plain, [facts_of(each) for each in met]])
+            text = json.dumps([plain, [shape_and_type(each) for each in met]])
             return cls(text, tuple(copy_of(each) for each in met))
         except RecursionError as error:
             raise UsageError(f"{where} is nested too deeply, or holds itself", hint=_SIMPLER) from error
@@ -90,7 +90,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
 
 
-def facts_of(tensor: torch.Tensor) -> list[Any]:
+def shape_and_type(tensor: torch.Tensor) -> list[Any]:
     """A tensor's shape and type, for JSON."""
     return [list(tensor.shape), dtype_name(tensor.dtype)]
 
@@ -124,4 +124,24 @@ def broadcast(member: Membership, source: int, parcel: PackedValue | None) -> Pa
         for tensor in parcel.tensors:
             send(member, tensor, member.ranks)
         return parcel
+    return _with_tensors(member, source, text)
+
+
+def send_value(member: Membership, parcel: PackedValue, target: int) -> None:
+    """Send a packed value to another rank; it has left when this returns."""
+    assert member.transport is not None
+    member.transport.put(parcel.text.encode(), target)
+    for tensor in parcel.tensors:
+        member.transport.put_tensor(tensor, target)
+    member.transport.flush()
+
+
+def receive_value(member: Membership, source: int) -> PackedValue:
+    """The packed value that another rank sends."""
+    assert member.transport is not None
+    return _with_tensors(member, source, member.transport.get(source).decode())
+
+
+def _with_tensors(member: Membership, source: int, text: str) -> PackedValue:
+    """A value whose text is there, once its tensors are."""
     return PackedValue(text, tuple(receive(member, source, told) for told in json.loads(text)[1]))

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from assigner.runtime.ranks.workergroups import PendingTensor, WorkerGroup
+    from assigner.runtime.ranks.workergroups import PendingTensor
     from assigner.runtime.recording.recorder import Recorder
+    from assigner.runtime.stages.reduction import SharedStage
 
 Bucket = dict[str, "nn.Parameter"]
 
@@ -33,11 +34,10 @@ class Gathering:
     """What this rank and others hand each other behind an update.
 
     Args:
-        stages: For each stage whose updates are divided its number, the group, and by worker of the group the
-            parameters that it updates for all. The same on all members, in one order.
+        stages: Those whose updates are divided, by number, with the parameters that each worker updates for all.
     """
 
-    def __init__(self, stages: Mapping[int, tuple[WorkerGroup, Mapping[str, Mapping[str, nn.Parameter]]]]) -> None:
+    def __init__(self, stages: Mapping[int, SharedStage]) -> None:
         self._groups = {stage: group for stage, (group, _) in stages.items()}
         self._rounds: dict[int, list[tuple[tuple[str, Bucket], ...]]] = {}
         for stage, (group, parameters) in stages.items():

@@ -11,7 +11,7 @@ from torch import nn
 
 from assigner.errors import UsageError
 from assigner.model.marking.marks import matches
-from assigner.runtime.forward.attributes import changed_attributes, packed_attributes, put_attributes
+from assigner.runtime.forward.attributes import changed_attributes, check_portable, put_attributes
 from assigner.runtime.stages.updaters import updaters
 from assigner.schedule.replication import is_exchanged, tie_holders
 
@@ -103,7 +103,7 @@ class LocalPartitions:
     def check_leaving(self, partitions: Iterable[str]) -> None:
         """Raise UsageError where an attribute of partitions of this rank cannot go to another worker."""
         for partition in partitions:
-            packed_attributes(self.attributes(partition))
+            check_portable(self.attributes(partition))
 
     def check_hung(self) -> None:
         """Raise UsageError where the script has hung something on a parameter, which a move makes anew without that."""
@@ -181,11 +181,10 @@ class LocalPartitions:
             if path or name not in constants
         }
 
-    def frozen(self) -> dict[str, nn.Parameter]:
-        """Have the parameters want no gradient any more; none of them is trained."""
+    def freeze_all(self) -> None:
+        """Have the parameters want no gradient any more."""
         for parameter in self.parameters.values():
             parameter.requires_grad_(False)
-        return {}
 
     def empty(self) -> dict[str, Callable[[torch.Tensor], None]]:
         """What sets a persistent buffer that is None now, by the buffer's name."""

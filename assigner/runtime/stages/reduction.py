@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -43,6 +43,19 @@ if TYPE_CHECKING:
     from assigner.runtime.recording.recorder import Recorder
 
 _OWN = 2  # a flat tensor's own hold on its memory, and that of the object that is asked
+
+
+class SharedStage(NamedTuple):
+    """What this rank has together with others of a stage: the same on all members, in one order.
+
+    Args:
+        group: The workers.
+        parameters: What they add up, by partition in the stage's order and each at the first that uses it; or what each
+            of them updates for all, by worker of the group.
+    """
+
+    group: WorkerGroup
+    parameters: Mapping[str, Mapping[str, nn.Parameter]]
 
 
 @dataclass
@@ -120,12 +133,11 @@ class Reduction:
     """The sums of this rank's gradients over the workers that hold the same stages.
 
     Args:
-        stages: For each stage that this rank shares its number, the group, and by partition, in the stage's order, the
-            parameters that are added up, each at the first partition that uses it: those whose gradients no exchange of
-            shared parameters adds up already. The same on all members, in one order.
+        stages: Those that this rank shares, by number, with the parameters whose gradients no exchange of shared
+            parameters adds up already.
     """
 
-    def __init__(self, stages: Mapping[int, tuple[WorkerGroup, Mapping[str, Mapping[str, nn.Parameter]]]]) -> None:
+    def __init__(self, stages: Mapping[int, SharedStage]) -> None:
         self._groups = {stage: group for stage, (group, _) in stages.items()}
         self._positions = {
             stage: {name: n for n, name in enumerate(partitions)} for stage, (_, partitions) in stages.items()

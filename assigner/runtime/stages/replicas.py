@@ -82,14 +82,14 @@ def check_replicas(workload: Workload, plan: Plan, graph: PartitionGraph) -> Non
     shared = replicated(plan, plan.partitions)
     if shared and workload.carried:
         raise UsageError(
-            f"{in_words(*next(iter(shared.items())))}, and the workload carries state from batch to batch, which would"
+            f"{sharers(*next(iter(shared.items())))}, and the workload carries state from batch to batch, which would"
             " be on one of them",
             hint="run every partition on one worker: in stages without replicas (assigner solve --max-replicas 1)",
         )
     last = graph.last.name
     if last in shared and _trains(workload.loss):
         raise UsageError(
-            f"{in_words(last, shared[last])}, and {_OWN_LOSS}: each of them would have the gradients of its own"
+            f"{sharers(last, shared[last])}, and {_OWN_LOSS}: each of them would have the gradients of its own"
             " micro-batches alone",
             hint=one_worker(last),
         )
@@ -106,7 +106,7 @@ def check_stores(plan: Plan, graph: PartitionGraph) -> None:
         written = _written(graph, name)
         if written is not None:
             raise UsageError(
-                f"{in_words(name, workers)}, and its forward changes {written}: each of them would see its own"
+                f"{sharers(name, workers)}, and its forward changes {written}: each of them would see its own"
                 " micro-batches alone",
                 hint=one_worker(name),
             )
@@ -129,7 +129,7 @@ def _trains(called: Any) -> bool:
     return any(each.requires_grad for each in tensors)
 
 
-def in_words(partition: str, workers: Sequence[str]) -> str:
+def sharers(partition: str, workers: Sequence[str]) -> str:
     """Who shares a partition."""
     return f"{', '.join(workers)} share partition {partition!r}"
 
@@ -149,7 +149,7 @@ def check_alike(share: LocalPartitions, plan: Plan, member: Membership, unlike: 
     copies = share.copies(plan)
     for workers, group in member.groups.items():
         names = [name for name in share.partitions if plan.holders[name] == workers]
-        digests = {in_words(name, workers): _digest(share.held_by(name), share.modules[name]) for name in names}
+        digests = {sharers(name, workers): _digest(share.held_by(name), share.modules[name]) for name in names}
         seen = {name for partition in names for name in share.parameters_of(partition)}
         for name, parameter in copies.get(workers, {}).items():
             if name not in seen:
@@ -189,7 +189,7 @@ def check_same_loss(workload: Workload, plan: Plan, last: str, member: Membershi
     told = torch.tensor([found, -found], device=group.device)
     if group.largest(told).sum():
         raise UsageError(
-            f"{in_words(last, group.workers)}, and what Workload.loss or one of Workload.metrics reads has other values"
+            f"{sharers(last, group.workers)}, and what Workload.loss or one of Workload.metrics reads has other values"
             " on one of them than on another",
             hint="give all ranks the same: seed what draws them",
         )
@@ -283,7 +283,7 @@ class ReplicaWatch:
                 else "Workload.loss or one of Workload.metrics keeps something from call to call"
             )
             raise UsageError(
-                f"{in_words(partition, self._shared[partition])}, and {what}: each of them would see its own"
+                f"{sharers(partition, self._shared[partition])}, and {what}: each of them would see its own"
                 " micro-batches alone",
                 hint=one_worker(partition),
             )

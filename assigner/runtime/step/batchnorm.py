@@ -34,7 +34,7 @@ from assigner.errors import AssignerError, UsageError
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
 from assigner.runtime.forward.randomness import kept_generators
-from assigner.runtime.stages.replicas import in_words, one_worker
+from assigner.runtime.stages.replicas import one_worker, sharers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -411,7 +411,7 @@ class DeferredStatistics:
 
 def _refuse_shared(partition: str, workers: Sequence[str], name: str) -> NoReturn:
     raise UsageError(
-        f"{in_words(partition, workers)}, and with batch_norm='micro_batch' every micro-batch moves the running"
+        f"{sharers(partition, workers)}, and with batch_norm='micro_batch' every micro-batch moves the running"
         f" statistics of {name}: each of them would see its own alone",
         hint=f"use batch_norm='deferred', or {one_worker(partition)}",
     )

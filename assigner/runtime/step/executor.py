@@ -29,8 +29,7 @@ from assigner.runtime.step.loss import StepLoss
 from assigner.runtime.step.partition import ForwardPlace, PartitionRunner
 from assigner.runtime.step.stepmessages import COMPUTE, StepMessages, posted_ahead
 from assigner.runtime.step.stepvalues import Key, Neighbours, Output, StepValues, check_hooks, check_unchanged, facts_of
-from assigner.runtime.update.optimizer import step_in_parts
-from assigner.runtime.update.separability import is_known
+from assigner.runtime.update.separability import is_known, step_in_parts
 from assigner.schedule.orders import ActionKind, reduced_within
 from assigner.schedule.program import Action, Program, Step
 
@@ -72,8 +71,8 @@ class Executor:
         modules: The forwards of this worker's partitions, in its order.
         member: This process in the run: it carries the messages, and knows what is being done.
         workload: The loss and the seed.
-        remat: What keeps no graph and runs its forward again.
-        statistics: Of BatchNorm modules.
+        remat: What keeps no graph and runs its forward again; None: nothing is trained, there are forwards alone.
+        statistics: Of BatchNorm modules; None: they are as torch has them.
         states: What forwards change beside their outputs, by partition; None: nothing is trained.
         carried: The values that are state of the next batch.
 
@@ -85,8 +84,6 @@ class Executor:
         trains: There are backwards.
     """
 
-    trains = True
-
     def __init__(
         self,
         graph: PartitionGraph,
@@ -94,12 +91,12 @@ class Executor:
         member: Membership,
         workload: Workload,
         *,
-        remat: Rematerialisation,
-        statistics: DeferredStatistics,
+        remat: Rematerialisation | None = None,
+        statistics: DeferredStatistics | None = None,
         states: Mapping[str, PartitionState] | None = None,
         carried: frozenset[Value] = frozenset(),
     ) -> None:
-        self.graph, self.member = graph, member
+        self.graph, self.member, self.trains = graph, member, remat is not None
         self.messages = StepMessages(graph, member)
         self.carried = carried
         self.made: Made = {}
@@ -119,16 +116,16 @@ class Executor:
         self._neighbours: dict[tuple[str, ...], Neighbours] = {}
 
     def _runner(
-        self, module: fx.GraphModule, name: str, remat: Rematerialisation, workload: Workload
+        self, module: fx.GraphModule, name: str, remat: Rematerialisation | None, workload: Workload
     ) -> PartitionRunner:
         piece = self.graph.piece[name]
         gradients = self.graph.output_gradients(piece)
         finish = self._finish if piece is self.graph.last else None
         differentiates = any(value.partition and self.graph.values[value].gradient for value in piece.reads)
         return PartitionRunner(
-            piece, module, self.device, name in remat.partitions, gradients, finish,
-            run=compiled(module, name, workload.compile), keep_last=remat.keeps_last, statistics=self.statistics,
-            state=self.states.get(name), stores=self.stores, differentiates=differentiates,
+            piece, module, self.device, remat is not None and name in remat.partitions, gradients, finish,
+            run=compiled(module, name, workload.compile), keep_last=remat is not None and remat.keeps_last,
+            statistics=self.statistics, state=self.states.get(name), stores=self.stores, differentiates=differentiates,
         )  # fmt: skip
 
     def run(
@@ -234,7 +231,8 @@ class Executor:
         """Drop what an unfinished step holds."""
         self.step = None
         self.loss.begin((), (), factor=1.0)
-        self.statistics.forget()
+        if self.statistics is not None:
+            self.statistics.forget()
         self.stores.forget()
         for runner in self.runners.values():
             runner.forget()
@@ -341,6 +339,8 @@ class Executor:
         piece, step, hooks = runner.piece, self._stepped, hooks_so_far()
         self.member.at = f"forward of partition {piece.name!r}, micro-batch {micro_batch}"
         reads, sizes = self._inputs(runner, micro_batch, made)
+        if not self.trains:  # no backward says when a value has had its last reader
+            step.read((value, micro_batch) for value in piece.reads if value.partition)
         lent = [(made[value], facts_of(made[value])) for value in piece.reads if value in made.elsewhere]
         outputs = runner.forward(place, reads, sizes)
         for tensor, before in lent:

@@ -25,7 +25,7 @@ from assigner.errors import UsageError
 from assigner.model.deferred.likeness import check_no_late_hooks
 from assigner.model.singleprocess import as_single_process
 from assigner.runtime.forward.randomness import partition_seed, seed_device
-from assigner.runtime.stages.reduction import Reduction
+from assigner.runtime.stages.reduction import Reduction, SharedStage
 from assigner.runtime.update.rankfactor import RankFactor
 from assigner.schedule.replication import is_exchanged
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
     from assigner.runtime.ranks.membership import Membership
-    from assigner.runtime.ranks.workergroups import WorkerGroup
     from assigner.runtime.step.executor import Executor
     from assigner.runtime.update.scaling import GradientScaling
     from assigner.schedule.program import Program
@@ -82,9 +81,7 @@ class Gradients:
         self._hooks: dict[str, Any] = {}
         self._aside: dict[str, torch.Tensor | None] = {}
 
-    def _reduced(
-        self, graph: PartitionGraph, plan: Plan
-    ) -> Iterator[tuple[int, tuple[WorkerGroup, dict[str, dict[str, nn.Parameter]]]]]:
+    def _reduced(self, graph: PartitionGraph, plan: Plan) -> Iterator[tuple[int, SharedStage]]:
         """What this rank shares of a stage with others, by the stage's number: of its partitions, what is their own."""
         for n, stage in enumerate(plan.stages):
             group = self._member.groups.get(stage.workers)
@@ -98,7 +95,7 @@ class Gradients:
                     name: self.parameters[name] for name in names if self._wanted.get(name) and name not in apart
                 }
                 apart.update(own[partition])
-            yield n, (group, own)
+            yield n, SharedStage(group, own)
             if group.workers[0] != self._member.worker:
                 self._counted_elsewhere.update(*own.values())
 

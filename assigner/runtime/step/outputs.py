@@ -16,11 +16,12 @@ import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.location import Location, rank_of
+from assigner.location import rank_of
 from assigner.model.marking.graph import ModelOutput
 from assigner.model.plainvalues import DTYPES
 from assigner.runtime.batch.headers import Header, header_route, post_header, receive_header, send_header
 from assigner.runtime.messages.ordering import Message
+from assigner.runtime.ranks.process import worker_of
 from assigner.runtime.step.results import exact_sum
 from assigner.schedule.program import Payload, Route
 from assigner.schedule.replication import takers
@@ -226,12 +227,9 @@ class OutputRoutes:
     """
 
     def __init__(self, plan: Plan, maker: int, graph: PartitionGraph, targets: Iterable[int]) -> None:
-        names = {rank_of(worker): worker for worker in plan.workers}
         self.targets, self.made = tuple(targets), graph.output.made
         self.routes = {
-            (rank, index): Route(
-                Payload.OUTPUT, graph.last.name, index, names[maker], names.get(rank) or str(Location(rank, "cpu"))
-            )
+            (rank, index): Route(Payload.OUTPUT, graph.last.name, index, worker_of(plan, maker), worker_of(plan, rank))
             for rank in self.targets
             if rank != maker
             for index in graph.output.made

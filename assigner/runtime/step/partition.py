@@ -66,31 +66,18 @@ class _Graph:
     """What the backward of a micro-batch needs.
 
     Args:
-        roots: Where it starts, for each output.
+        roots: Where it starts, for each output; empty once its input part has run.
         held: Tensors that forwards write, as this one left them.
         is_hooked: The forward has hooked on to tensors.
         overwritten: The name of a tensor that a later forward wrote without a copy of it.
+        rest: What the input part has left to the weight part; None: it has not run.
     """
 
     roots: list[GradientEdge | None]
     held: list[HeldTensor]
     is_hooked: bool = False
     overwritten: str = ""
-
-
-@dataclass(slots=True)
-class _Rest:
-    """What the input part of a backward has left to the weight part.
-
-    Args:
-        part: What is computed from the graph.
-        held: Tensors that forwards write, as this one left them.
-        overwritten: As a graph has it.
-    """
-
-    part: WeightPart
-    held: list[HeldTensor]
-    overwritten: str = ""
+    rest: WeightPart | None = None
 
 
 class JoinedGraph(NamedTuple):
@@ -160,7 +147,7 @@ class PartitionRunner:
     differentiates: bool = True
     _graphs: dict[int, _Graph] = field(default_factory=dict)
     _starts: dict[int, ForwardStart] = field(default_factory=dict)
-    _rests: dict[int, _Rest | _Postponed] = field(default_factory=dict)
+    _rests: dict[int, _Graph | _Postponed] = field(default_factory=dict)
     _draws: bool | None = None
     _is_plain: bool | None = None
     _was_watched_back: bool = False
@@ -244,8 +231,7 @@ class PartitionRunner:
             UsageError: one of them runs its forward again, and so reads it; or torch would not notice.
         """
         assert self.state is not None
-        kept: list[_Graph | _Rest] = [*self._graphs.values()]
-        kept += [each for each in self._rests.values() if isinstance(each, _Rest)]
+        kept = [each for each in (*self._graphs.values(), *self._rests.values()) if isinstance(each, _Graph)]
         name = self.state.name_of((late.tensors + late.loose)[0])
         if any(each.needs(late) for each in self._starts.values()) or (kept and late.uncounted):
             raise _overwritten(self.piece.name, name)
@@ -304,14 +290,14 @@ class PartitionRunner:
 
     def backward_weight(self, place: ForwardPlace) -> None:
         """Run the weight part, behind the input part; all parameters have their gradients then."""
-        rest = self._rests.pop(place.micro_batch, None)
-        if isinstance(rest, _Postponed):
-            self.backward(place, *rest)
-        elif rest is not None:
-            checked = [(self, False)] if self.is_checked(place, bool(rest.held)) else []
-            worded = _in_words(self.piece.name, rest.overwritten)
-            with as_single_process(), as_they_were(rest.held), _unchanged_by_backward(checked), worded:
-                rest.part.run()
+        graph = self._rests.pop(place.micro_batch, None)
+        if isinstance(graph, _Postponed):
+            self.backward(place, *graph)
+        elif graph is not None and graph.rest is not None:
+            checked = [(self, False)] if self.is_checked(place, bool(graph.held)) else []
+            worded = _in_words(self.piece.name, graph.overwritten)
+            with as_single_process(), as_they_were(graph.held), _unchanged_by_backward(checked), worded:
+                graph.rest.run()
 
     def waiting(self, place: ForwardPlace) -> tuple[list[torch.Tensor], bool]:
         """The tensors that the weight part of a backward needs, as far as the input part knows of them.
@@ -319,10 +305,11 @@ class PartitionRunner:
         Returns:
             They, and whether the whole graph is there too.
         """
-        rest = self._rests.get(place.micro_batch)
-        if isinstance(rest, _Postponed):
-            return [each for each in rest.output_gradients if each is not None], not self.recomputes(place)
-        return ([], False) if rest is None else (rest.part.tensors(), bool(rest.part.edges))
+        graph = self._rests.get(place.micro_batch)
+        if isinstance(graph, _Postponed):
+            return [each for each in graph.output_gradients if each is not None], not self.recomputes(place)
+        rest = None if graph is None else graph.rest
+        return ([], False) if rest is None else (rest.tensors(), bool(rest.edges))
 
     def is_checked(self, place: ForwardPlace, is_held: bool) -> bool:
         """Whether to look if a backward changes the partition's tensors: where that would be lost.
@@ -359,11 +346,11 @@ class PartitionRunner:
             return
         roots, gradients = [root for root, _ in pairs], [gradient for _, gradient in pairs]
         if split:
-            (alone,) = through
-            overwritten = alone.graph.overwritten
-            with as_single_process(), _in_words(self.piece.name, overwritten):
-                part = input_part(roots, gradients, is_hooked=alone.graph.is_hooked)
-            self._rests[place.micro_batch] = _Rest(part, alone.graph.held, overwritten)
+            (graph,) = (each.graph for each in through)
+            with as_single_process(), _in_words(self.piece.name, graph.overwritten):
+                graph.rest = input_part(roots, gradients, is_hooked=graph.is_hooked)
+            graph.roots = []
+            self._rests[place.micro_batch] = graph
             return
         if note is not None:
             for each in through[1:]:
@@ -506,7 +493,7 @@ def _unchanged_by_backward(watched: Sequence[tuple[PartitionRunner, bool]]) -> I
                 " or a hook): with rematerialisation, or with several micro-batches under way, that would be lost",
                 hint="change it in forward; or assigner.partition(..., rematerialise='never') and one micro-batch",
             )
-        if values is not None and values.has_changed(beside="tensors"):
+        if values is not None and values.has_changed(ignoring="tensors"):
             raise UsageError(
                 f"the backward of partition {runner.piece.name!r} changes what its modules keep beside tensors (a hook,"
                 " a Function's backward, a checkpoint's recompute): with rematerialisation, or with several"

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from assigner.errors import UsageError
+from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.likeness import in_likeness
-from assigner.model.deferred.reach import ATOMS
 from assigner.model.plainvalues import SINGLE
 from assigner.runtime.update.optimizermemory import OptimizerMemory
-from assigner.runtime.update.separability import Conduct, check_separable, is_known
+from assigner.runtime.update.separability import StepBehaviour, check_separable, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -98,7 +98,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
         holders: Mapping[str, int] | None = None,
         ranks: int = 1,
     ) -> None:
-        self._ranks, self._conduct = ranks, Conduct()
+        self._ranks, self._behaviour = ranks, StepBehaviour()
         self._workload, self._apply, self._note = workload, apply, note
         self._model = stand_ins(model)
         self._trained = {name for name, each in self._model if each.requires_grad}
@@ -148,7 +148,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
             return False
         if is_known(self.local) or (not self._spread and self._ranks == 1):
             return False
-        self._conduct = check_separable(
+        self._behaviour = check_separable(
             self.local, self._model, shares,
             lambda whole, held: built_optimizer(self._workload, list(whole.items()), held)[0],
         )  # fmt: skip
@@ -187,7 +187,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
     @property
     def applied(self) -> torch.optim.Optimizer | None:
         """What an update calls here; None: this rank updates nothing, and the step fails over nothing."""
-        return None if self._is_idle and not self._conduct.runs_idle else self.local
+        return None if self._is_idle and not self._behaviour.runs_idle else self.local
 
     @property
     def _is_idle(self) -> bool:
@@ -202,7 +202,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
         Args:
             numbers: Every rank's number, on every rank.
         """
-        found = numbers(float(not is_known(self.local)) + 2.0 * self._conduct.changes_gradients)
+        found = numbers(float(not is_known(self.local)) + 2.0 * self._behaviour.changes_gradients)
         self.notes_settings = any(int(each) & 1 for each in found)
         self.changes_gradients = any(int(each) & 2 for each in found)
 
@@ -468,47 +468,3 @@ _CALLED = (
     "pipeline.step(batch) gives it one; or pipeline.optimizer.step(closure), where the closure calls"
     " pipeline.optimizer.zero_grad() and returns pipeline.step(batch, update=False)"
 )
-
-
-def step_in_parts(optimizer: torch.optim.Optimizer, parts: Iterable[Iterable[nn.Parameter]]) -> None:
-    """An update of torch's own optimizers; where they work on many parameters at once, one part after the other.
-
-    Temporaries are then as large as the largest part, and not as all parameters: that is what a profile has measured,
-    and a plan counts on. What comes out is the same: each of these treats every parameter by itself.
-
-    Args:
-        optimizer: With gradients in its parameters.
-        parts: Parameters, as of partitions; one that stands in several goes with the first.
-    """
-    if not (is_known(optimizer) and any(map(_is_foreach, optimizer.param_groups))):
-        optimizer.step()
-        return
-    waiting = {
-        id(each): (each, each.grad)
-        for group in optimizer.param_groups for each in group["params"] if each.grad is not None
-    }  # fmt: skip
-    split = [[each for each in map(id, part) if each in waiting] for part in parts]
-    rest = waiting.keys() - {each for part in split for each in part}
-    done: set[int] = set()
-    try:
-        for parameter, _ in waiting.values():
-            parameter.grad = None
-        for part in (*split, rest):
-            now = [waiting[each] for each in dict.fromkeys(part) if each not in done]
-            for parameter, gradient in now:
-                parameter.grad = gradient
-            if now:
-                optimizer.step()
-            for parameter, _ in now:
-                parameter.grad = None
-            done.update(part)
-    finally:
-        for parameter, gradient in waiting.values():
-            parameter.grad = gradient
-
-
-def _is_foreach(group: Mapping[str, Any]) -> bool:
-    """Torch takes lists of tensors where it is told to, and by default on all devices but the CPU."""
-    if group.get("foreach") is None and not group.get("fused"):
-        return "foreach" in group and any(each.device.type != "cpu" for each in group["params"])
-    return bool(group.get("foreach"))

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from assigner.errors import UsageError
+from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.reach import ATOMS
 from assigner.runtime.update.separability import is_known
 
 if TYPE_CHECKING:

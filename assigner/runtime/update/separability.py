@@ -7,6 +7,8 @@ torch's own optimizers do. Of others, and of those with hooks on their step, sma
 the user's builder makes one optimizer over all of them and one over each worker's, all get the same gradients for some
 steps, and then the parameters must be the same. They tell two more things, too: whether the step runs where no
 parameter has a gradient, and whether it changes gradients.
+
+What treats every parameter by itself may also take one part of them after the other: see `step_in_parts`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,7 +25,7 @@ from torch.optim import optimizer as torch_optimizer
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 Named = Mapping[str, nn.Parameter]
 Build = Callable[[Named, Named], torch.optim.Optimizer]
@@ -38,7 +40,7 @@ _MOST = 2  # entries in a stand-in's dimension
 
 
 @dataclass(frozen=True)
-class Conduct:
+class StepBehaviour:
     """How an optimizer's step goes about it, beyond the parameters that it is given.
 
     Args:
@@ -73,7 +75,7 @@ def check_separable(
     model: Sequence[tuple[str, nn.Parameter]],
     shares: Sequence[Collection[str]],
     build: Build,
-) -> Conduct:
+) -> StepBehaviour:
     """Refuse an optimizer that would make other weights on several workers than on one.
 
     A share without a parameter that wants a gradient may be one over which the step fails, as a mean of no gradients
@@ -109,7 +111,7 @@ def check_separable(
                     idle = False  # it fails over nothing that is trained: its step is left out there
     except Exception as error:
         if all(share in (whole, frozenset()) for share in parts):
-            return Conduct(runs_idle=False, changes_gradients=True)
+            return StepBehaviour(runs_idle=False, changes_gradients=True)
         said = str(error).strip().splitlines()
         raise UsageError(
             f"whether {name} treats every parameter by itself cannot be found out: with small tensors in their place it"
@@ -128,7 +130,7 @@ def check_separable(
             f" {differs[0]!r} depends on others that another worker has under this plan",
             hint=_HINT,
         )
-    return Conduct(idle, together.changed_gradients)
+    return StepBehaviour(idle, together.changed_gradients)
 
 
 _HINT = (
@@ -191,3 +193,47 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     if not math.isfinite(largest):
         return torch.equal(one.isfinite(), other.isfinite())
     return bool(((one - other).abs() <= _NOISE * largest).all())
+
+
+def step_in_parts(optimizer: torch.optim.Optimizer, parts: Iterable[Iterable[nn.Parameter]]) -> None:
+    """An update of torch's own optimizers; where they work on many parameters at once, one part after the other.
+
+    Temporaries are then as large as the largest part, and not as all parameters: that is what a profile has measured,
+    and a plan counts on. What comes out is the same: each of these treats every parameter by itself.
+
+    Args:
+        optimizer: With gradients in its parameters.
+        parts: Parameters, as of partitions; one that stands in several goes with the first.
+    """
+    if not (is_known(optimizer) and any(map(_is_foreach, optimizer.param_groups))):
+        optimizer.step()
+        return
+    waiting = {
+        id(each): (each, each.grad)
+        for group in optimizer.param_groups for each in group["params"] if each.grad is not None
+    }  # fmt: skip
+    split = [[each for each in map(id, part) if each in waiting] for part in parts]
+    rest = waiting.keys() - {each for part in split for each in part}
+    done: set[int] = set()
+    try:
+        for parameter, _ in waiting.values():
+            parameter.grad = None
+        for part in (*split, rest):
+            now = [waiting[each] for each in dict.fromkeys(part) if each not in done]
+            for parameter, gradient in now:
+                parameter.grad = gradient
+            if now:
+                optimizer.step()
+            for parameter, _ in now:
+                parameter.grad = None
+            done.update(part)
+    finally:
+        for parameter, gradient in waiting.values():
+            parameter.grad = gradient
+
+
+def _is_foreach(group: Mapping[str, Any]) -> bool:
+    """Torch takes lists of tensors where it is told to, and by default on all devices but the CPU."""
+    if group.get("foreach") is None and not group.get("fused"):
+        return "foreach" in group and any(each.device.type != "cpu" for each in group["params"])
+    return bool(group.get("foreach"))

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from assigner.model.deferred.contents import ATOMS
+from assigner.model.deferred.reach import is_users
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_ATOMS = (bool, int, float, complex, str, bytes, type(None))
-_LEAVES = (*_ATOMS, type, torch.Tensor, types.ModuleType, nn.Module)
-_NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "numpy", "assigner"}
+_LEAVES = (*ATOMS, type, torch.Tensor, types.ModuleType, nn.Module)
 _DEEPEST, _MOST_ITEMS = 5, 10_000
 
 
@@ -34,7 +35,7 @@ def objects_from_outside(builder: Callable[[], nn.Module], model: nn.Module) -> 
     outside, held = _Reach(), _Reach()
     outside.follow(builder)
     for name in dict.fromkeys(type(module).__module__ for module in model.modules()):
-        if name.partition(".")[0] not in _NOT_LOOKED_INTO and name in sys.modules:
+        if is_users(name) and name in sys.modules:
             for value in outside.names_of(vars(sys.modules[name])):
                 outside.follow(value)
     for module in model.modules():
@@ -79,9 +80,9 @@ class _Reach:
         elif isinstance(value, types.MethodType):
             yield from (value.__self__, value.__func__)
         elif isinstance(value, types.FunctionType):
-            if value.__module__ is None or value.__module__.partition(".")[0] not in _NOT_LOOKED_INTO:
+            if is_users(value.__module__):
                 yield from self._surroundings(value)
-        elif type(value).__module__.partition(".")[0] not in _NOT_LOOKED_INTO:
+        elif is_users(type(value).__module__):
             yield from getattr(value, "__dict__", {}).values()
 
     def _surroundings(self, function: types.FunctionType) -> Iterator[Any]:

@@ -1,0 +1,76 @@
+"""Objects whose contents lie in C, where Python's attributes do not show them: generators, arrays, iterators.
+
+How each of them is copied and put back stands here once: what walks over objects knows them by it, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import types
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ATOMS: frozenset[type] = frozenset((bool, int, float, complex, str, bytes, type(None)))
+"""Numbers and texts: what is told by its value, and does not change."""
+
+
+class Keeper(NamedTuple):
+    """How the contents of an object are copied, and put back into it."""
+
+    copy: Callable[[Any], Any]
+    put: Callable[[Any, Any], Any]
+
+
+def keeper_of(kind: type, keepers: Mapping[type, Keeper]) -> Keeper | None:
+    """That of the first of a type's bases which has one; None: none has."""
+    return next((keepers[each] for each in kind.__mro__ if each in keepers), None)
+
+
+def contents_of(value: Any) -> Any:
+    """The contents of such an object; None: it is none."""
+    keeper = keeper_of(type(value), CONTENTS)
+    return None if keeper is None else keeper.copy(value)
+
+
+def _copy_generator(generator: torch.Generator) -> np.ndarray[Any, Any]:
+    with _disable_current_modes():  # while a forward is captured, tensors have no values
+        found: np.ndarray[Any, Any] = generator.get_state().numpy()
+    return found
+
+
+def _put_generator(generator: torch.Generator, state: np.ndarray[Any, Any]) -> None:
+    with _disable_current_modes():
+        generator.set_state(torch.from_numpy(state))
+
+
+def _progress(frame: types.FrameType | None) -> str:
+    """How far a generator has come, and what numbers and texts it has."""
+    if frame is None:
+        return "done"
+    return repr((frame.f_lasti, {name: each for name, each in frame.f_locals.items() if type(each) in ATOMS}))
+
+
+CONTENTS: dict[type, Keeper] = {
+    itertools.count: Keeper(repr, lambda *_: None),  # nobody can put it back; that it has moved can be told
+    types.GeneratorType: Keeper(lambda each: _progress(each.gi_frame), lambda *_: None),
+    random.Random: Keeper(random.Random.getstate, random.Random.setstate),
+    torch.Generator: Keeper(_copy_generator, _put_generator),
+    np.ndarray: Keeper(lambda array: array.copy(), lambda array, values: array.__setitem__(..., values)),
+    np.random.RandomState: Keeper(
+        lambda each: types.SimpleNamespace(state=each.get_state()), lambda each, held: each.set_state(held.state)
+    ),
+    np.random.Generator: Keeper(
+        lambda each: types.SimpleNamespace(state=each.bit_generator.state),
+        lambda each, held: setattr(each.bit_generator, "state", held.state),
+    ),
+}
+"""By type."""
+IN_C = tuple(CONTENTS)
+"""Those types, for `isinstance`."""
