@@ -26,6 +26,12 @@ DAILY = frozenset(
         "autograd.grad at the root, of a marked module's output",
         "blind: a Function that adds to weight.grad in its backward, at the root",
         "blind: inference_mode on hidden values: nothing goes back",
+        # what Python keeps
+        "a count of an imported object, in a marked module",
+        "factors in turn by itertools.cycle, in a marked module",
+        "a count in a Counter, in a marked module",
+        "a count hung on a layer of torch's, in a marked module",
+        "the first buffer of a module, registered by its forward, in a marked module",
         # tensors that are kept beside parameters and buffers
         "a table in a plain attribute, moved in each forward (SimpleViT), marked",
         "a schedule object that holds tensors (diffusion), unmarked",

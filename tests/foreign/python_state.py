@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import random
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from foreign.case import case
+from foreign.imported_state import TRACKER
 from torch import nn
 from workloads import WIDTH, workload
 
@@ -326,3 +328,98 @@ class SharedNorm(Net):
         super().__init__()
         norm = nn.BatchNorm1d(WIDTH)
         self.first, self.second = self.Layer(norm), self.Layer(norm)
+
+
+@inside("a count of an imported object", inherent=True, refusal="TRACKER")
+class Tracked(nn.Linear):
+    def forward(self, x):
+        return super().forward(x / (1 + 0.1 * TRACKER.tick()))
+
+
+@inside("factors in turn by itertools.cycle", inherent=True, refusal="changes second.factors")
+class Turns(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.factors = itertools.cycle((1.0, 2.0, 4.0))
+
+    def forward(self, x):
+        return super().forward(x) * next(self.factors)
+
+
+@inside("factors from an iterator over a list", inherent=True, refusal="changes second.factors")
+class ListTurns(Turns):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.factors = iter([1.0 + 0.1 * n for n in range(999)])
+
+
+@inside("a count in a Counter", inherent=True)
+class Counted(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.counts = self.made()
+
+    def made(self):
+        return collections.Counter(calls=0)
+
+    def forward(self, x):
+        self.counts["calls"] += 1
+        return super().forward(x / (1 + 0.1 * self.counts["calls"]))
+
+
+@inside("a count in a ChainMap", inherent=True)
+class Chained(Counted):
+    def made(self):
+        return collections.ChainMap({}, {"calls": 0})
+
+
+@inside("a count hung on a layer of torch's", inherent=True)
+class Hung(Counted):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.norm = nn.LayerNorm(sizes[0])
+        self.norm.counts = self.counts
+        del self.counts
+
+    def forward(self, x):
+        self.norm.counts["calls"] += 1
+        return nn.Linear.forward(self, self.norm(x) / (1 + 0.1 * self.norm.counts["calls"]))
+
+
+class CountedActivation:
+    """A function with a memory."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return torch.relu(x) / (1 + 0.1 * self.calls)
+
+
+@inside("a layer of torch's with an activation that counts", inherent=True)
+class Activated(nn.Module):
+    def __init__(self, width, _):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(width, 2, 16, 0.0, CountedActivation(), batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x[:, None])[:, 0]
+
+
+@inside("the first buffer of a module, registered by its forward")
+class Late(nn.Linear):
+    def forward(self, x):
+        if not hasattr(self, "table"):
+            self.register_buffer("table", torch.arange(float(WIDTH), dtype=x.dtype).cos(), persistent=False)
+        return super().forward(x) * self.table
+
+
+@inside("an attribute of a weight (muP)")
+class Scaled(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.weight.width_mult = 2.0
+
+    def forward(self, x):
+        return super().forward(x / self.weight.width_mult)

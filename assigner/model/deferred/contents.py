@@ -6,8 +6,10 @@ How each of them is copied and put back stands here once: what walks over object
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 import types
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 ATOMS: frozenset[type] = frozenset((bool, int, float, complex, str, bytes, type(None)))
 """Numbers and texts: what is told by its value, and does not change."""
@@ -57,8 +59,25 @@ def _progress(frame: types.FrameType | None) -> str:
     return repr((frame.f_lasti, {name: each for name, each in frame.f_locals.items() if type(each) in ATOMS}))
 
 
+def _position(iterator: Any) -> Any:
+    """How far an iterator of Python's own has come; where it does not say so, unlike any other position."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 to 3.13, of itertools
+            return pickle.dumps(iterator)  # never read
+    except Exception:  # noqa: BLE001 - whatever the objects that it goes over raise
+        return object()
+
+
+_ITERABLES: tuple[Iterable[Any], ...] = ([], (), {}, {}.values(), {}.items(), set(), "", b"", range(1))
+_OF_PYTHON: set[type] = {type(iter(each)) for each in _ITERABLES} | {enumerate, filter, map, reversed, zip}
+_OF_ITERTOOLS: set[type] = {each for each in vars(itertools).values() if isinstance(each, type)}
+ITERATORS = (types.GeneratorType, *_OF_PYTHON, *_OF_ITERTOOLS)
+"""What nobody can put back; that it has moved can be told."""
+
 CONTENTS: dict[type, Keeper] = {
-    itertools.count: Keeper(repr, lambda *_: None),  # nobody can put it back; that it has moved can be told
+    **dict.fromkeys(ITERATORS, Keeper(_position, lambda *_: None)),
+    itertools.count: Keeper(repr, lambda *_: None),
     types.GeneratorType: Keeper(lambda each: _progress(each.gi_frame), lambda *_: None),
     random.Random: Keeper(random.Random.getstate, random.Random.setstate),
     torch.Generator: Keeper(_copy_generator, _put_generator),

@@ -23,7 +23,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import _disable_current_modes
 
-from assigner.model.deferred.contents import ATOMS, CONTENTS, IN_C, Keeper, keeper_of
+from assigner.model.deferred.contents import ATOMS, CONTENTS, IN_C, ITERATORS, Keeper, keeper_of
 from assigner.model.deferred.reach import (
     FILE,
     KEPT,
@@ -211,7 +211,7 @@ def _changes(kept: _Kept) -> Iterator[StateChange]:
     holder, origin = _holder(held), kept.place.origin
     is_outer = origin == OUTER
     is_content = isinstance(held, IN_C)
-    is_beyond = is_outer or isinstance(held, Names | itertools.count | types.GeneratorType)
+    is_beyond = is_outer or isinstance(held, (Names, *ITERATORS))
     is_beyond = is_beyond or (is_content and origin == FILE)
     if not isinstance(before, dict):
         if (is_content or not is_outer) and _differ(now, before):

@@ -19,7 +19,7 @@ import itertools
 import operator
 import sys
 import types
-from collections import Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ _MOST_ITEMS = 10_000  # a larger container is met without its items
 _FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
 _BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
-_OPEN = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, UserString)  # of Python's own
+_OPEN = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, UserString, ChainMap)  # of Python's own
 _INSTALLED = ("site-packages", "dist-packages")
 _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
 KEPT: tuple[type, ...] = (*ATOMS, list, dict, set, deque, torch.Tensor)
@@ -49,7 +49,11 @@ ORIGINS = MODULE, FILE, OWN, OUTER = "module", "file", "own name", "outer name"
 """Where names begin: a module; the file of a module's class; what else has a name; that, where the walk has come from
 the top of a file alone, by a class, a function or another file."""
 
-_PLAIN: dict[type, int] = {nn.Module: len(nn.Module().__dict__)}  # torch's own, and how many attributes they have
+_PLAIN: dict[type, tuple[int, tuple[str, ...]]] = {}
+"""Torch's own modules: how many attributes they have, and which of these are neither numbers nor texts."""
+_LISTS = frozenset(
+    ("_reversed_padding_repeated_twice", "_flat_weight_refs", "_flat_weights_names", "_all_weights", "_flat_weights")
+)  # of theirs
 
 
 class Place(NamedTuple):
@@ -211,7 +215,7 @@ def _of_module_alone(place: Place, module: nn.Module, extent: _Extent) -> list[_
     """Without its submodules and its class."""
     space = module.__dict__
     found = [(place.attribute(name), value) for name, value in attributes_of(module, extent.plain).items()]
-    if space["_buffers"]:
+    if space["_buffers"] or is_users(type(module).__module__):  # a forward may register its first one
         found.append((Place(_SPACE, None, place), space["_buffers"]))
     if extent.parameters and space["_parameters"]:
         found.append((Place(_SPACE, None, place), space["_parameters"]))
@@ -325,14 +329,15 @@ def _outer(files: Iterable[str]) -> Iterator[_Found]:
 
 
 def _of_file(file: str, form: str = FILE) -> Iterator[_Found]:
-    """What stands at the top of a file: plain values and containers, and objects of its own classes."""
+    """What stands at the top of a file: plain values and containers, and objects of the user's classes."""
     space, place = vars(sys.modules[file]), Place(form, _short(file))
     names = tuple(name for name, each in space.items() if isinstance(each, KEPT) and not name.startswith("__"))
     if names:
         yield place, Names(space, names)
     for name, each in space.items():
-        is_own = type(each).__module__ in (file, *_OF_FILES) and not isinstance(each, nn.Module)
-        if is_own or isinstance(each, IN_C):
+        made_in = type(each).__module__
+        is_own = made_in in _OF_FILES or (is_users(made_in) and not is_installed(made_in))
+        if (is_own and not isinstance(each, nn.Module)) or isinstance(each, IN_C):
             yield place.attribute(name), each
 
 
@@ -409,13 +414,26 @@ def attributes_of(module: nn.Module, plain: bool = False) -> dict[str, Any]:
         plain: Numbers and texts too.
     """
     kind, space = type(module), module.__dict__
-    if not plain and _PLAIN.get(kind) == len(space) and not any(space[hooks] for hooks in _HOOKS):
-        return {}
-    if kind.__module__.startswith("torch.nn.modules."):
-        _PLAIN[kind] = min(len(space), _PLAIN.get(kind, len(space)))
-    return {
+    if not plain and kind in _PLAIN:
+        count, names = _PLAIN[kind]
+        is_plain = len(space) == count and all(name in space and _is_torchs(name, space[name]) for name in names)
+        if is_plain and not any(space[hooks] for hooks in _HOOKS):
+            return {}
+    found = {
         name: value for name, value in space.items() if name not in STANDARD and (plain or type(value) not in ATOMS)
     }
+    of_torch = not plain and kind.__module__.startswith("torch.nn.modules.")
+    if of_torch and all(itertools.starmap(_is_torchs, found.items())):
+        _PLAIN[kind] = len(space), tuple(found)
+    return found
+
+
+def _is_torchs(name: str, value: Any) -> bool:
+    """What torch's own modules keep as attributes: sizes, types, functions of its own."""
+    if isinstance(value, tuple):
+        return all(type(each) in ATOMS for each in value)
+    is_torchs = name in _LISTS or isinstance(value, torch.dtype | torch.device | types.BuiltinFunctionType)
+    return is_torchs or (isinstance(value, types.FunctionType) and not is_users(value.__module__))
 
 
 @functools.cache

@@ -85,9 +85,13 @@ class Interceptions:
         _check_hooks(self.model, self.opaque.names)
         original: Any = self.model._call_impl
 
+        hung = {name: vars(each) for name, each in self.model.named_parameters(remove_duplicate=False) if vars(each)}
+
         def call(*args: Any, **kwargs: Any) -> Any:
             if within_call():
                 return original(*args, **kwargs)
+            for name, attributes in hung.items():  # export has put tensors of its own in the parameters' places
+                vars(self.model.get_parameter(name)).update(attributes)
             self.opaque.begin()
             with self._watched(), self._caught(), as_single_process():
                 output = original(*args, **kwargs)
