@@ -81,7 +81,7 @@ def test_a_full_disk_keeps_what_stood_there(tmp_path: Path, monkeypatch: pytest.
         for name, error in (
             ("shards.save_file", SafetensorError("Error while serializing: No space left on device (os error 28)")),
             ("shards.flush", OSError(28, "No space left on device")),
-            ("checkpoint.put", OSError(28, "No space left on device")),
+            ("checkpoint.put_in_place", OSError(28, "No space left on device")),
         ):
             with monkeypatch.context() as patch:
                 patch.setattr(f"assigner.runtime.checkpoints.{name}", mock.Mock(side_effect=error))
