@@ -6,14 +6,14 @@ import random
 import sys
 import threading
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from cutting import check, edges, of, outputs
 from torch import nn
-from workloads import WIDTH, Reference, graph_of, language, workload
+from workloads import WIDTH, Reference, graph_of, language, numbers, workload
 
 from assigner.errors import MarkingError
 from assigner.model.marking import Value, partition_graph
@@ -48,6 +48,48 @@ def test_in_place_modules_between_readers():
         return s.c(s.relu(y) + z)
 
     check(of(forward, relu=lambda: nn.ReLU(inplace=True)))
+
+
+def _beside_a_parameter(s, x, **rest):
+    return s.c(s.b(s.a(x)) + rest["shift"])
+
+
+def _alone(s, **rest):
+    return s.c(s.b(s.a(rest["x"])) + rest["shift"])
+
+
+def _never_read(s, x, **rest):
+    return s.c(s.b(s.a(x)))
+
+
+def _behind_all_others(s, x=None, *others, flag, unread, **rest):
+    return s.c(s.b(s.a(x)) * (1 + flag)) + rest["shift"]
+
+
+def _of_one_name(s, x, flag=False, **shift):
+    return s.c(s.b(s.a(x)) + shift["shift"] * flag)
+
+
+@pytest.mark.parametrize("forward", [_beside_a_parameter, _alone, _never_read, _behind_all_others, _of_one_name])
+def test_keywords_that_no_parameter_names(forward: Callable[..., Any]):
+    """Inputs may land in the `**kwargs` of the model's forward, whether read there or not, in any order."""
+
+    def batch(rows: int, generator: torch.Generator) -> Any:
+        x, y = numbers(rows, generator)
+        return {"shift": x.cos(), "flag": True, "x": x, "unread": [x > 0, 3]}, y
+
+    check(of(forward, batch=batch))
+
+
+def test_a_keyword_that_no_parameter_can_have():
+    """It is refused by its name."""
+
+    def batch(rows: int, generator: torch.Generator) -> Any:
+        x, y = numbers(rows, generator)
+        return {"x": x, "shift.x": x}, y
+
+    with pytest.raises(MarkingError, match=r"is given 'shift\.x', which is no name of a parameter"):
+        partition_graph(of(_never_read, batch=batch))
 
 
 def test_a_buffer_that_counts():
