@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import random
+import re
 import sys
 import threading
 import types
@@ -416,6 +418,35 @@ def test_gradients_of_what_another_partition_has_made(kind):
     if kind is Steep:
         check(of(whole, b=lambda: kind(WIDTH, WIDTH)))
         check(of(lambda s, x: s.b(s.a(x).detach().requires_grad_(), s.c(x)), b=lambda: kind(WIDTH, WIDTH)))
+
+
+INSTALLED = """
+import torch
+from torch import nn
+
+class Picky(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), x if x.sum() > 0 else None
+
+def forward(s, x):
+    x = s.a(x)
+    slope, = torch.autograd.grad(x.sum(), x)
+    return s.c(s.b(x + slope))
+"""
+
+
+def test_a_refusal_of_an_installed_packages_code_has_its_line(tmp_path, monkeypatch):
+    """Not the user's line that has called the pipeline, nor that of the script which has started the program."""
+    file = tmp_path / "site-packages" / "installed_net.py"
+    file.parent.mkdir()
+    file.write_text(INSTALLED)
+    monkeypatch.syspath_prepend(file.parent)
+    installed = importlib.import_module("installed_net")
+    picks, slopes = (f"at {re.escape(str(file))}:{n} " for n in (7, 11))
+    with pytest.raises(MarkingError, match=f"computes gradients between partitions, {slopes}"):
+        partition_graph(of(installed.forward))
+    with pytest.raises(MarkingError, match=f"decides what 'b' returns, {picks}"):
+        partition_graph(of(lambda s, x: s.b(s.a(x))[0], "a", "b", b=lambda: installed.Picky(WIDTH, WIDTH)))
 
 
 def test_outputs_that_hold_tensors_in_their_own_way():
