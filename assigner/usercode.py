@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import re
 import sys
 import traceback
@@ -25,7 +26,7 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def user_place(places: Sequence[tuple[str, int]]) -> tuple[str, int] | None:
-    """The innermost place in the user's code: in no file of Python, of an installed package, or of this one.
+    """The innermost place in the user's code: no file of Python, of this package, or of an installed one and its script.
 
     Args:
         places: File and line of each frame, the innermost last.
@@ -60,7 +61,19 @@ def calling_place() -> tuple[str, int] | None:
 
 @cache
 def _is_machinery(file: str) -> bool:
-    return file.startswith(("<", *_machinery()))
+    return file.startswith(("<", *_machinery())) or _is_console_script(Path(file))
+
+
+def _is_console_script(file: Path) -> bool:
+    """Whether it is an installed package's, as `bin/assigner`; a link may lead to it."""
+    import sysconfig
+
+    return not file.suffix and file.resolve().parent == Path(sysconfig.get_path("scripts")).resolve()
+
+
+@cache
+def _own_folders() -> tuple[str, ...]:
+    return f"{Path(__file__).resolve().parent}/", f"{Path(__file__).parent}/"
 
 
 @cache
@@ -72,10 +85,11 @@ def _machinery() -> tuple[str, ...]:
     library = Path(sysconfig.get_path("stdlib"))
     specs = [importlib.util.find_spec(name) for name in ("torch", "assigner_cli")]  # found, not imported
     found = [place for spec in specs if spec is not None for place in spec.submodule_search_locations or ()]
-    folders = [Path(__file__).resolve().parent, Path(__file__).parent, *map(Path, found)]
     below = [each for each in library.iterdir() if each.name not in ("site-packages", "dist-packages")]
-    return tuple(f"{folder}/" for folder in folders) + tuple(
-        f"{each}/" if each.is_dir() else str(each) for each in below
+    return (
+        *_own_folders(),
+        *(f"{folder}/" for folder in found),
+        *(f"{each}/" if each.is_dir() else str(each) for each in below),
     )
 
 
@@ -96,8 +110,7 @@ def user_trace(trace: str) -> str:
 
 def _user_frames(trace: str) -> str:
     frames = list(_FRAME.finditer(trace))
-    ours = tuple(f"{folder}/" for folder in (Path(__file__).resolve().parent, Path(__file__).parent))
-    since = max((n + 1 for n, frame in enumerate(frames) if frame[1].startswith(ours)), default=0)
+    since = max((n + 1 for n, frame in enumerate(frames) if frame[1].startswith(_own_folders())), default=0)
     places = [(frame[1], int(frame[2])) for frame in frames]
     said = trace[frames[-1].end() :] if frames else ""
     if said.startswith("assigner.") or user_place(places[since:]) is None:
@@ -109,9 +122,15 @@ def _user_frames(trace: str) -> str:
 
 
 def running_line() -> str:
-    """`FILE:LINE (code)` of the user's code that is running."""
-    frames = traceback.extract_stack()[:-1]
-    return _told([(frame.filename, frame.lineno or 0, frame.line or "") for frame in frames]) or "an unknown line"
+    """`FILE:LINE (code)` of the user's code that this package runs: of a library's, where the model is one's.
+
+    The frames lie between two of this package's: it has called the code, and stands where the code calls torch. What is
+    further out has called this package, and counts only where it is itself such code, as a forward between partitions.
+    """
+    frames = [(frame.filename, frame.lineno or 0, frame.line or "") for frame in traceback.extract_stack()[:-1]]
+    ours = [n for n, (file, _, _) in enumerate(frames) if file.startswith(_own_folders())]
+    runs = (_told(frames[since:until]) for since, until in reversed(list(itertools.pairwise(ours))))
+    return next(filter(None, runs), "an unknown line")
 
 
 def user_line(error: BaseException) -> str:

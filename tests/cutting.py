@@ -38,7 +38,7 @@ def check(made: Workload, *marks: str) -> PartitionGraph:
     inputs, _ = made.make_batch(3, 1)
     torch.manual_seed(made.seed)
     model = made.model()
-    args, kwargs = call_arguments(pytree.tree_map(lambda leaf: leaf.clone(), inputs))
+    args, kwargs = call_arguments(pytree.tree_map_only(torch.Tensor, torch.clone, inputs))
     expected, found = model(*args, **kwargs), outputs(graph, inputs)
     one, other = pytree.tree_flatten(expected), pytree.tree_flatten(found)
     assert one[1] == other[1]

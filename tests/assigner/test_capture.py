@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import random
+import re
 import sys
 import threading
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from cutting import check, edges, of, outputs
 from torch import nn
-from workloads import WIDTH, Reference, graph_of, language, workload
+from workloads import WIDTH, Reference, graph_of, language, numbers, workload
 
 from assigner.errors import MarkingError
 from assigner.model.marking import Value, partition_graph
@@ -48,6 +50,48 @@ def test_in_place_modules_between_readers():
         return s.c(s.relu(y) + z)
 
     check(of(forward, relu=lambda: nn.ReLU(inplace=True)))
+
+
+def _beside_a_parameter(s, x, **rest):
+    return s.c(s.b(s.a(x)) + rest["shift"])
+
+
+def _alone(s, **rest):
+    return s.c(s.b(s.a(rest["x"])) + rest["shift"])
+
+
+def _never_read(s, x, **rest):
+    return s.c(s.b(s.a(x)))
+
+
+def _behind_all_others(s, x=None, *others, flag, unread, **rest):
+    return s.c(s.b(s.a(x)) * (1 + flag)) + rest["shift"]
+
+
+def _of_one_name(s, x, flag=False, **shift):
+    return s.c(s.b(s.a(x)) + shift["shift"] * flag)
+
+
+@pytest.mark.parametrize("forward", [_beside_a_parameter, _alone, _never_read, _behind_all_others, _of_one_name])
+def test_keywords_that_no_parameter_names(forward: Callable[..., Any]):
+    """Inputs may land in the `**kwargs` of the model's forward, whether read there or not, in any order."""
+
+    def batch(rows: int, generator: torch.Generator) -> Any:
+        x, y = numbers(rows, generator)
+        return {"shift": x.cos(), "flag": True, "x": x, "unread": [x > 0, 3]}, y
+
+    check(of(forward, batch=batch))
+
+
+def test_a_keyword_that_no_parameter_can_have():
+    """It is refused by its name."""
+
+    def batch(rows: int, generator: torch.Generator) -> Any:
+        x, y = numbers(rows, generator)
+        return {"x": x, "shift.x": x}, y
+
+    with pytest.raises(MarkingError, match=r"is given 'shift\.x', which is no name of a parameter"):
+        partition_graph(of(_never_read, batch=batch))
 
 
 def test_a_buffer_that_counts():
@@ -374,6 +418,35 @@ def test_gradients_of_what_another_partition_has_made(kind):
     if kind is Steep:
         check(of(whole, b=lambda: kind(WIDTH, WIDTH)))
         check(of(lambda s, x: s.b(s.a(x).detach().requires_grad_(), s.c(x)), b=lambda: kind(WIDTH, WIDTH)))
+
+
+INSTALLED = """
+import torch
+from torch import nn
+
+class Picky(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), x if x.sum() > 0 else None
+
+def forward(s, x):
+    x = s.a(x)
+    slope, = torch.autograd.grad(x.sum(), x)
+    return s.c(s.b(x + slope))
+"""
+
+
+def test_a_refusal_of_an_installed_packages_code_has_its_line(tmp_path, monkeypatch):
+    """Not the user's line that has called the pipeline, nor that of the script which has started the program."""
+    file = tmp_path / "site-packages" / "installed_net.py"
+    file.parent.mkdir()
+    file.write_text(INSTALLED)
+    monkeypatch.syspath_prepend(file.parent)
+    installed = importlib.import_module("installed_net")
+    picks, slopes = (f"at {re.escape(str(file))}:{n} " for n in (7, 11))
+    with pytest.raises(MarkingError, match=f"computes gradients between partitions, {slopes}"):
+        partition_graph(of(installed.forward))
+    with pytest.raises(MarkingError, match=f"decides what 'b' returns, {picks}"):
+        partition_graph(of(lambda s, x: s.b(s.a(x))[0], "a", "b", b=lambda: installed.Picky(WIDTH, WIDTH)))
 
 
 def test_outputs_that_hold_tensors_in_their_own_way():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import sysconfig
 import traceback
 
 import pytest
@@ -28,6 +29,16 @@ def test_a_package_is_named_where_nothing_else_can_be():
     """A model that is named on the line has no file of the user's."""
     assert user_place([(user_code.__globals__["__file__"], 1), (INSTALLED, 3), (torch.__file__, 4)]) == (INSTALLED, 3)
     assert user_place([(torch.__file__, 4)]) is None
+
+
+def test_a_console_script_is_none_of_the_users(tmp_path):
+    """Whoever starts one has not written it, nor has who starts it by a link; a script beside it is the user's."""
+    script = f"{sysconfig.get_path('scripts')}/assigner"
+    link = tmp_path / "assigner"
+    link.symlink_to(script)
+    assert user_place([(script, 8)]) is user_place([(str(link), 8)]) is None
+    assert user_place([(f"{script}.py", 8)]) == (f"{script}.py", 8)
+    assert user_place([(INSTALLED, 3), (script, 8)]) == (INSTALLED, 3)
 
 
 def test_an_error_raised_in_the_standard_library_is_the_callers():

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from foreign.case import case
 from torch import nn
 from torch.func import functional_call
-from workloads import WIDTH
+from workloads import WIDTH, numbers
 
 MARKS = ("first", "second", "last")
 
@@ -374,3 +374,14 @@ class Lists(Net):
 
     def middle(self, h):
         return self.second(h * self.scales["a"] + self.shifts[0]) * self.scales["b"] + self.shifts[1]
+
+
+def named_inputs(rows, generator):
+    x, y = numbers(rows, generator)
+    return {"x": x, "context": x.sin()}, y
+
+
+@case("an input that lands in **kwargs of the root's forward, and is read there", *MARKS, batch=named_inputs)
+class LandsInKwargs(Net):
+    def forward(self, x, **kwargs):
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)) + kwargs["context"])))

@@ -113,6 +113,7 @@ DAILY = frozenset(
         # calls
         "functional_call of a marked module with its own weights scaled",
         "a marked layer's weight read by the root",
+        "an input that lands in **kwargs of the root's forward, and is read there",
         "overridden train at the root that switches a flag read at the root",
         "LoRA merged into the weight by eval and taken out by train",
         "a custom operator that writes its argument, on a value without gradient",

@@ -5,7 +5,6 @@ from __future__ import annotations
 REFUSALS = {
     "blind: a loop over the rows of the batch": "one number of rows",
     "blind: a loop over the rows, each by itself, in a marked module": "one number of rows|rows",
-    "blind: **kwargs in the root's forward, a dict as batch": "cannot be traced",
     "blind: AdaIN in MUNIT's way: the root assigns a hidden value to a marked module": "is set from outside",
     "blind: BatchNorm put in eval by the root's forward": "is set from outside",
     "blind: Perceiver: latents repeated over the batch, cross-attention with einsum": "called again",

@@ -6,9 +6,7 @@ It sees nothing of it, unless it asked for it.
 from __future__ import annotations
 
 import contextlib
-import sys
 from dataclasses import dataclass
-from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -22,7 +20,7 @@ from assigner.errors import UsageError
 from assigner.model.deferred.draws import BuilderError, Draws
 from assigner.model.deferred.mutation import written_tensors
 from assigner.model.deferred.replay import Call, Replay, View
-from assigner.usercode import user_line
+from assigner.usercode import running_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,7 +188,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in _tensors(tree):
             if is_meta(tensor) and _storage(tensor) not in self.storages:
                 self.meta.add(_storage(tensor))
-                self.keep(_Unseen(where or f"at {_line_now()}"), (), {}, tensor, written=[], is_random=False)
+                self.keep(_Unseen(where or f"at {running_line()}"), (), {}, tensor, written=[], is_random=False)
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values that the builder asks for, worked out from the calls so far; no draw may be among them."""
@@ -313,16 +311,6 @@ def _on_ones(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             torch.Tensor, lambda each: torch.ones(each.shape, dtype=each.dtype, device="cpu"), words
         )
         return func(**pytree.tree_map_only(torch.Generator, lambda _: None, ones))
-
-
-def _line_now() -> str:
-    """The user's line that is running."""
-    trace: TracebackType | None = None
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        trace = TracebackType(trace, frame, frame.f_lasti, frame.f_lineno)
-        frame = frame.f_back
-    return user_line(Exception().with_traceback(trace))
 
 
 def _index(index: Any) -> Any:

@@ -29,6 +29,7 @@ from assigner.model.marking.domain import Domain, find_domain, input_key, input_
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions
+from assigner.model.marking.keywords import named_keywords
 from assigner.model.marking.modules import opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone
 from assigner.model.marking.observation import LearntCall, ValueDependence
@@ -299,7 +300,8 @@ def _export(
     calls, watched = replaced(opaque, anchor), caught.active()
     kept = Memento(model.named_modules()).put_back()  # torch.export gives modules copies of their lists and dicts
     ready = fake_tensors(model, mode), _given_momenta(model), _symbolic_lengths(model)
-    with kept, ready[0], ready[1], ready[2], calls, watched, mode, casting(autocast, "cpu"):
+    named = named_keywords(model, args, kwargs)
+    with kept, ready[0], ready[1], ready[2], named, calls, watched, mode, casting(autocast, "cpu"):
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
         if caught.changes:
