@@ -26,7 +26,7 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def user_place(places: Sequence[tuple[str, int]]) -> tuple[str, int] | None:
-    """The innermost place in the user's code: no file of Python, of this package, or of an installed one and its script.
+    """The innermost place in the user's code: no file of Python, of this package, of an installed one or its script.
 
     Args:
         places: File and line of each frame, the innermost last.

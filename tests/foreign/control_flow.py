@@ -225,3 +225,22 @@ class Numbered(Net):
     def middle(self, h):
         made, number = self.second(h)
         return made * number
+
+
+class Checked(Asking):
+    """Ends where a value is no number, as routers of experts do."""
+
+    def forward(self, h):
+        made = nn.functional.linear(h, self.weight)
+        if made.isnan().any():
+            raise ValueError("no number")
+        return made
+
+
+@case("inside a partition: a submodule raises at a value", *MARKS)
+class Raises(Net):
+    def make(self):
+        return nn.Sequential(nn.Sequential(Checked()), nn.Tanh())
+
+    def middle(self, h):
+        return self.second(h)

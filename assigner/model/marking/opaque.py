@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -370,9 +371,15 @@ class OpaqueCalls:
 
 @contextlib.contextmanager
 def _inner() -> Iterator[None]:
+    """The block runs within an opaque call.
+
+    Torch's own call of modules: export's keeps a stack of those that run, and one that raises, as a way may that no
+    value takes, would stay on it.
+    """
     _session.depth += 1
     try:
-        yield
+        with mock.patch.object(nn.Module, "__call__", nn.Module._wrapped_call_impl):
+            yield
     finally:
         _session.depth -= 1
 
