@@ -133,12 +133,19 @@ def test_what_leads_to_nothing_copied_stays_the_same_object():
     assert made.number is module.number
 
 
-def test_a_function_that_leads_to_another_part():
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("function", lambda other: lambda: other.bias),
+        ("method", lambda other: other.forward),
+        ("ReferenceType", weakref.ref),
+    ],
+)
+def test_what_leads_to_another_part(kind, make):
     """It is refused, with both names."""
     model = nn.Sequential(Held(), nn.Linear(2, 2))
-    other = model[1]
-    model[0].read = lambda: other.bias
-    with pytest.raises(UsageError, match=r"0\.read \(function\) leads to '1', which is no part of '0'"):
+    model[0].read = make(model[1])
+    with pytest.raises(UsageError, match=rf"0\.read \({kind}\) leads to '1', which is no part of '0'"):
         own_copy("0", model[0], model, {})
 
 

@@ -192,20 +192,19 @@ class _Atoms:
         Raises:
             UsageError: it leads to another part of the model.
         """
-        if isinstance(atom, weakref.ref):
-            return self._is_copied(atom())
-        seen = {id(atom)}
-        waiting, found = deque(_parts_of(place, atom)), False
+        seen = set[int]()
+        waiting, found = deque([(place, atom)]), False
         while waiting:
             inner, value = waiting.popleft()
-            if isinstance(value, _LEAVES) or id(value) in seen:
+            target = value() if isinstance(value, weakref.ref) else value  # it holds no copy: what does is met itself
+            if isinstance(target, _LEAVES) or id(value) in seen:
                 continue
             seen.add(id(value))
-            if self._is_copied(value) or (isinstance(value, weakref.ref) and self._is_copied(value())):
+            if self._is_copied(target):
                 found = True
-            elif isinstance(value, nn.Module) and id(value) in self._names:
+            elif isinstance(target, nn.Module) and id(target) in self._names:
                 raise UsageError(
-                    f"{place} ({type(atom).__name__}) leads to {self._names[id(value)] or 'the whole model'!r}, which"
+                    f"{place} ({type(atom).__name__}) leads to {self._names[id(target)] or 'the whole model'!r}, which"
                     f" is no part of {self._part.key!r}: on another worker it would be another one",
                     hint="give what it reads as an argument of the module's forward, or mark a larger module that"
                     " contains both",
@@ -216,7 +215,10 @@ class _Atoms:
 
 
 def _walk(started: Iterable[_Found], seen: set[int], known: Mapping[int, Any]) -> Iterator[_Found]:
-    """What a deep copy meets, each object once; it looks into no atom, and at nothing that has a place in its memo."""
+    """What a deep copy meets, each object once; it looks into no atom, and at nothing that has a place in its memo.
+
+    It copies a bound method with its object. That of a module is an atom here: it may be of another part of the model.
+    """
     waiting = deque(started)
     while waiting:
         place, value = waiting.popleft()
@@ -224,13 +226,16 @@ def _walk(started: Iterable[_Found], seen: set[int], known: Mapping[int, Any]) -
             continue
         seen.add(id(value))
         yield place, value
-        if isinstance(value, types.MethodType) or type(value) not in _MAKERS:
+        is_atom = type(value) in _MAKERS
+        if not is_atom or (isinstance(value, types.MethodType) and not isinstance(value.__self__, nn.Module)):
             waiting += _parts_of(place, value)
 
 
 def _parts_of(place: Place, value: Any) -> list[_Found]:
     if isinstance(value, _OF_C):
         return [(place, value.__self__)]
+    if isinstance(value, weakref.ref):
+        return [(place, value.__callback__)]
     found = [*parts_of(place, value)]
     if isinstance(value, defaultdict):
         found.append((place.attribute("default_factory"), value.default_factory))
