@@ -7,7 +7,6 @@ is said of gradients, of updates and of rematerialisation.
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +19,7 @@ from assigner.model.marking.casting import casting
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
 from assigner.model.marking.modules import opaque_modules
+from assigner.model.marking.owncopies import own_copy
 from assigner.model.marking.writing import StepStores
 from assigner.usercode import user_code
 from assigner.verification.comparing import Difference, Moment, difference
@@ -72,7 +72,7 @@ def _leaves(outputs: Any) -> dict[str, torch.Tensor]:
 def _streamed(exercise: Exercise, cut: MicroBatch) -> Any:
     """The outputs of the model itself."""
     deferred = exercise.graph.deferred
-    model = copy.deepcopy(deferred.model)
+    model = own_copy("", deferred.model, deferred.model, {})
     names = opaque_modules(model, exercise.graph.marks)
     inside = tuple(f"{name}." for name in names)
     _put(model, deferred.materialise(name for name in deferred.tensors() if not name.startswith(inside)))

@@ -277,3 +277,34 @@ class Removed(Net):
         if h.requires_grad:
             h.register_hook(lambda gradient: gradient * 100).remove()
         return self.last(torch.tanh(self.second(h)))
+
+
+class Counted(nn.Linear):
+    """A forward hook that closes over the module counts its forwards; a table of functions that do reads that."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.inner, self.calls = nn.Linear(*sizes), 0
+
+        def count(module, args, output):
+            self.calls += 1
+
+        self.inner.register_forward_hook(count)
+        self.ways = {"damped": lambda y: self.inner(y) / self.calls}
+
+    def forward(self, x):
+        return self.ways["damped"](super().forward(x))
+
+
+@case("a hook that closes over its module, in a marked module", *MARKS, inherent=True)
+class HookOverSelf(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = Counted(WIDTH, WIDTH)
+
+
+@case("a hook on a marked module that reads an attribute of the root", *MARKS, refusal="leads to")
+class HookOverRoot(Net):
+    def __init__(self):
+        super().__init__()
+        self.first.register_forward_hook(lambda module, args, output: output * 2 if self.training else output)

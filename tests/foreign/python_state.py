@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import random
+import weakref
 
 import numpy as np
 import torch
@@ -423,3 +425,43 @@ class Scaled(nn.Linear):
 
     def forward(self, x):
         return super().forward(x / self.weight.width_mult)
+
+
+@inside("a list's bound append", inherent=True)
+class Noted(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.seen = []
+        self.note = self.seen.append
+
+    def forward(self, x):
+        self.note(x.shape[0])
+        return super().forward(x) / len(self.seen)
+
+
+@inside("a weak reference to the module that holds it", inherent=True)
+class Child(nn.Linear):
+    class Inner(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) / self.parent().steps
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.inner, self.steps = self.Inner(*sizes), 0
+        self.inner.parent = weakref.ref(self)
+
+    def forward(self, x):
+        self.steps += 1
+        return self.inner(super().forward(x))
+
+
+@inside("a function that closes over an attribute that forward moves", inherent=True)
+class Damped(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.steps = 0
+        self.damp = functools.partial(lambda factor, y: y / (1 + factor * self.steps), 0.5)
+
+    def forward(self, x):
+        self.steps += 1
+        return self.damp(super().forward(x))

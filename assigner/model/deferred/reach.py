@@ -122,6 +122,8 @@ class _Extent(NamedTuple):
     top: Top
 
 
+_HELD_ALONE = _Extent(_HOOKS, parameters=True, plain=False, top="whole")
+
 _Found = tuple[Place, Any]
 
 
@@ -182,6 +184,13 @@ def reach(
                 parts = _parts(kind)
                 if parts is not None:
                     queue.extend(parts(place, value, extent))
+
+
+def parts_of(place: Place, value: Any) -> Iterable[_Found]:
+    """What an object leads to by what it holds itself, not by the names of files; a module's parameters too."""
+    kind: type = type(value)
+    parts = _parts(kind)
+    return () if parts is None else parts(place, value, _HELD_ALONE)
 
 
 def files_of(kinds: Iterable[type]) -> list[str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from assigner.errors import UsageError
 from assigner.model.deferred import slot_of
 from assigner.model.deferred.memento import Memento
+from assigner.model.marking.owncopies import own_copy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +34,7 @@ def build_module(
     root.update({name: tensors[name] for name in piece.state})
     for node in piece.graph.nodes:
         if node.op == "call_module":
-            root[str(node.target)] = _own_copy(deferred, str(node.target))
+            root[str(node.target)] = _copied(deferred, str(node.target), tensors)
     for name in piece.state:
         owner = next((each for each in root if name.startswith(each + ".")), None)
         if owner is not None:
@@ -45,41 +43,21 @@ def build_module(
     return _assemble(root, piece, device)
 
 
-def _own_copy(deferred: DeferredModel, name: str) -> nn.Module:
+def _copied(deferred: DeferredModel, name: str, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
     """A submodule of the pipeline's own, with the objects of the script's that it holds.
 
     A tensor that was computed and is kept as an attribute, as old weight_norm's `weight`, is made anew in forward:
     torch copies none that has a graph.
 
     Raises:
-        UsageError: Python copies no object of a kind that it holds.
+        UsageError: Python copies no object of a kind that it holds, or it leads to other parts of the model.
     """
     module = deferred.model.get_submodule(name)
     computed = [each for each in Memento(module.named_modules()).tensors if each.grad_fn is not None]
-    memo = {**deferred.outside, **{id(each): each.detach() for each in computed}}
-    try:
-        return copy.deepcopy(module, dict(memo))
-    except (TypeError, PicklingError) as error:
-        if (place := _uncopied(module, name, memo)) is None:
-            raise
-        raise UsageError(
-            f"{place} cannot be copied, and each partition has its own copy of its modules: {error}",
-            hint="make it in forward, or keep it outside of the module, or give its class a __deepcopy__",
-        ) from error
-
-
-def _uncopied(module: nn.Module, name: str, memo: Mapping[int, Any]) -> str | None:
-    """The first attribute of a module's own, or of one within it, that cannot be copied, and its type, in words."""
-    of_torch = vars(nn.Module())
-    for inner, each in module.named_modules(prefix=name):
-        for key, value in vars(each).items():
-            if key in of_torch:
-                continue
-            try:
-                copy.deepcopy(value, dict(memo))
-            except (TypeError, PicklingError):
-                return f"attribute {key!r} of module {inner!r} ({type(value).__name__})"
-    return None
+    built = deferred.tensors()
+    known = {**deferred.outside, **{id(each): each.detach() for each in computed}}
+    known |= {id(built[each]): tensor for each, tensor in tensors.items()}
+    return own_copy(name, module, deferred.model, known)
 
 
 def around_module(module: fx.GraphModule, piece: Piece, device: torch.device) -> fx.GraphModule:

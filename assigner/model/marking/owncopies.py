@@ -1,0 +1,242 @@
+"""Copies of modules, with what `copy.deepcopy` takes for atoms: functions, bound methods of C's, weak references.
+
+    self.lin.register_forward_hook(count)      count closes over self: a deep copy's hook would count on in the original
+    self.note = self.seen.append               the original's list
+    self.lin.parent = weakref.ref(self)        the original itself
+
+Where such an atom leads to something that is copied, a new one takes its place that leads to the copy. All others stay
+the objects that they are. `deepcopy` looks into its memo before it looks at an object's type: this memo makes the copy
+of an atom when it is asked for it, so atoms in cycles find what has been copied of these so far.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+import types
+import weakref
+from collections import defaultdict, deque
+from pickle import PicklingError
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from assigner.errors import UsageError
+from assigner.model.deferred.contents import ATOMS
+from assigner.model.deferred.reach import MODULE, Names, Place, parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+_LEAVES = (*ATOMS, type, types.ModuleType, enum.Enum, Names)
+_FROZEN = (tuple, frozenset)
+_OF_C = (types.BuiltinMethodType, types.MethodWrapperType)
+_UNCOPIED = (TypeError, PicklingError, RecursionError)
+
+_Found = tuple[Place, Any]
+
+
+def own_copy(name: str, module: nn.Module, model: nn.Module, known: Mapping[int, Any]) -> nn.Module:
+    """A deep copy of a model, or of a part of it.
+
+    Args:
+        name: Of the part; empty: the model.
+        module: The part.
+        model: What it is a part of.
+        known: What stands for some objects in the copy, by their ids.
+
+    Raises:
+        UsageError: Python copies no object of a kind that it holds; or a function that it holds leads to another part
+            of the model, or to the original, for what holds it has a way of its own to be copied.
+    """
+    place = Place(MODULE, name or type(model).__name__)
+    atoms = _Atoms(place, module, model, known)
+    try:
+        made = copy.deepcopy(module, OwnCopies(known, atoms.chosen))
+    except _UNCOPIED as error:
+        if (uncopied := _uncopied(name, module, known, atoms.chosen)) is None:
+            raise
+        raise UsageError(
+            f"{uncopied} cannot be copied, and each partition has its own copy of its modules: {error}",
+            hint="make it in forward, or keep it outside of the module, or give its class a __deepcopy__",
+        ) from error
+    for inner, value in _walk([(place, made)], set(), known):
+        if id(value) in atoms.chosen:
+            raise UsageError(
+                f"{inner} ({type(value).__name__}) cannot be copied, and each partition has its own copy of its"
+                " modules: the copy's would lead to the builder's objects",
+                hint="make it a method of the module, or give it what it needs as arguments",
+            )
+    return made
+
+
+def _uncopied(name: str, module: nn.Module, known: Mapping[int, Any], atoms: Mapping[int, Any]) -> str | None:
+    """The first attribute of a module's own, or of one within it, that cannot be copied, and its type, in words."""
+    modules = {id(each): each for each in module.modules()}
+    for inner, each in module.named_modules(prefix=name):
+        for key, value in vars(each).items():
+            if key in ("_parameters", "_buffers", "_modules"):
+                continue
+            try:
+                copy.deepcopy(value, OwnCopies({**known, **modules}, atoms))
+            except _UNCOPIED:
+                return f"attribute {key!r} of module {inner!r} ({type(value).__name__})"
+    return None
+
+
+class OwnCopies(dict[int, Any]):
+    """A memo for `copy.deepcopy` that makes copies of atoms.
+
+    Args:
+        known: What stands for some objects in the copy, by their ids.
+        atoms: Those to copy, by their ids.
+    """
+
+    def __init__(self, known: Mapping[int, Any], atoms: Mapping[int, Any]) -> None:
+        super().__init__(known)
+        self.atoms = atoms
+
+    def get(self, key: int, default: Any = None) -> Any:
+        """What stands for an object in the copy; of an atom, it is made now."""
+        if key not in self and key in self.atoms:
+            atom = self.atoms[key]
+            made = _MAKERS[type(atom)](self, atom)
+            self.setdefault(key, made)  # a function is there already, for what it closes over may lead to it
+        return super().get(key, default)
+
+    def _copied(self, value: Any) -> Any:
+        return copy.deepcopy(value, self)
+
+    def _function(self, atom: types.FunctionType) -> types.FunctionType:
+        cells = atom.__closure__ or ()
+        own = tuple(self.setdefault(id(cell), types.CellType()) for cell in cells)
+        made = types.FunctionType(atom.__code__, atom.__globals__, closure=own or None)
+        functools.update_wrapper(made, atom, updated=())
+        del made.__wrapped__  # type: ignore[attr-defined]
+        self[id(atom)] = made
+        for cell, old in zip(own, cells, strict=True):
+            if old != types.CellType() and cell == types.CellType():
+                cell.cell_contents = self._copied(old.cell_contents)
+        made.__defaults__, made.__kwdefaults__ = self._copied(atom.__defaults__), self._copied(atom.__kwdefaults__)
+        made.__dict__.update(self._copied(atom.__dict__))
+        return made
+
+    def _method(self, atom: types.MethodType) -> types.MethodType:
+        return types.MethodType(self._copied(atom.__func__), self._copied(atom.__self__))
+
+    def _method_of_c(self, atom: types.BuiltinMethodType) -> Any:
+        return getattr(self._copied(atom.__self__), atom.__name__)
+
+    def _cached(self, atom: Any) -> Any:
+        """An `lru_cache` of its own, empty as one is at first."""
+        return functools.lru_cache(**atom.cache_parameters())(self._copied(atom.__wrapped__))
+
+    def _reference(self, atom: weakref.ref[Any]) -> weakref.ref[Any]:
+        return type(atom)(self._copied(atom()), self._copied(atom.__callback__))
+
+
+_MAKERS: dict[type, Callable[[OwnCopies, Any], Any]] = {
+    types.FunctionType: OwnCopies._function,
+    types.MethodType: OwnCopies._method,
+    types.BuiltinMethodType: OwnCopies._method_of_c,
+    functools._lru_cache_wrapper: OwnCopies._cached,
+    weakref.ref: OwnCopies._reference,
+}
+
+
+class _Atoms:
+    """Finds the atoms to copy.
+
+    Args:
+        place: Of the part.
+        module: A part of a model.
+        model: That.
+        known: What is in the memo.
+
+    Attributes:
+        chosen: By id, those that lead to something that is copied, or that is shared with such a one.
+    """
+
+    def __init__(self, place: Place, module: nn.Module, model: nn.Module, known: Mapping[int, Any]) -> None:
+        self.chosen: dict[int, Any] = {}
+        self._known, self._part = known, place
+        self._names = {id(each): name for name, each in model.named_modules()}
+        self._copied: set[int] = set()
+        self._met: list[_Found] = []
+        self._add([(place, module)])
+        grows = True
+        while grows:
+            grows = False
+            for inner, atom in [each for each in self._met if id(each[1]) not in self.chosen]:
+                if self._leads_to_copied(inner, atom):
+                    self.chosen[id(atom)] = atom
+                    self._add(_parts_of(inner, atom))
+                    grows = True
+
+    def _add(self, started: Iterable[_Found]) -> None:
+        """What is reached without atoms is copied."""
+        for place, value in _walk(started, self._copied, self._known):
+            if type(value) in _MAKERS:
+                self._met.append((place, value))
+
+    def _is_copied(self, value: Any) -> bool:
+        if type(value) in _MAKERS:
+            return id(value) in self.chosen
+        is_other = id(value) in self._known and self._known[id(value)] is not value
+        return (id(value) in self._copied or is_other) and not isinstance(value, _FROZEN)
+
+    def _leads_to_copied(self, place: Place, atom: Any) -> bool:
+        """By itself, or by other atoms.
+
+        Raises:
+            UsageError: it leads to another part of the model.
+        """
+        seen = set[int]()
+        waiting, found = deque([(place, atom)]), False
+        while waiting:
+            inner, value = waiting.popleft()
+            target = value() if isinstance(value, weakref.ref) else value  # it holds no copy: what does is met itself
+            if isinstance(target, _LEAVES) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if self._is_copied(target):
+                found = True
+            elif isinstance(target, nn.Module) and id(target) in self._names:
+                raise UsageError(
+                    f"{place} ({type(atom).__name__}) leads to {self._names[id(target)] or 'the whole model'!r}, which"
+                    f" is no part of {self._part.key!r}: on another worker it would be another one",
+                    hint="give what it reads as an argument of the module's forward, or mark a larger module that"
+                    " contains both",
+                )
+            elif id(value) not in self._known:
+                waiting += _parts_of(inner, value)
+        return found
+
+
+def _walk(started: Iterable[_Found], seen: set[int], known: Mapping[int, Any]) -> Iterator[_Found]:
+    """What a deep copy meets, each object once; it looks into no atom, and at nothing that has a place in its memo.
+
+    It copies a bound method with its object. That of a module is an atom here: it may be of another part of the model.
+    """
+    waiting = deque(started)
+    while waiting:
+        place, value = waiting.popleft()
+        if isinstance(value, _LEAVES) or id(value) in seen or id(value) in known:
+            continue
+        seen.add(id(value))
+        yield place, value
+        is_atom = type(value) in _MAKERS
+        if not is_atom or (isinstance(value, types.MethodType) and not isinstance(value.__self__, nn.Module)):
+            waiting += _parts_of(place, value)
+
+
+def _parts_of(place: Place, value: Any) -> list[_Found]:
+    if isinstance(value, _OF_C):
+        return [(place, value.__self__)]
+    if isinstance(value, weakref.ref):
+        return [(place, value.__callback__)]
+    found = [*parts_of(place, value)]
+    if isinstance(value, defaultdict):
+        found.append((place.attribute("default_factory"), value.default_factory))
+    return found
