@@ -326,3 +326,19 @@ class SharedNorm(Net):
         super().__init__()
         norm = nn.BatchNorm1d(WIDTH)
         self.first, self.second = self.Layer(norm), self.Layer(norm)
+
+
+@case("an activation that counts its calls, in a marked encoder layer of torch's", *MARKS, inherent=True)
+class CountingActivation(Net):
+    class Activation:
+        calls = 0
+
+        def __call__(self, x):
+            self.calls += 1
+            return x.relu() / self.calls
+
+    def make(self):
+        return nn.TransformerEncoderLayer(WIDTH, 1, WIDTH, 0.0, self.Activation(), batch_first=True)
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x)[:, None])[:, 0])

@@ -402,7 +402,7 @@ def _of_object(place: Place, value: Any, _: _Extent) -> list[_Found]:
 
 
 def attributes_of(module: nn.Module, plain: bool = False) -> dict[str, Any]:
-    """The attributes of a module beside those that each has; torch's own modules have none that anybody changes.
+    """The attributes of a module beside those that each has; of torch's own, of those that are given something to call.
 
     Args:
         module: Without submodules.
@@ -411,11 +411,12 @@ def attributes_of(module: nn.Module, plain: bool = False) -> dict[str, Any]:
     kind, space = type(module), module.__dict__
     if not plain and _PLAIN.get(kind) == len(space) and not any(space[hooks] for hooks in _HOOKS):
         return {}
-    if kind.__module__.startswith("torch.nn.modules."):
-        _PLAIN[kind] = min(len(space), _PLAIN.get(kind, len(space)))
-    return {
+    found = {
         name: value for name, value in space.items() if name not in STANDARD and (plain or type(value) not in ATOMS)
     }
+    if kind.__module__.startswith("torch.nn.modules.") and not any(map(callable, found.values())):
+        _PLAIN[kind] = min(len(space), _PLAIN.get(kind, len(space)))
+    return found
 
 
 @functools.cache

@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from assigner.errors import UsageError
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
+from assigner.model.deferred.reach import is_users, reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -351,7 +352,8 @@ def changeable_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def has_user_code(module: nn.Module) -> bool:
-    """True if a class or a hook runs in a module that is not torch's own."""
+    """True if a class, a hook or a function runs in a module that is not torch's own: a layer may be given one."""
+    layers = [(name, each) for name, each in module.named_modules() if not isinstance(each, fx.GraphModule)]
     return any(
         not type(each).__module__.startswith("torch.")
         or each._forward_pre_hooks
@@ -360,6 +362,9 @@ def has_user_code(module: nn.Module) -> bool:
         or each._backward_hooks
         or "forward" in each.__dict__
         for each in module.modules()
+    ) or any(
+        callable(each) and isinstance(of := getattr(each, "__module__", None), str) and is_users(of)
+        for _, each in reach({}, layers)
     )
 
 
