@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import random
 
@@ -14,6 +15,7 @@ from torch import nn
 from workloads import WIDTH, workload
 
 MARKS = ("first", "second", "last")
+STEP = contextvars.ContextVar("step", default=0)
 STATE = "state|counter|attribute|changes|between two|python|random"
 
 
@@ -342,3 +344,19 @@ class CountingActivation(Net):
 
     def forward(self, x):
         return self.last(self.second(self.first(x)[:, None])[:, 0])
+
+
+@case("a context variable that the last marked module counts in", *MARKS, inherent=True, refusal="sets the context")
+class ContextCounter(Net):
+    class Layer(nn.Linear):
+        def __init__(self):
+            super().__init__(WIDTH, 1)
+
+        def forward(self, x):
+            STEP.set(STEP.get() + 1)
+            return super().forward(x) / STEP.get()
+
+    def __init__(self):
+        super().__init__()
+        STEP.set(0)
+        self.last = self.Layer()
