@@ -257,6 +257,48 @@ def test_a_write_that_begins_late(kind, name, remat):
         assert reference.distance(pipeline.state_dict().items()) < EXACT
 
 
+class LateStatistics(nn.Linear):
+    """Begins in its second forward to move running statistics that are no BatchNorm's."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.calls = 0
+        self.register_buffer("mean", torch.zeros(WIDTH, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(WIDTH, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        made = super().forward(x)
+        return F.batch_norm(made, self.mean, self.variance, training=True) if self.calls > 1 else made
+
+
+class LateInstances(LateStatistics):
+    """An InstanceNorm that begins to train, and counts no batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(WIDTH, track_running_stats=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        made = nn.Linear.forward(self, x)
+        return self.norm.train(self.calls > 1)(made.T[None])[0].T
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("kind", [LateStatistics, LateInstances])
+def test_statistics_that_begin_late_and_that_nothing_counts(kind, micro_batches):
+    """Recomputes move them no further."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), kind(), nn.Linear(WIDTH, 1)))
+    found = []
+    for remat in ("never", "always"):
+        plan = make_plan(made, micro_batches=micro_batches)
+        with pipeline_of(made, plan, remat=remat, batch_norm="micro_batch") as pipeline:
+            losses = [pipeline.step(made.make_batch(8, n)) for n in range(3)]
+            found.append((losses, [each.tolist() for each in pipeline.state_dict().values()]))
+    assert found[0] == found[1]
+
+
 class Remembering(nn.Module):
     """A loss that weighs by how often it was called, and by a mean that it moves."""
 
