@@ -409,6 +409,36 @@ def test_a_subclass_in_a_compiled_partition(kind):
     assert kind is Counting or found[0] == pytest.approx(found[1], rel=1e-12)
 
 
+class Assigning(nn.Module):
+    """Puts other running statistics in the places of its BatchNorm's, from some forward on."""
+
+    def __init__(self, first: int, *, frozen: bool = False) -> None:
+        super().__init__()
+        self.norm, self.first, self.frozen, self.calls = nn.BatchNorm1d(WIDTH), first, frozen, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        made = self.norm.train(self.training and not self.frozen)(x)
+        if self.calls >= self.first:
+            self.norm.running_mean = self.norm.running_mean * 0.5
+        return made
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_running_statistics_that_are_assigned(first):
+    """They would be moved with the rest at the step's end: refused, unless the module does not train."""
+    made = workload(lambda: nn.Sequential(Assigning(first), nn.Linear(WIDTH, 1)), rows=12)
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
+        for n in range(1, first):
+            pipeline.step(made.make_batch(12, n))
+        with pytest.raises(UsageError, match=r"partition '0' (uses|assigns) the running statistics of 0\.norm"):
+            pipeline.step(made.make_batch(12, first))
+    made = workload(lambda: nn.Sequential(Assigning(first, frozen=True), nn.Linear(WIDTH, 1)), rows=12)
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made, micro_batches=1), batch_norm="micro_batch") as pipeline:
+        assert_plain(made, reference, pipeline, (12, 10, 12))
+
+
 def test_what_cannot_run_is_refused():
     """SyncBatchNorm, a forward that was set on the object and an unknown choice are errors in words."""
     with pytest.raises(UsageError, match=r"0\.1 is a SyncBatchNorm.*other partitions"):

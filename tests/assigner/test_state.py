@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from changing_models import CHANGING, made_of, micro_batched, sharing, tied_and_renormed, tossing
 from kept import kept
 from torch import nn
 from workloads import WIDTH, Reference, graph_of, make_plan, pipeline_of, workload
 
 from assigner.errors import UsageError
-from assigner.runtime.forward.state import WrittenTensors
+from assigner.model.deferred.reach import reach
+from assigner.runtime.forward.state import WrittenTensors, has_user_code
 from assigner.runtime.stages.localpartitions import LocalPartitions
 
 if TYPE_CHECKING:
@@ -109,6 +112,28 @@ def test_an_attribute_that_python_does_not_copy():
     made = workload(lambda: nn.Sequential(nn.Sequential(nn.Tanh(), Iterating()), nn.Linear(WIDTH, 1)))
     with pytest.raises(UsageError, match=r"attribute 'rates' of module '0\.1' \(generator\) cannot be copied"):
         pipeline_of(made, make_plan(made))
+
+
+class Activation:
+    """Is called by a layer of torch's."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x.relu()
+
+
+@pytest.mark.parametrize(
+    ("activation", "is_users"),
+    [
+        (F.gelu, False), (partial(F.gelu, approximate="tanh"), False), (nn.ReLU(), False),
+        (Activation(), True), (lambda x: x.relu(), True), (partial(Activation().__call__), True),
+    ],
+)  # fmt: skip
+def test_what_a_layer_of_torchs_calls(activation, is_users):
+    """The user's code runs in a layer that was given some, and what it may change is met: each time."""
+    layer = nn.TransformerEncoderLayer(WIDTH, 1, WIDTH, activation=activation)
+    for _ in range(2):
+        assert has_user_code(layer) == is_users
+        assert any(each is activation for _, each in reach({}, layer.named_modules()))
 
 
 @pytest.mark.parametrize("name", ["Assigned", "Lazy", "InPlace"])
@@ -230,6 +255,48 @@ def test_a_write_that_begins_late(kind, name, remat):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
         assert reference.distance(pipeline.state_dict().items()) < EXACT
+
+
+class LateStatistics(nn.Linear):
+    """Begins in its second forward to move running statistics that are no BatchNorm's."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.calls = 0
+        self.register_buffer("mean", torch.zeros(WIDTH, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(WIDTH, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        made = super().forward(x)
+        return F.batch_norm(made, self.mean, self.variance, training=True) if self.calls > 1 else made
+
+
+class LateInstances(LateStatistics):
+    """An InstanceNorm that begins to train, and counts no batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(WIDTH, track_running_stats=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        made = nn.Linear.forward(self, x)
+        return self.norm.train(self.calls > 1)(made.T[None])[0].T
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("kind", [LateStatistics, LateInstances])
+def test_statistics_that_begin_late_and_that_nothing_counts(kind, micro_batches):
+    """Recomputes move them no further."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), kind(), nn.Linear(WIDTH, 1)))
+    found = []
+    for remat in ("never", "always"):
+        plan = make_plan(made, micro_batches=micro_batches)
+        with pipeline_of(made, plan, remat=remat, batch_norm="micro_batch") as pipeline:
+            losses = [pipeline.step(made.make_batch(8, n)) for n in range(3)]
+            found.append((losses, [each.tolist() for each in pipeline.state_dict().values()]))
+    assert found[0] == found[1]
 
 
 class Remembering(nn.Module):

@@ -251,6 +251,23 @@ class Batch(Two):
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
 
 
+@case("BatchNorm whose running mean its parent assigns", *MARKS, inherent=True, refusal="assigns the running stat")
+class Halving(Two):
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(WIDTH)
+
+        def forward(self, x):
+            made = self.norm(x)
+            if self.training:
+                self.norm.running_mean = self.norm.running_mean * 0.5
+            return made
+
+    def make(self):
+        return self.Normed()
+
+
 @case("BatchNorm, unmarked", "first", "last", inherent=True)
 class UnmarkedBatch(Two):
     def make(self):

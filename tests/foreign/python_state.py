@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import itertools
 import random
@@ -18,6 +19,7 @@ from torch import nn
 from workloads import WIDTH, workload
 
 MARKS = ("first", "second", "last")
+STEP = contextvars.ContextVar("step", default=0)
 STATE = "state|counter|attribute|changes|between two|python|random"
 
 
@@ -465,3 +467,35 @@ class Damped(nn.Linear):
     def forward(self, x):
         self.steps += 1
         return self.damp(super().forward(x))
+
+
+@case("an activation that counts its calls, in a marked encoder layer of torch's", *MARKS, inherent=True)
+class CountingActivation(Net):
+    class Activation:
+        calls = 0
+
+        def __call__(self, x):
+            self.calls += 1
+            return x.relu() / self.calls
+
+    def make(self):
+        return nn.TransformerEncoderLayer(WIDTH, 1, WIDTH, 0.0, self.Activation(), batch_first=True)
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x)[:, None])[:, 0])
+
+
+@case("a context variable that the last marked module counts in", *MARKS, inherent=True, refusal="sets the context")
+class ContextCounter(Net):
+    class Layer(nn.Linear):
+        def __init__(self):
+            super().__init__(WIDTH, 1)
+
+        def forward(self, x):
+            STEP.set(STEP.get() + 1)
+            return super().forward(x) / STEP.get()
+
+    def __init__(self):
+        super().__init__()
+        STEP.set(0)
+        self.last = self.Layer()

@@ -416,7 +416,7 @@ def _of_object(place: Place, value: Any, _: _Extent) -> list[_Found]:
 
 
 def attributes_of(module: nn.Module, plain: bool = False) -> dict[str, Any]:
-    """The attributes of a module beside those that each has; torch's own modules have none that anybody changes.
+    """The attributes of a module beside those that each has; of torch's own, of those that are given something to call.
 
     Args:
         module: Without submodules.

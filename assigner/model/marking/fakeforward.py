@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import operator
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,15 +87,6 @@ def tensor_ids(inside: Named) -> list[int]:
     """Which tensors are the parameters and buffers of some modules."""
     return [id(tensor) for _, module in inside for held in (module._parameters, module._buffers)
             for tensor in held.values()]  # fmt: skip
-
-
-def ambient_values() -> dict[str, Any]:
-    """What a forward can be told beside its arguments: context variables, the environment, torch's default type."""
-    found: dict[str, Any] = {
-        f"context variable {each.name}": value for each, value in contextvars.copy_context().items()
-    }
-    found.update({f"environment variable {name}": sys.intern(value) for name, value in os.environ.items()})
-    return {**found, "torch's default type": torch.get_default_dtype()}
 
 
 def trained_names(inside: Named) -> set[str]:

@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from assigner.errors import MarkingError
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.marking.fakeforward import ambient_values, own_tensors, tensor_ids, trained_names
+from assigner.model.marking.fakeforward import own_tensors, tensor_ids, trained_names
 from assigner.model.marking.modules import modules_inside, modules_outside
+from assigner.model.marking.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
@@ -47,14 +48,14 @@ class Isolation:
         self._owners: dict[int, set[str]] = {}
         self._tensors: dict[str, list[int]] = {}
         self._trained: dict[str, set[str]] = {}
-        self._ambient: dict[str, Any] = {}
+        self._around = Surroundings()
         self._values: dict[str, Memento] = {}
 
     def begin(self) -> None:
         """The model's forward begins: what the modules are made of now is what they must be made of when called."""
         self._tensors = {name: tensor_ids(self.inside[name]) for name in self.names}
         self._trained = {name: trained_names(self.inside[name]) for name in self.names}
-        self._ambient = ambient_values()
+        self._around = Surroundings()
         self._values = {name: self.values_of(self.inside[name]) for name in self.names}
         around = modules_outside(self.model, self.names)
         self._owners = {}
@@ -77,19 +78,18 @@ class Isolation:
                 f"{name!r} is called with other weights than its own (functional_call, or weights that are set)",
                 hint="mark a larger module that contains the call, or give the weights as an argument of its forward",
             )
-        changed = [each.name for each in self._values[name].changes()]
+        changed = [f"attribute {each.name}" for each in self._values[name].changes()]
         fakes = [
-            f"{inner}.{key}"
+            f"attribute {inner}.{key}"
             for inner, module in self.inside[name]
             for key, value in module.__dict__.items()
             if isinstance(value, FakeTensor)
         ]
-        around = ambient_values()
-        changed += [key for key in {**self._ambient, **around} if around.get(key) is not self._ambient.get(key)]
+        changed += self._around.changes()
         changed += [f"requires_grad of {each!r}" for each in trained_names(self.inside[name]) ^ self._trained[name]]
         if changed or fakes:
             raise MarkingError(
-                f"attribute {(changed or fakes)[0]} is set from outside before {name!r} is called: the worker that runs"
+                f"{(changed or fakes)[0]} is set from outside before {name!r} is called: the worker that runs"
                 " it would not see that",
                 hint="give the value as an argument of the module's forward, or mark a larger module that contains"
                 " both",
@@ -110,19 +110,27 @@ class Isolation:
                     hint="give it as an argument of the module's forward, or register the same tensor on the module",
                 )
 
-    def check_shared(self, name: str, values: Memento, written: Container[int]) -> None:
+    def check_shared(self, name: str, values: Memento, written: Container[int], around: Surroundings) -> None:
         """What a partition's forward leaves in an object that others can reach would stay on its worker.
 
         Args:
             name: The partition.
             values: Before its forward.
             written: The storages that it has written.
+            around: Before its forward; put back.
 
         Raises:
-            MarkingError: it changes such an object, or a tensor at the top of a file.
+            MarkingError: it changes such an object, a tensor at the top of a file, or its surroundings.
         """
         if not name:
             return
+        if others := around.changes():
+            around.put_back()
+            raise MarkingError(
+                f"the forward of {name!r} sets {others[0]}: nobody can put that back when it runs again, and other"
+                " workers would not see it",
+                hint="keep it in a buffer or in an attribute of the module; or set it back before the forward ends",
+            )
         for where, tensor in values.beyond():
             if storage_of(tensor) in written:
                 raise MarkingError(

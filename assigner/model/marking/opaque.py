@@ -8,6 +8,7 @@ Python (counters, lists, generators) is taken back.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ from assigner.model.marking.isolation import Isolation, check_bare, check_plain
 from assigner.model.marking.leftovers import Leftovers
 from assigner.model.marking.modules import TOO_FEW_VALUES, modules_inside
 from assigner.model.marking.observation import RETURNED, CallEffects, LearntCall, ValueDependence
+from assigner.model.marking.surroundings import Surroundings
 from assigner.usercode import user_line
 
 
@@ -258,8 +260,8 @@ class OpaqueCalls:
                 return fresh_results(with_own_sizes(made), [*fakes, *own.values()])
             inner_args, inner_kwargs = fill(arguments, fakes, numbers)
             with _told(label), self._noticed(name, fakes):
-                effects, made, strange = self.examine(
-                    name, label, partial(forward, *inner_args, **inner_kwargs), fakes, environment
+                effects, made, strange = contextvars.copy_context().run(
+                    self.examine, name, label, partial(forward, *inner_args, **inner_kwargs), fakes, environment
                 )
             plain = plain_leaves(effects.results)
             if strange or any(isinstance(each, torch.SymFloat | torch.SymBool) for each in plain):
@@ -295,6 +297,8 @@ class OpaqueCalls:
     ) -> tuple[CallEffects, list[torch.Tensor], list[Any]]:
         """Run a forward and see what it does; what it leaves in Python and on its module is taken back.
 
+        It is called in a context of its own: no variable of that can be made one that was never set.
+
         Args:
             name: The module's name in the model; empty: it is no module.
             label: What is called, for people.
@@ -306,7 +310,7 @@ class OpaqueCalls:
             What it does; the tensors that it returned, and the symbolic sizes.
         """
         inside = self.isolation.inside.get(name, [])
-        values, draws = self.isolation.values_of(inside), GeneratorStates.now()
+        values, draws, around = self.isolation.values_of(inside), GeneratorStates.now(), Surroundings()
         own = own_tensors(inside)
         written: set[int] = set()
         differentiated: set[tuple[int, int]] = set()
@@ -333,7 +337,7 @@ class OpaqueCalls:
             return found
 
         def undo() -> None:
-            self.isolation.check_shared(name, values, written)
+            self.isolation.check_shared(name, values, written, around)
             self.leftovers.note(name, inside, values)
             values.restore()
             put_back(inside, own)

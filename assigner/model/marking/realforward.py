@@ -8,6 +8,7 @@ those that the builder gives, and the generators are seeded.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import random
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -124,7 +125,9 @@ class RealCalls(OpaqueCalls):
         given = [_as_in_training(each) for each in tensors]
         inner_args, inner_kwargs = fill(arguments, given)
         with self.holding(name):
-            effects, made, _ = self.examine(name, label, partial(forward, *inner_args, **inner_kwargs), given, None)
+            effects, made, _ = contextvars.copy_context().run(
+                self.examine, name, label, partial(forward, *inner_args, **inner_kwargs), given, None
+            )
         check_plain(label, plain_leaves(effects.results), "returns")
         if strange := next(
             (each for each in made if type(each) not in _DENSE or each.layout is not torch.strided), None

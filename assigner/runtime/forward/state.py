@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from assigner.errors import UsageError
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
+from assigner.model.deferred.reach import is_users, reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -188,6 +189,7 @@ class PartitionState:
         self.writes: dict[int, torch.Tensor] = {}
         self._written_slots: set[tuple[int, str]] = set()
         self._loose: dict[int, torch.Tensor] = {}
+        self._silent: dict[int, torch.Tensor] = {}
 
     def begin(self, *, runs_again: bool) -> ForwardStart:
         """A forward in training comes next.
@@ -201,7 +203,7 @@ class PartitionState:
         memento = self.values() if runs_again else None
         writes = dict(self.writes)
         if memento is not None:
-            writes |= {id(each): each for each in memento.tensors if id(each) in self._loose}
+            writes |= {id(each): each for each in memento.tensors if id(each) in self._loose} | self._silent
         if not self.was_watched:  # nothing is known yet: buffers are likely, and weights are large
             buffers = [each for each in self._tensors if not isinstance(each, nn.Parameter)]
             writes |= {id(each): each for buffer in buffers for each in self.written.family(buffer)}
@@ -311,6 +313,12 @@ class PartitionState:
         self._held = now
         present = {id(each): each for each in now if each is not None}
         self._tensors = [each for each in present.values() if is_strided(each)]
+        self._silent = {
+            id(each): each
+            for module in self.modules
+            for buffer in _uncounted(module)
+            for each in self.written.family(buffer)
+        }
         for key in gone.keys() - present.keys():
             self.written.drop(gone[key])
         self.writes = {
@@ -351,7 +359,8 @@ def changeable_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def has_user_code(module: nn.Module) -> bool:
-    """True if a class or a hook runs in a module that is not torch's own."""
+    """True if a class, a hook or a function runs in a module that is not torch's own: a layer may be given one."""
+    layers = [(name, each) for name, each in module.named_modules() if not isinstance(each, fx.GraphModule)]
     return any(
         not type(each).__module__.startswith("torch.")
         or each._forward_pre_hooks
@@ -360,7 +369,25 @@ def has_user_code(module: nn.Module) -> bool:
         or each._backward_hooks
         or "forward" in each.__dict__
         for each in module.modules()
+    ) or any(
+        callable(each) and isinstance(of := getattr(each, "__module__", None), str) and is_users(of)
+        for _, each in reach({}, layers)
     )
+
+
+def _uncounted(module: nn.Module) -> list[torch.Tensor]:
+    """Buffers that may be running statistics, whose changes torch counts nowhere, with no count of batches beside them.
+
+    Nobody would notice that they begin to move: functional.batch_norm moves any two of one length.
+    """
+    if module.__dict__["_buffers"].get("num_batches_tracked") is not None and isinstance(module, _BatchNorm):
+        return []
+    if type(module).__module__.startswith("torch.") and not isinstance(module, _NormBase):
+        return []
+    found = [each for each in module._buffers.values() if each is not None and is_strided(each)]
+    found = [each for each in found if each.dim() == 1 and each.is_floating_point()]
+    sizes = [len(each) for each in found]
+    return [each for each, size in zip(found, sizes, strict=True) if sizes.count(size) > 1]
 
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:

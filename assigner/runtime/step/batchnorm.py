@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
@@ -73,6 +74,7 @@ class _DeferredNorm:
         self.momenta: list[float | None] = []  # for each call of a forward in this step
         self.micro_batch = self.called = 0
         self.recording = self.under_way = False
+        self._held: list[torch.Tensor | None] = []  # its running statistics, as the forward has found them
         self._tried: int | None = None  # the micro-batch of a step whose forward was compared
         self._add_twin()
         module.__dict__["forward"] = self.forward
@@ -93,6 +95,7 @@ class _DeferredNorm:
     def begin(self, micro_batch: int) -> None:
         """A forward of this micro-batch comes next; `commit` or `forget` ends the step."""
         self.micro_batch, self.called, self.recording, self.under_way = micro_batch, 0, True, True
+        self._held = self._statistics()
         self._point()
 
     def _point(self) -> None:
@@ -226,9 +229,17 @@ class _DeferredNorm:
         held = [each._buffers[key] for each in (self.module, *self.twins) for key in _RUNNING]
         return {storage_of(each) for each in held if each is not None}
 
-    def end(self) -> None:
-        """The forward has run; one that comes without a `begin` is a part of a backward."""
+    def end(self) -> bool:
+        """The forward has run; one that comes without a `begin` is a part of a backward.
+
+        Returns:
+            Whether it has left those running statistics in their places that its calls in training are to move.
+        """
         self.under_way = False
+        return not self.called or all(map(operator.is_, self._statistics(), self._held))
+
+    def _statistics(self) -> list[torch.Tensor | None]:
+        return [self.module._buffers[key] for key in _RUNNING]
 
     def have_twins(self, count: int) -> None:
         """Have so many twins, for figures that another worker has of as many calls."""
@@ -369,9 +380,14 @@ class DeferredStatistics:
             norm.begin(micro_batch)
 
     def end(self, partition: str) -> None:
-        """That forward has run."""
+        """That forward has run.
+
+        Raises:
+            UsageError: it has put other tensors in the places of running statistics.
+        """
         for norm in self._norms.get(partition, ()):
-            norm.end()
+            if not norm.end():
+                _refuse_use(partition, "assigns", norm.name)
 
     def check_used(self, partition: str, storages: Collection[int]) -> None:
         """A forward of a partition has given these storages to operations that are no BatchNorm's.
@@ -381,11 +397,7 @@ class DeferredStatistics:
         """
         for norm in self._norms.get(partition, ()):
             if not norm.storages().isdisjoint(storages):
-                raise UsageError(
-                    f"the forward of partition {partition!r} uses the running statistics of {norm.name}, which are the"
-                    " whole batch's: they are known at the end",
-                    hint=_MICRO_BATCH,
-                )
+                _refuse_use(partition, "uses", norm.name)
 
     def exchange(self, micro_batches: int) -> None:
         """A step's forwards have run, of so many micro-batches on all workers: have each worker know of all of them.
@@ -407,6 +419,14 @@ class DeferredStatistics:
         for norms in self._norms.values():
             for norm in norms:
                 norm.forget()
+
+
+def _refuse_use(partition: str, does: str, name: str) -> NoReturn:
+    raise UsageError(
+        f"the forward of partition {partition!r} {does} the running statistics of {name}, which are the whole batch's:"
+        " they are known at the end",
+        hint=_MICRO_BATCH,
+    )
 
 
 def _refuse_shared(partition: str, workers: Sequence[str], name: str) -> NoReturn:
