@@ -129,11 +129,11 @@ class Activation:
     ],
 )  # fmt: skip
 def test_what_a_layer_of_torchs_calls(activation, is_users):
-    """The user's code runs in a layer that was given some, and what it may change is met: each time."""
+    """The user's code runs in a layer that was given some, and is met, for what it may change: each time."""
     layer = nn.TransformerEncoderLayer(WIDTH, 1, WIDTH, activation=activation)
     for _ in range(2):
         assert has_user_code(layer) == is_users
-        assert any(each is activation for _, each in reach({}, layer.named_modules()))
+        assert not is_users or any(each is activation for _, each in reach({}, layer.named_modules()))
 
 
 @pytest.mark.parametrize("name", ["Assigned", "Lazy", "InPlace"])
