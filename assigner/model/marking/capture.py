@@ -115,9 +115,7 @@ def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         with mode:
             twin = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
-            twin = nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
-        twin.__dict__.update(tensor.__dict__)  # what the builder has hung on it, as muP does
-        return twin
+            return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
 
     try:
         for module in model.modules():

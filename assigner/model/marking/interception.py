@@ -66,7 +66,7 @@ class Interceptions:
     """What happens in the root's code while one forward is captured.
 
     Args:
-        model: Whose forward.
+        model: Whose forward; still with its own parameters, which may have attributes hung on them, as muP does.
         opaque: Makes the opaque calls.
 
     Attributes:
@@ -78,6 +78,8 @@ class Interceptions:
         self.model, self.opaque = model, opaque
         self.hooks: list[Callable[..., Any] | None] = []
         self.changes: list[StateChange] = []
+        parameters = model.named_parameters(remove_duplicate=False)
+        self._hung = {name: {**vars(each)} for name, each in parameters if vars(each)}
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -85,12 +87,10 @@ class Interceptions:
         _check_hooks(self.model, self.opaque.names)
         original: Any = self.model._call_impl
 
-        hung = {name: vars(each) for name, each in self.model.named_parameters(remove_duplicate=False) if vars(each)}
-
         def call(*args: Any, **kwargs: Any) -> Any:
             if within_call():
                 return original(*args, **kwargs)
-            for name, attributes in hung.items():  # export has put tensors of its own in the parameters' places
+            for name, attributes in self._hung.items():  # export has put tensors of its own in the parameters' places
                 vars(self.model.get_parameter(name)).update(attributes)
             self.opaque.begin()
             with self._watched(), self._caught(), as_single_process():
