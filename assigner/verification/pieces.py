@@ -18,7 +18,6 @@ from assigner.model.marking import Value
 from assigner.model.marking.casting import casting
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
-from assigner.model.marking.modules import opaque_modules
 from assigner.model.marking.owncopies import own_copy
 from assigner.model.marking.writing import StepStores
 from assigner.usercode import user_code
@@ -73,7 +72,8 @@ def _streamed(exercise: Exercise, cut: MicroBatch) -> Any:
     """The outputs of the model itself."""
     deferred = exercise.graph.deferred
     model = own_copy("", deferred.model, deferred.model, {})
-    names = opaque_modules(model, exercise.graph.marks)
+    nodes = (node for piece in exercise.graph.pieces for node in piece.graph.nodes)
+    names = {str(node.target) for node in nodes if node.op == "call_module"}
     inside = tuple(f"{name}." for name in names)
     _put(model, deferred.materialise(name for name in deferred.tensors() if not name.startswith(inside)))
 

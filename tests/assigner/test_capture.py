@@ -19,6 +19,7 @@ from workloads import WIDTH, Reference, graph_of, language, numbers, workload
 
 from assigner.errors import MarkingError
 from assigner.model.marking import Value, partition_graph
+from assigner.model.marking.cut import recut
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,6 +245,65 @@ def test_objects_between_partitions():
 
     with pytest.raises(MarkingError, match="'b' is given a Notes, which is neither a tensor nor a plain value"):
         partition_graph(of(forward, b=lambda: Noting(WIDTH, WIDTH)))
+
+
+class Centred(nn.Module):
+    """Takes the mean off, and gives a function that puts it back; what it scales by is its own."""
+
+    def __init__(self, *inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.scale = nn.Sequential(*inner), nn.Parameter(torch.full((1,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        mean = x.mean(1, keepdim=True)
+        return self.inner(x - mean) * self.scale, lambda y: y / self.scale + mean
+
+
+class Undone(nn.Module):
+    """Calls a function that it is given."""
+
+    def forward(self, x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return function(x)
+
+
+class Weighed(nn.Linear):
+    """Needs values."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * float(x.detach().numpy().max())
+
+
+class Asking(Centred):
+    """Needs values, and gives a function."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        assert x.detach().numpy().max() > -100
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("inner", [nn.Linear, Weighed])
+def test_objects_of_unmarked_modules(inner):
+    """What unmarked modules hand on stays in the code between partitions: theirs is followed as a part of it."""
+
+    def forward(s, x):
+        x, back = s.d(x)
+        x, again = s.f(s.a(x))
+        return s.e(s.c(again(s.b(x))), back)
+
+    made = of(forward, d=lambda: Centred(inner(WIDTH, WIDTH)), e=Undone, f=Centred)
+    graph = check(made)
+    assert graph.known == {*made.model().state_dict()}
+    again = recut(graph, graph.domain.example.structure, [torch.randn(5, WIDTH, dtype=torch.float64)], training=False)
+    assert [piece.name for piece in again.pieces] == [piece.name for piece in graph.pieces]
+
+
+def test_objects_of_unmarked_modules_that_cannot_be_followed():
+    """The module is named, with what it hands on, and the line that cannot be followed."""
+    made = of(lambda s, x: s.b(s.d(s.a(x))[0]), "a", "b", d=Asking)
+    with pytest.raises(MarkingError, match=r"cannot be traced at .*test_capture\.py:\d+ \(assert") as caught:
+        partition_graph(made)
+    assert "'d' returns a function" in caught.value.hint
+    assert "mark a larger module around 'd'" in caught.value.hint
 
 
 def test_tensors_that_leave_a_partition_by_the_back_door():

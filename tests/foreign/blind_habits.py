@@ -7,6 +7,7 @@ import contextlib
 import math
 
 import torch
+import transformers
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from foreign.blind_models import classes
 from foreign.blind_python import THREE, Net
@@ -33,6 +34,7 @@ asks("whether a parameter's type is nn.Parameter", lambda net, h: type(net.head.
 asks("isinstance(h.size(0), int)", lambda net, h: isinstance(h.size(0), int))
 asks("hasattr(h, ...) for what a subclass has", lambda net, h: not hasattr(h, "fake_mode"))
 asks("torch._dynamo.is_compiling()", lambda net, h: not torch._dynamo.is_compiling())
+asks("transformers' is_torchdynamo_compiling()", lambda net, h: not transformers.utils.is_torchdynamo_compiling())
 asks("has_torch_function", lambda net, h: not torch.overrides.has_torch_function((h,)))
 asks("torch.jit.is_tracing()", lambda net, h: not torch.jit.is_tracing())
 asks("whether a parameter has a gradient yet", lambda net, h: net.stem.weight.grad is None)

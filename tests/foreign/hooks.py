@@ -308,3 +308,23 @@ class HookOverRoot(Net):
     def __init__(self):
         super().__init__()
         self.first.register_forward_hook(lambda module, args, output: output * 2 if self.training else output)
+
+
+@case("a hook that the first forward registers (transformers' collected outputs)", "first", "second", "last")
+class FirstTime(Net):
+    class Hooking(nn.Linear):
+        ready = False
+
+        def __init__(self):
+            super().__init__(WIDTH, WIDTH)
+            self.inner = nn.Tanh()
+
+        def forward(self, x):
+            if not self.ready:
+                self.inner.register_forward_hook(lambda module, args, output: output * 2)
+                self.ready = True
+            return self.inner(super().forward(x))
+
+    def __init__(self):
+        super().__init__()
+        self.second = self.Hooking()

@@ -75,6 +75,36 @@ with_output("a string beside the output", lambda y, x: (y, "score"), lambda out:
 with_output("a number of Python worked out from shapes", lambda y, x: (y, x.size(1) * 2), lambda out: out[0] * out[1])
 
 
+class Centred(nn.Module):
+    """RevIN: gives what it normalises, and a function that undoes that."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((WIDTH,), 1.5))
+
+    def forward(self, x):
+        mean = x.mean(1, keepdim=True)
+        return (x - mean) * self.gain, lambda y: y / self.gain.mean() + mean
+
+
+class Undone(nn.Module):
+    """Calls what it is given."""
+
+    def forward(self, y, back):
+        return back(y)
+
+
+@case("an unmarked module returns a function, and another is given it", *MARKS)
+class Reversed(Net):
+    def __init__(self):
+        super().__init__()
+        self.centred, self.undone = Centred(), Undone()
+
+    def forward(self, x):
+        x, back = self.centred(x)
+        return self.undone(super().forward(x), back)
+
+
 class Dual(nn.Module):
     def __init__(self):
         super().__init__()

@@ -499,3 +499,16 @@ class ContextCounter(Net):
         super().__init__()
         STEP.set(0)
         self.last = self.Layer()
+
+
+@inside("a text of itself that reads a value")
+class Shown(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def extra_repr(self):
+        return f"scale={self.scale.item():.2f}"
+
+    def forward(self, x):
+        return super().forward(x) * self.scale

@@ -45,6 +45,13 @@ if TYPE_CHECKING:
 
 
 _MOST_ELEMENTS = 10_000
+_HOOK_DICTS = tuple(
+    name for name, each in vars(nn.Module()).items()
+    if isinstance(each, dict) and ("forward" in name or "backward" in name)
+)  # fmt: skip
+
+_Hooks = tuple[dict[int, Any], dict[int, Any] | None]
+"""The hooks of one kind on a module, and those that were there; None: there were none."""
 
 
 class StateChange(NamedTuple):
@@ -97,10 +104,13 @@ class Memento:
         self._kept: list[_Kept] = []
         self._places: list[Place] = []  # of the tensors
         self._loose: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._hooks: list[_Hooks] = []
         for place, value in reach(
             started, modules, beside=beside, backwards=backwards, parameters=parameters, top=top
         ):  # fmt: skip
             kind: type = type(value)
+            if isinstance(value, nn.Module):
+                self._hooks += [(held, held.copy() or None) for held in map(value.__dict__.__getitem__, _HOOK_DICTS)]
             for keeper in _keepers(kind):
                 self._kept.append(_Kept(keeper, value, keeper.copy(value), place))
             if isinstance(value, torch.Tensor) and not value.is_inference():
@@ -121,6 +131,7 @@ class Memento:
         A capture computes with these, which have no likeness without values, and torch counts no change to them.
         """
         _put(self._kept)
+        _put_hooks(self._hooks)
         with _disable_current_modes():
             for tensor, value in self._loose:
                 tensor.data.copy_(value)
@@ -139,11 +150,14 @@ class Memento:
     def restored(self) -> Iterator[None]:
         """The values as they were then while the block runs; afterwards those of before the block."""
         now = [each._replace(values=each.keeper.copy(each.held)) for each in self._kept]
+        hooks = [(held, held.copy() or None) for held, _ in self._hooks]
         _put(self._kept)
+        _put_hooks(self._hooks)
         try:
             yield
         finally:
             _put(now)
+            _put_hooks(hooks)
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
@@ -309,6 +323,13 @@ def _exchanged(values: Any, others: Mapping[int, torch.Tensor]) -> Any:
         if not all(map(operator.is_, items, values)):
             return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)
     return values
+
+
+def _put_hooks(kept: Iterable[_Hooks]) -> None:
+    for held, then in kept:
+        if (held or then) and [*held] != [*(then or ())]:
+            held.clear()
+            held.update(then or {})
 
 
 def _put(kept: Iterable[_Kept]) -> None:

@@ -2,6 +2,7 @@
 
 The forward of each marked module, and of each largest unmarked module beside them, is replaced by a call of one
 registered operator; torch.export then sees one node for the module and ordinary ATen nodes for the glue between them.
+An unmarked module that is given or returns what nobody could send, as a function, is part of the glue instead.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from assigner.model.marking.domain import Domain, find_domain, input_key, input_
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions
+from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.keywords import named_keywords
 from assigner.model.marking.modules import opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone
@@ -54,6 +56,7 @@ class Capture:
         graph: The exported graph, without writes; opaque calls are `assigner.call` nodes.
         together: Groups of its nodes that one partition must run.
         program: The export that it came from.
+        opaque: Names of the modules that are one call.
         calls: The opaque calls by their number in the graph.
         inputs: The flattened example inputs, (args, kwargs).
         rows: How many rows they have; None: no tensor is among them.
@@ -65,6 +68,7 @@ class Capture:
     graph: fx.Graph
     together: list[list[fx.Node]]
     program: ExportedProgram
+    opaque: list[str]
     calls: list[OpaqueCall]
     inputs: list[Any]
     rows: int | None
@@ -198,20 +202,37 @@ def capture(
     Raises:
         MarkingError: the forward cannot be traced; the message has the line.
     """
-    names = opaque_modules(model, marked)
-    export = partial(_export, model, names, inputs, autocast=autocast, known=row_leaves)
     with unregistered_named(model), silence(), torch.set_grad_enabled(training):
         learnt: dict[str, Sequence[LearntCall]] = {}
+        opened: dict[str, CrossingError] = {}
         while True:
-            dependence = ValueDependence()
+            names, dependence = opaque_modules(model, marked, opened), ValueDependence()
+            export = partial(_export, model, names, inputs, autocast=autocast, known=row_leaves)
             try:
-                return _first_export(export, learnt, dependence, type(model).__name__, any_rows=any_rows)
-            except MarkingError:
-                wanted = {name: why for name, why in dependence.modules(model, names).items() if name not in learnt}
-                if learner is None or not wanted:
+                try:
+                    return _first_export(export, learnt, dependence, type(model).__name__, any_rows=any_rows)
+                except MarkingError:
+                    wanted = {name: why for name, why in dependence.modules(model, names).items() if name not in learnt}
+                    if learner is None or not wanted:
+                        raise
+                calls = learner(names, wanted)
+                learnt.update({name: calls[name] for name in wanted})
+            except MarkingError as error:
+                if isinstance(error, CrossingError) and error.module not in ("", *marked):
+                    kind = type(model.get_submodule(error.module))  # others of it have the same forward
+                    alike = [name for name in names if type(model.get_submodule(name)) is kind]
+                    opened.update({name: error for name in alike if name not in marked})
+                elif opened:
+                    raise _opened_in_vain(error, opened) from error
+                else:
                     raise
-            calls = learner(names, wanted)
-            learnt.update({name: calls[name] for name in wanted})
+
+
+def _opened_in_vain(error: MarkingError, opened: Mapping[str, CrossingError]) -> MarkingError:
+    """An error, with why the code of unmarked modules was followed: it may come from there."""
+    causes = {cause.module: cause.message for cause in opened.values()}
+    ways = [f"{message}: mark a larger module around {name!r}" for name, message in causes.items()]
+    return MarkingError(error.message, hint="; or ".join([*ways, *filter(None, [error.hint])]))
 
 
 def _first_export(
@@ -317,7 +338,8 @@ def _export(
         for key in module._buffers
     )
     return Capture(
-        functional.graph, functional.together, program, opaque.calls, leaves, rows, carriers, domain, statistics
+        functional.graph, functional.together, program, opaque.names, opaque.calls, leaves, rows, carriers, domain,
+        statistics,
     )  # fmt: skip
 
 

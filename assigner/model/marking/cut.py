@@ -22,7 +22,7 @@ from assigner.model.marking.domain import input_key
 from assigner.model.marking.glue import Ownership, is_size, value_bytes
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
 from assigner.model.marking.marks import Mark, find_marks
-from assigner.model.marking.modules import modules_around
+from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.piece import PieceBuilder
 from assigner.model.marking.realforward import Examples, learn
 from assigner.model.marking.rows import EXAMPLE_ROWS, batch_rows
@@ -62,7 +62,7 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
         deferred.model, list(marked), example[0], autocast=workload.autocast, row_leaves=row_leaves,
         learner=_learner(deferred, examples, example[0], row_leaves, workload.autocast, training=True),
     )  # fmt: skip
-    read = Memento(modules_around(deferred.model, list(marked)), beside=deferred.model.modules(), top="read")
+    read = Memento(modules_outside(deferred.model, captured.opaque), beside=deferred.model.modules(), top="read")
     cut = Cutter(deferred, marked, captured, workload.autocast).cut()
     return replace(cut, row_leaves=row_leaves, read=read, examples=examples)
 

@@ -286,10 +286,17 @@ def _leave_inference(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _asked_by_user(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's own code asks whether it is compiled: in a pipeline it is not."""
+    """The code of models asks whether it is compiled: in a pipeline it is not.
+
+    Torch's own has to know, and what transformers makes masks and caches with.
+    """
 
     def ask() -> bool:
-        return bool(original()) if _caller(2) in _LIBRARIES else False
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and (name := str(frame.f_globals.get("__name__", ""))) == _ASKS_FOR_OTHERS:
+            frame = frame.f_back
+        is_library = frame is not None and name.partition(".")[0] in _LIBRARIES and not name.startswith(_MODELS)
+        return is_library and bool(original())
 
     return ask
 
@@ -308,6 +315,7 @@ def _caller(depth: int) -> str:
 
 
 _LIBRARIES = ("torch", "transformers")
+_MODELS, _ASKS_FOR_OTHERS = "transformers.models.", "transformers.utils.import_utils"
 
 
 def _is_said_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:

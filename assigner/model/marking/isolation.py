@@ -31,6 +31,16 @@ _PLAIN = (
 )  # fmt: skip
 
 
+class CrossingError(MarkingError):
+    """What a call is given or returns cannot be sent.
+
+    Attributes:
+        module: The module that is called, by its name in the model; empty: it is no module.
+    """
+
+    module = ""
+
+
 class Isolation:
     """Checks the opaque modules of a model against what they were when its forward began.
 
@@ -160,11 +170,11 @@ def check_plain(label: str, values: Iterable[Any], does: str) -> None:
         does: It "is given" or "returns" them.
 
     Raises:
-        MarkingError: a value is neither a tensor nor a plain one.
+        CrossingError: a value is neither a tensor nor a plain one.
     """
     for leaf in values:
         if not isinstance(leaf, _PLAIN):
-            raise MarkingError(
+            raise CrossingError(
                 f"{label} {does} a {type(leaf).__name__}, which is neither a tensor nor a plain value",
                 hint="use tensors, numbers, text, None, or tuples, lists and dicts of them; a Hugging Face model"
                 " makes no cache with use_cache=False in its config",
@@ -181,12 +191,12 @@ def check_bare(label: str, tensors: Sequence[torch.Tensor], does: str, usual: Co
         usual: Attributes that every fake tensor has.
 
     Raises:
-        MarkingError: somebody has set an attribute on one of the tensors.
+        CrossingError: somebody has set an attribute on one of the tensors.
     """
     for tensor in tensors:
         hung = [name for name in getattr(tensor, "__dict__", ()) if name not in usual and "memo" not in name]
         if hung and not isinstance(tensor, nn.Parameter):
-            raise MarkingError(
+            raise CrossingError(
                 f"{label} {does} a tensor with an attribute of its own, {hung[0]!r}: between workers it would be lost",
                 hint="pass the attribute's value as an argument or a result of its own",
             )

@@ -15,14 +15,20 @@ from assigner.errors import MarkingError
 from assigner.model.deferred.reach import STANDARD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
 TOO_FEW_VALUES = "more than 1 value per channel"
 """What torch says where a batch leaves BatchNorm or InstanceNorm nothing to normalise by."""
 
 
-def opaque_modules(model: nn.Module, marked: Sequence[str]) -> list[str]:
-    """The modules whose forward becomes one call: the marked ones, and the largest ones that hold no mark."""
+def opaque_modules(model: nn.Module, marked: Sequence[str], opened: Container[str] = ()) -> list[str]:
+    """The modules whose forward becomes one call: the marked ones, and the largest ones that hold no mark.
+
+    Args:
+        model: Whose.
+        marked: The marked ones.
+        opened: Unmarked ones whose own code is followed.
+    """
     found: list[str] = []
 
     def visit(module: nn.Module, prefix: str) -> None:
@@ -30,7 +36,7 @@ def opaque_modules(model: nn.Module, marked: Sequence[str]) -> list[str]:
             name = f"{prefix}{child_name}"
             inside = any(mark.startswith(name + ".") for mark in marked)
             has_forward = inspect.getattr_static(type(child), "forward") is not nn.Module.forward
-            if name in marked or (has_forward and not inside):
+            if name in marked or (has_forward and not inside and name not in opened):
                 found.append(name)
             else:
                 visit(child, name + ".")
@@ -40,16 +46,11 @@ def opaque_modules(model: nn.Module, marked: Sequence[str]) -> list[str]:
 
 
 def modules_outside(model: nn.Module, opaque: Sequence[str]) -> list[tuple[str, nn.Module]]:
-    """A model's modules by name, without opaque ones and what is in them."""
+    """The modules whose own code a capture follows: a model's by name, without opaque ones and what is in them."""
     inner = tuple(f"{name}." for name in opaque)
     return [
         (name, module) for name, module in model.named_modules() if name not in opaque and not name.startswith(inner)
     ]
-
-
-def modules_around(model: nn.Module, marked: Sequence[str]) -> list[tuple[str, nn.Module]]:
-    """The modules whose own code a capture follows: the model itself, and those that hold marked ones."""
-    return modules_outside(model, opaque_modules(model, marked))
 
 
 def modules_inside(model: nn.Module, name: str) -> list[tuple[str, nn.Module]]:

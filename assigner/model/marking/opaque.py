@@ -42,7 +42,7 @@ from assigner.model.marking.fakeforward import (
     put_back,
     with_own_sizes,
 )
-from assigner.model.marking.isolation import Isolation, check_bare, check_plain
+from assigner.model.marking.isolation import CrossingError, Isolation, check_bare, check_plain
 from assigner.model.marking.leftovers import Leftovers
 from assigner.model.marking.modules import TOO_FEW_VALUES, modules_inside
 from assigner.model.marking.observation import RETURNED, CallEffects, LearntCall, ValueDependence
@@ -229,7 +229,11 @@ class OpaqueCalls:
             if within_call():
                 return forward(*args, **kwargs)
             self.isolation.check_unchanged(name)
-            return self._call(name, None, forward, args, kwargs)
+            try:
+                return self._call(name, None, forward, args, kwargs)
+            except CrossingError as error:
+                error.module = name
+                raise
 
         return call
 
@@ -265,7 +269,7 @@ class OpaqueCalls:
                 )
             plain = plain_leaves(effects.results)
             if strange or any(isinstance(each, torch.SymFloat | torch.SymBool) for each in plain):
-                raise MarkingError(
+                raise CrossingError(
                     f"{label} returns a number that depends on its input",
                     hint=RETURNED,
                 )

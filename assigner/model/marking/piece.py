@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
@@ -250,7 +250,7 @@ def _structure(builder: PieceBuilder, parameters: Sequence[str], buffers: Sequen
         target = str(node.target) if isinstance(node.target, str | torch._ops.OpOverload) else node.target.__name__
         if node.op == "call_module":
             module = model.get_submodule(target)
-            target = f"{type(module).__qualname__} {module!r}"
+            target = f"{type(module).__qualname__} {_settings(module)}"
         elif node.op in ("get_attr", "placeholder"):
             target = ""
         shapes = [
@@ -266,3 +266,11 @@ def _structure(builder: PieceBuilder, parameters: Sequence[str], buffers: Sequen
     ]
     autocast = () if builder.cutter.autocast is None else (builder.cutter.autocast,)
     return hashlib.sha256(repr((rows, state, *autocast)).encode()).hexdigest()[:12]
+
+
+def _settings(module: nn.Module) -> str:
+    """A module as it shows itself; one whose text reads values, which there are none of, as its parts' classes."""
+    try:
+        return repr(module)
+    except Exception:  # noqa: BLE001 - whatever the user's own text raises
+        return repr([(name, type(each).__qualname__) for name, each in module.named_modules()])

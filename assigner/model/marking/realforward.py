@@ -122,6 +122,7 @@ class RealCalls(OpaqueCalls):
             return forward(*args, **kwargs)
         label = repr(name)
         arguments, tensors, _ = split((args, kwargs))
+        check_plain(label, plain_leaves(arguments), "is given")
         given = [_as_in_training(each) for each in tensors]
         inner_args, inner_kwargs = fill(arguments, given)
         with self.holding(name):
