@@ -7,8 +7,8 @@ import contextlib
 import math
 
 import torch
-import transformers
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
+import transformers
 from foreign.blind_models import classes
 from foreign.blind_python import THREE, Net
 from foreign.case import case
