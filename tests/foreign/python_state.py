@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import contextvars
+import ctypes
 import functools
+import io
 import itertools
 import random
+import threading
 import weakref
 
 import numpy as np
@@ -512,3 +516,80 @@ class Shown(nn.Linear):
 
     def forward(self, x):
         return super().forward(x) * self.scale
+
+
+@inside("a counter in an array.array", inherent=True)
+class InArray(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.calls = array.array("d", [0.0])
+
+    def forward(self, x):
+        self.calls[0] += 1
+        return super().forward(x) / self.calls[0]
+
+
+@inside("a log in memory, read by its length", inherent=True)
+class InStream(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.log = io.StringIO()
+
+    def forward(self, x):
+        self.log.write("a line\n")
+        return super().forward(x) / self.log.tell()
+
+
+@inside("an integer of C's", inherent=True)
+class InC(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.calls = ctypes.c_int(0)
+
+    def forward(self, x):
+        self.calls.value += 1
+        return super().forward(x) / self.calls.value
+
+
+class Settings:
+    factor = 1.0
+
+
+@inside("an object that a cached function has made, set up by the builder", inherent=True)
+class InCache(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.settings = functools.cache(Settings)
+        self.settings().factor = 0.5
+
+    def forward(self, x):
+        return super().forward(x) * self.settings().factor
+
+
+def ticks(calls=[0]):  # noqa: B006 - as people write it
+    calls[0] += 1
+    return calls[0]
+
+
+@case("a default of a function that forwards count in, in two marked modules", *MARKS, refusal=r"ticks\(\)\[0\]")
+class InDefault(Net):
+    def make(self):
+        return InDefault.Layer(WIDTH, WIDTH)
+
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) / ticks()
+
+
+HERE = threading.local()
+
+
+@case("a thread's own number that a marked module moves", *MARKS, refusal="HERE.calls")
+class InThread(Net):
+    class Layer(nn.Linear):
+        def forward(self, x):
+            HERE.calls = getattr(HERE, "calls", 0) + 1
+            return super().forward(x) / HERE.calls
+
+    def make(self):
+        return InThread.Layer(WIDTH, WIDTH)

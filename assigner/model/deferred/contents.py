@@ -1,10 +1,13 @@
-"""Objects whose contents lie in C, where Python's attributes do not show them: generators, arrays, iterators.
+"""Objects whose contents lie in C, where Python's attributes do not show them: generators, arrays, buffers, iterators.
 
 How each of them is copied and put back stands here once: what walks over objects knows them by it, too.
 """
 
 from __future__ import annotations
 
+import array
+import ctypes
+import io
 import itertools
 import pickle
 import random
@@ -52,6 +55,26 @@ def _put_generator(generator: torch.Generator, state: np.ndarray[Any, Any]) -> N
         generator.set_state(torch.from_numpy(state))
 
 
+def _copy_stream(stream: Any) -> Any:
+    return None if stream.closed else stream.__getstate__()
+
+
+def _put_stream(stream: Any, state: Any) -> None:
+    if state is not None and not stream.closed:
+        stream.__setstate__(state)
+
+
+def _put_memory(held: Any, values: bytes) -> None:
+    ctypes.memmove(ctypes.addressof(held), values, len(values))
+
+
+_ARRAY = Keeper(
+    lambda each: each.tolist(), lambda each, held: each.__setitem__(slice(None), array.array(each.typecode, held))
+)
+_STREAM = Keeper(_copy_stream, _put_stream)
+_MEMORY = Keeper(bytes, _put_memory)
+
+
 def _progress(frame: types.FrameType | None) -> str:
     """How far a generator has come, and what numbers and texts it has."""
     if frame is None:
@@ -81,6 +104,9 @@ CONTENTS: dict[type, Keeper] = {
     types.GeneratorType: Keeper(lambda each: _progress(each.gi_frame), lambda *_: None),
     random.Random: Keeper(random.Random.getstate, random.Random.setstate),
     torch.Generator: Keeper(_copy_generator, _put_generator),
+    array.array: _ARRAY,
+    **dict.fromkeys((io.StringIO, io.BytesIO), _STREAM),
+    **dict.fromkeys((ctypes._SimpleCData, ctypes.Structure, ctypes.Union, ctypes.Array), _MEMORY),
     np.ndarray: Keeper(lambda array: array.copy(), lambda array, values: array.__setitem__(..., values)),
     np.random.RandomState: Keeper(
         lambda each: types.SimpleNamespace(state=each.get_state()), lambda each, held: each.set_state(held.state)

@@ -228,7 +228,7 @@ def _changes(kept: _Kept) -> Iterator[StateChange]:
     is_beyond = is_outer or isinstance(held, (Names, *ITERATORS))
     is_beyond = is_beyond or (is_content and origin == FILE)
     if not isinstance(before, dict):
-        if (is_content or not is_outer) and _differ(now, before):
+        if _differ(now, before) and (is_content or not is_outer or _is_counted(now, before)):
             yield StateChange(str(kept.place), holder, None, before, now, is_beyond)
     elif now.keys() != before.keys() or not all(map(operator.is_, now.values(), before.values())):
         for key in {**before, **now}:
@@ -236,6 +236,16 @@ def _changes(kept: _Kept) -> Iterator[StateChange]:
             if _is_another(other, one) and (not is_outer or (type(one) in ATOMS and type(other) in ATOMS)):
                 place = kept.place.item(key) if isinstance(held, dict) else kept.place.attribute(key)
                 yield StateChange(str(place), holder, key, one, other, is_beyond)
+
+
+def _is_counted(now: Any, before: Any) -> bool:
+    """Items of one list are numbers and texts, and others than before; a list that grows may be a cache."""
+    if not isinstance(before, tuple) or len(now) != len(before):
+        return False
+    return any(
+        type(one) in ATOMS and type(other) in ATOMS and repr(one) != repr(other)
+        for one, other in zip(now, before, strict=True)
+    )
 
 
 def _holder(held: Any) -> Any:

@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import dis
 import functools
+import gc
 import inspect
 import itertools
 import operator
 import sys
+import threading
 import types
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -36,12 +38,20 @@ _MOST_ITEMS = 10_000  # a larger container is met without its items
 _FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
 _BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
-_OPEN = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, UserString, ChainMap)  # of Python's own
+_OPEN = (
+    types.SimpleNamespace,
+    argparse.Namespace,
+    UserDict,
+    UserList,
+    UserString,
+    ChainMap,
+    threading.local,
+)  # Python's
 _INSTALLED = ("site-packages", "dist-packages")
 _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
 KEPT: tuple[type, ...] = (*ATOMS, list, dict, set, deque, torch.Tensor)
 """What counts among the names at the top of a file, and of what a class keeps for all of its objects."""
-_OF_FILES = ("types", "argparse")
+_OF_FILES = ("types", "argparse", "_thread")
 _NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner", "numpy"}
 
 _ITEM, _ATTRIBUTE, _DEFAULT, _HOOK, _SPACE = "{}[{!r}]", "{}.{}", "{}()[{!r}]", "a hook of {}", "{}."
@@ -330,7 +340,7 @@ def _outer(files: Iterable[str]) -> Iterator[_Found]:
             of = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
             if not isinstance(of, str) or not is_users(of) or is_installed(of):
                 continue
-            if isinstance(value, type | types.FunctionType):
+            if isinstance(value, type | types.FunctionType | functools._lru_cache_wrapper):
                 yield Place(OUTER, name), value
             elif isinstance(value, types.ModuleType) and of in sys.modules and of not in met:
                 met[of] = None
@@ -392,7 +402,16 @@ def _of_partial(place: Place, value: functools.partial[Any], _: _Extent) -> list
 
 
 def _of_cached(place: Place, value: functools._lru_cache_wrapper[Any], _: _Extent) -> list[_Found]:
-    return [(place, value.__wrapped__)]
+    return [(place, value.__wrapped__), *((place.attribute("cache"), each) for each in kept_objects(value))]
+
+
+def kept_objects(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
+    """The objects of the user's classes, no modules or tensors, that a cached function has for its callers."""
+    held = gc.get_referents(cached)  # no other way leads there; where nothing is dropped it has them in a dict
+    dicts = [each for each in held if isinstance(each, dict) and each is not cached.__dict__]
+    every = itertools.chain(held, *(each.values() for each in dicts))
+    others = (type, types.FunctionType, nn.Module, torch.Tensor)
+    return [each for each in every if is_users(type(each).__module__) and not isinstance(each, others)]
 
 
 def _of_container(place: Place, value: Any, extent: _Extent) -> list[_Found]:

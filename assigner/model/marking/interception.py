@@ -35,7 +35,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.reach import files_of, reach
+from assigner.model.deferred.reach import files_of, kept_objects, reach
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
@@ -43,7 +43,7 @@ from assigner.model.singleprocess import as_single_process
 from assigner.usercode import running_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from assigner.model.deferred.memento import StateChange
 
@@ -99,13 +99,13 @@ class Interceptions:
             return output
 
         values = Memento(self.model.named_modules(), parameters=True, top="whole")
-        _clear_caches(self.model)
+        kept = _clear_caches(self.model)
         self.model.__dict__["_call_impl"] = call
         try:
             yield
         finally:
             del self.model.__dict__["_call_impl"]
-            _clear_caches(self.model)
+            _clear_caches(self.model, kept)
             values.restore()
 
     @contextlib.contextmanager
@@ -345,13 +345,38 @@ _TRUE_DATA: Any = torch._C.TensorBase.__dict__["data"]
 _TRUE_GRAD_FN: Any = torch._C.TensorBase.__dict__["grad_fn"]
 
 
-def _clear_caches(model: nn.Module) -> None:
-    """Empty what functools.cache keeps in the files of a model: fake tensors must neither stay there nor come."""
+def _clear_caches(model: nn.Module, kept: Mapping[int, list[int]] | None = None) -> dict[int, list[int]]:
+    """Empty what functools.cache keeps in the files of a model: fake tensors must neither stay there nor come.
+
+    An object that the user's code makes once, and sets up, is no tensor: it stays, and its function with it.
+
+    Args:
+        model: That model.
+        kept: What this gave before the forward; what came since goes again. None: it comes next.
+
+    Returns:
+        The objects that stay, by the cached functions' ids.
+    """
     files = files_of(dict.fromkeys(map(type, model.modules())))
     met = itertools.chain.from_iterable(vars(sys.modules[name]).values() for name in files)
+    stay: dict[int, list[int]] = {}
     for value in itertools.chain(met, (each for _, each in reach({}, model.named_modules(), top="whole"))):
-        if isinstance(value, functools._lru_cache_wrapper):
-            value.cache_clear()
+        if isinstance(value, functools._lru_cache_wrapper) and id(value) not in stay:
+            objects = kept_objects(value)
+            if kept is None:
+                is_kept = bool(objects) and not _lead_to_tensors(objects)
+            else:
+                is_kept = [*map(id, objects)] == kept.get(id(value))
+            if is_kept:
+                stay[id(value)] = [*map(id, objects)]
+            else:
+                value.cache_clear()
+    return stay
+
+
+def _lead_to_tensors(objects: Sequence[Any]) -> bool:
+    met = reach({str(n): each for n, each in enumerate(objects)})
+    return any(isinstance(each, torch.Tensor) for _, each in met)
 
 
 @contextlib.contextmanager
