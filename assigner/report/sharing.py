@@ -55,8 +55,8 @@ def _pays(plan: Plan, n: int, cost: CostModel, step: float) -> str:
     alone = min(sum(stage_s(cost, plan, n, worker, kind) for kind in kinds) for worker in workers) * count
     told = _reduce(workers, reduced_bytes(cost, plan, n), reduce_s, cost)
     return (
-        f"stage {n} is shared by {len(workers)} workers: {told} a step, {fmt.percent(reduce_s / step)} of it; the"
-        f" fastest of them alone would compute for {fmt.seconds(alone)}{_divides(plan, n, cost)}"
+        f"stage {n} is shared by {len(workers)} workers: {told} a step, {fmt.percent(reduce_s / step)} of it; its"
+        f" forwards and backwards would take the fastest of them alone {fmt.seconds(alone)}{_divides(plan, n, cost)}"
     )
 
 

@@ -314,9 +314,8 @@ class _Check:
             )
             yield f"buffer {names} moves with each", meaning
         if self._exercise.workload.loss is not None:
-            parts, whole = (float(plain.evaluated(exercise)) for exercise in (self._given, self._given.whole()))
-            close = math.isclose(parts, whole, rel_tol=math.sqrt(plain.epsilon), abs_tol=plain.epsilon)
-            if not close and self._repeats(parts, whole):
+            parts, whole, epsilon = self._of_parts_and_whole(plain)
+            if not math.isclose(parts, whole, rel_tol=math.sqrt(epsilon), abs_tol=epsilon):
                 summed = self._exercise.workload.reduction == "sum"
                 blamed = "its reduction is no sum" if summed else "Workload.weight does not say what it divides by"
                 meaning = (
@@ -327,12 +326,21 @@ class _Check:
                 off = "the reduction is no sum" if summed else "Workload.weight is off"
                 yield f"the loss or the model mixes rows, or {off}", meaning
 
-    def _repeats(self, parts: float, whole: float) -> bool:
-        """Evaluations change nothing and draw nothing: else the whole and the parts may differ by that."""
-        plain = self._plain
-        assert plain is not None
-        again = float(plain.evaluated(self._given)), float(plain.evaluated(self._given.whole(), draws=-2))
-        return again == (parts, whole)
+    def _of_parts_and_whole(self, plain: PlainModel) -> tuple[float, float, float]:
+        """The loss by micro-batches and of the whole batch, and how near numbers of its type lie.
+
+        Without autocast, whose rounding would hide what a loss that mixes rows makes of them, if the model can do so.
+        """
+        if self._given.epsilon:
+            with contextlib.suppress(UsageError):
+                return self._evaluated(plain, self._given.exact())
+        return self._evaluated(plain, self._given)
+
+    def _evaluated(self, plain: PlainModel, given: Exercise) -> tuple[float, float, float]:
+        """Where evaluations change or draw something, the two may differ by that: they are the same number then."""
+        parts, whole = (float(plain.evaluated(each)) for each in (given, given.whole()))
+        again = float(plain.evaluated(given)), float(plain.evaluated(given.whole(), draws=-2))
+        return parts, whole if again == (parts, whole) else parts, plain.epsilon(given)
 
 
 def _uncut(error: UsageError) -> str:

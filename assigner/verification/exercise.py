@@ -98,6 +98,10 @@ class Exercise:
         """The same with one micro-batch."""
         return replace(self, micro_batches=1)
 
+    def exact(self) -> Exercise:
+        """The same without autocast."""
+        return replace(self, workload=replace(self.workload, autocast=None))
+
     def plan(self, *, recomputes: bool) -> Plan:
         """A plan that gives each partition a worker of its own.
 

@@ -62,6 +62,7 @@ class PlainModel:
             StepMetrics(exercise.own_metrics(), torch.device("cpu")),
         )
         self._loss: torch.Tensor | None = None
+        self._autocast = workload.autocast
         self._parameters = dict(self.model.named_parameters(remove_duplicate=False))
         self.per_micro_batch: set[str] = set()
         self.failed, self._watches = False, True
@@ -118,9 +119,10 @@ class PlainModel:
         """The loss over the first batch of an exercise in eval mode, by its micro-batches.
 
         Args:
-            exercise: What is evaluated.
+            exercise: What is evaluated; in the type that its workload computes in.
             draws: Other numbers, other noise.
         """
+        self._autocast = exercise.workload.autocast
         flags = {module: module.training for module in self.model.modules()}
         with user_code("the model's eval()"):
             self.model.eval()
@@ -129,6 +131,7 @@ class PlainModel:
             with self._failing(), torch.no_grad(), self._generators.in_use(), ComparableDraws(draws):
                 return self._run(exercise.cut(0), trains=False)
         finally:
+            self._autocast = self._exercise.workload.autocast
             for module, flag in flags.items():
                 module.training = flag
 
@@ -164,7 +167,7 @@ class PlainModel:
         workload = self._exercise.workload
         inputs, structure = with_states(cut.inputs, cut.structure, self._states.get((trains, place), {}))
         args, kwargs = pytree.tree_unflatten(inputs, structure)
-        with casting(workload.autocast, "cpu"), user_code("the plain model's forward"):
+        with casting(self._autocast, "cpu"), user_code("the plain model's forward"):
             outputs = self.model(*args, **kwargs)
         self._states[trains, place] = {
             target: state_of(outputs, source) for target, source in (workload.carried or {}).items()
@@ -176,13 +179,13 @@ class PlainModel:
 
     def _measure(self, outputs: Any, targets: Any, weight: float) -> None:
         """Call the metrics: they are not compared, but what is wrong with one is found."""
-        with casting(self._exercise.workload.autocast, "cpu"):
+        with casting(self._autocast, "cpu"):
             self._metrics.begin()
             self._metrics.see(outputs, targets, weight)
 
     def _lost(self, outputs: Any, targets: Any, weight: float) -> torch.Tensor:
         """A weighted loss; where gradients are on, its backward is run."""
-        with casting(self._exercise.workload.autocast, "cpu"), user_code("Workload.loss"):
+        with casting(self._autocast, "cpu"), user_code("Workload.loss"):
             value = self._heard(outputs, targets) * weight
         if value.requires_grad:
             with user_code("the plain model's backward"):
@@ -192,11 +195,10 @@ class PlainModel:
     def _snapshot(self) -> dict[str, torch.Tensor]:
         return {name: buffer.clone() for name, buffer in self.model.named_buffers() if buffer.layout is torch.strided}
 
-    @property
-    def epsilon(self) -> float:
-        """The relative step between neighbouring numbers of the loss."""
+    def epsilon(self, exercise: Exercise) -> float:
+        """The relative step between neighbouring numbers of the loss of an exercise."""
         own = torch.finfo(self._heard.dtype).eps if self._heard.dtype.is_floating_point else 0.0
-        return max(own, self._exercise.epsilon)
+        return max(own, exercise.epsilon)
 
     def submodules(self) -> dict[str, torch.nn.Module]:
         """The model's modules by name."""

@@ -35,7 +35,7 @@ def test_a_shared_stage_says_what_it_adds_up_and_what_it_saves():
     plan = replace(plan, stages=(replace(plan.stages[0], sole_worker=None, replicas=shared),))
     (text,) = told(plan)
     assert text.startswith("stage 0 is shared by 2 workers: adding up 15.3 MiB of gradients, over the link from ")
-    assert text.endswith("the fastest of them alone would compute for 96.0 ms")
+    assert text.endswith("its forwards and backwards would take the fastest of them alone 96.0 ms")
 
 
 def test_nothing_is_said_where_there_is_nothing_to_share():

@@ -215,6 +215,29 @@ def test_a_loss_that_is_no_sum_is_told_as_that():
     assert "weight" not in said
 
 
+def test_a_loss_that_mixes_rows_a_little_is_told_under_autocast_too():
+    """Mean over unlike weights; the rounding of bfloat16 is larger than what that makes."""
+    weights = torch.tensor([1.0, 2.0, 0.5, 1.5])
+
+    def build():
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4))
+
+    def batch(rows, generator):
+        return torch.randn(rows, WIDTH, generator=generator), torch.randint(4, (rows,), generator=generator)
+
+    given = Workload(
+        build,
+        batch,
+        nn.CrossEntropyLoss(weight=weights),
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        8,
+        autocast="bfloat16",
+        marks=("*",),
+    )
+    assert "Workload.weight" in checked(given).cautions[0]
+    assert not checked(replace(given, weight=lambda _, wanted: weights[wanted].sum())).cautions
+
+
 def test_a_loss_that_mixes_rows_is_told_beside_a_clamped_scale():
     """The comparison in one micro-batch does not hide what micro-batches change."""
 
