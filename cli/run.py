@@ -32,8 +32,8 @@ def run_command(
 ) -> None:
     """Start a training script on the plan's ranks.
 
-    At its end it says how long a step took, beside the prediction. Settings may come from the environment
-    (ASSIGNER_RUN_THREADS=4) and from a TOML file; a flag counts for more.
+    At its end it says how long a step with its update took, beside the prediction. Settings may come from the
+    environment (ASSIGNER_RUN_THREADS=4) and from a TOML file; a flag counts for more.
     """
     from assigner.formats.plan import load_plan
 

@@ -34,11 +34,13 @@ class StepTimes:
         remat: What the run did with the plan's rematerialisation.
         seconds: Of each step that was one whole program of the plan, without the first one, which sets up connections
             and memory.
+        others: How many steps were none: they left the update to the script, or had other micro-batches.
     """
 
     plan: Plan
     remat: RunRemat
     seconds: tuple[float, ...]
+    others: int = 0
 
 
 class StepClock:
@@ -53,6 +55,7 @@ class StepClock:
         self._plan, self._remat = plan, remat
         self._began, self._is_first = 0.0, True
         self._seconds: deque[float] = deque(maxlen=_KEPT)
+        self._others = 0
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -62,14 +65,15 @@ class StepClock:
         """It has ended; `whole`: it was one whole program of the plan, with its update."""
         if whole and not self._is_first:
             self._seconds.append(time.perf_counter() - self._began)
+        self._others += not whole
         self._is_first = False
 
     def hand_over(self) -> None:
         """Give the times to the launcher that started this process, if there are any and it is one that listens."""
         folder = launcher_folder()
-        if folder is None or not self._seconds:
+        if folder is None or not (self._seconds or self._others):
             return
-        found = StepTimes(self._plan, self._remat, tuple(self._seconds))
+        found = StepTimes(self._plan, self._remat, tuple(self._seconds), self._others)
         with suppress(OSError):  # a full disk: the run has not failed for that
             hand_file(folder / _FILE, json.dumps(encode(found)))
 

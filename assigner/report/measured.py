@@ -150,6 +150,11 @@ def step_times_text(found: StepTimes, plan: Plan) -> str:
         found: The steps of the run.
         plan: What it was started with; without a prediction where none holds.
     """
+    if not found.seconds:
+        return (
+            f"step: none to hold against the prediction: {fmt.plural(found.others, 'step')} left the update to the"
+            " script (update=False), or had other micro-batches than the plan"
+        )
     took = Samples(found.seconds)
     if plan.predicted is not None and (why := _other_run(found, plan)) is None:
         return step_text(Compared(plan.predicted.step_s, took.median_s, took.iqr_s, len(took.seconds)))

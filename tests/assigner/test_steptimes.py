@@ -51,6 +51,16 @@ def test_nothing_is_written_where_nobody_listens(plan, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_steps_without_an_update_are_said_to_have_no_time(listens, plan):
+    """Gradient accumulation: each step has half of what is predicted."""
+    clock = StepClock(plan, "plan")
+    for _ in range(3):
+        clock.begin_step()
+        clock.end_step(whole=False)
+    clock.hand_over()
+    assert "3 steps left the update to the script" in step_times_text(handed_over(listens), plan)
+
+
 def test_what_is_no_step_time_is_refused(listens):
     """The shape of what a rank has written is checked."""
     (listens / "step-times").write_text('{"plan": 3}')
