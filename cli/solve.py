@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assigner.errors import UsageError
-from assigner.solver.options import GOAL, HINTS, SEARCH, SolveOptions
+from assigner.solver.problem.options import GOAL, HINTS, SEARCH, SolveOptions
 
 from . import console
 from .configuration import settings_file

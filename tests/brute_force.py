@@ -27,7 +27,7 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import objective_value
 from assigner.schedule.program import build_program
 from assigner.schedule.simulate import run_program
-from assigner.solver.options import divisors
+from assigner.solver.problem.options import divisors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -17,7 +17,7 @@ from assigner.formats.profile import (
     WorkloadReference,
 )
 from assigner.formats.stage import Stage
-from assigner.solver.options import SolveOptions
+from assigner.solver.problem.options import SolveOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import step_s, worker_memory
-from assigner.solver.options import divisors
+from assigner.solver.problem.options import divisors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -17,7 +17,7 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import steady_s
 from assigner.schedule.replication import takes
 from assigner.schedule.simulate import step_s, worker_memory
-from assigner.solver.options import divisors
+from assigner.solver.problem.options import divisors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -18,7 +18,7 @@ from assigner.schedule.criticalpath import path_shares
 from assigner.schedule.program import in_flight, warm_up
 from assigner.schedule.replication import taken
 from assigner.schedule.simulate import simulated
-from assigner.solver.options import USUAL_GAP
+from assigner.solver.problem.options import USUAL_GAP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -98,7 +98,7 @@ def solve_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
     Args:
         options: As a plan's solver report has them; what `solve` does not know is left out.
     """
-    from assigner.solver.options import SolveOptions
+    from assigner.solver.problem.options import SolveOptions
 
     return tuple(f"{flag} {shlex.quote(value)}" for flag, value in flags(SolveOptions, options))
 

@@ -4,23 +4,25 @@
     profile ─────────┴─ solve ─ Search ─┬─ a Setting for each schedule and micro-batch count ─┬─ report ─ Solution
                                         └─ Contest: the clock, the solver, the best plan ─────┘
 
-    solve.py    the main: what is done, in which order          search.py   the steps of every setting
-    prices.py   the one price table: stage options and messages
-    memory.py   what fits, what is rematerialised for it, and where the optimizer's state is divided
-    relief.py   plans with divided state that are faster than the best without, where memory binds
-    replica_options.py   stages that several workers share: who may, with how many micro-batches each
-    dynamic_program.py, objectives.py   pipelines from the last stage to the first, for every schedule and objective
-    local_search.py   from a plan to better neighbours     perfect_split.py   the bound that all share
-    tuning.py   what each search may spend            clock.py  when a search has to end
-    ilp/        the integer programs that state the problem, in PuLP
+    solve.py    the main: what is done, in which order
+    report.py   what the search found, as a Solution     whatif.py   what one change would bring
+    export.py   the ILP as a file                        robust/     what if the measurements were off
+
+Each of these imports those below it alone:
+
+    why/        why nothing fits, and ways out
+    orders/     several stages a worker, in any order: list scheduling, local search, bounds
+    search/     the steps of every setting; the simplest of the best plans; money against time
+    free/       convex stages of branched graphs, several stages a worker: exhaustive search, local search, bounds
     ladder/     one stage a worker, any schedule and objective, stages that workers share: the dynamic program, the
                 simulator, the ILP
     fleet/      GPipe at any size: branch and bound over the slowest servers, hosts, kinds of workers
-    free/       convex stages of branched graphs, several stages a worker: exhaustive search, local search, bounds
-    orders/     several stages a worker, in any order: list scheduling, local search, bounds
-    whatif.py   what one change would bring     export.py  the ILP as a file
-    budget.py   money against step time      why/       why nothing fits, and ways out
-    baselines/  simpler placements           robust/    what if the measurements were off
+    baselines/  simpler placements
+    contest/    what settings have in common: the clock, the solver, the best plan
+    methods/    the dynamic program, the local search
+    ilp/        the integer programs that state the problem, in PuLP
+    problem/    what is asked for, and what everything costs: the one price table, what fits
+    limits/     what each search may spend, and when it ends
 
 The solvers (PuLP, HiGHS, CBC) and numpy are imported inside `solve`.
 """
@@ -32,9 +34,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import InfeasibleError, UsageError
-from assigner.solver.answer import FrontierPoint, Progress, Solution
-from assigner.solver.hints import completing
-from assigner.solver.options import SolveOptions
+from assigner.solver.problem.answer import FrontierPoint, Progress, Solution
+from assigner.solver.problem.hints import completing
+from assigner.solver.problem.options import SolveOptions
 from assigner.solver.solve import solve
 
 if TYPE_CHECKING:
@@ -68,8 +70,8 @@ def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = N
     from assigner.formats.plan import SolverReport
     from assigner.schedule.cost import CostModel
     from assigner.solver.baselines import TITLES, baseline_plan
-    from assigner.solver.hints import resolve
-    from assigner.solver.problem import Problem
+    from assigner.solver.problem.hints import resolve
+    from assigner.solver.problem.problem import Problem
 
     if name not in TITLES:
         raise UsageError(f"baseline {name!r} is not known; expected {', '.join(TITLES)}")

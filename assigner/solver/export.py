@@ -20,14 +20,14 @@ from assigner.files import put
 from assigner.formats.graph import topological_order
 from assigner.schedule.cost import CostModel
 from assigner.schedule.timing import step_s
-from assigner.solver import tuning
-from assigner.solver.answer import Progress
-from assigner.solver.clock import OutOfTime
-from assigner.solver.contest import Contest, Proposal
-from assigner.solver.hints import resolve
+from assigner.solver.contest.contest import Contest, Proposal
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.gpipe import GPipeSetting
-from assigner.solver.problem import Problem
+from assigner.solver.limits import tuning
+from assigner.solver.limits.clock import OutOfTime
+from assigner.solver.problem.answer import Progress
+from assigner.solver.problem.hints import resolve
+from assigner.solver.problem.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
     from assigner.solver.ilp.pipelines import PipelineModel
-    from assigner.solver.options import SolveOptions
+    from assigner.solver.problem.options import SolveOptions
 
 ENDINGS = (".lp", ".mps")
 

@@ -11,9 +11,10 @@ from assigner.errors import AssignerError, InfeasibleError, LimitError
 from assigner.formats.plan import Candidate, SolverReport
 from assigner.schedule.objective import objective_value
 from assigner.schedule.simulate import overfull, predict
-from assigner.solver.answer import Solution
-from assigner.solver.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, ROUNDING, TOTAL_WORK, Proposal
+from assigner.solver.contest.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
+from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.orders.bounds import least_of_all_s
+from assigner.solver.problem.answer import Solution
 from assigner.solver.why import explain
 from assigner.version import __version__
 
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan, Prediction
     from assigner.formats.profile import Profile
     from assigner.solver.baselines import FoundBaseline
-    from assigner.solver.budget import Budget, Offer
-    from assigner.solver.options import SolveOptions
-    from assigner.solver.search import Search
-    from assigner.solver.setting import Setting
+    from assigner.solver.contest.setting import Setting
+    from assigner.solver.problem.options import SolveOptions
+    from assigner.solver.search.budget import Budget, Offer
+    from assigner.solver.search.search import Search
 
 
 def make_solution(

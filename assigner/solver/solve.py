@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.solver.answer import FrontierPoint, Progress, Solution
-from assigner.solver.hints import resolve
-from assigner.solver.options import SolveOptions
+from assigner.solver.problem.answer import FrontierPoint, Progress, Solution
+from assigner.solver.problem.hints import resolve
+from assigner.solver.problem.options import SolveOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.formats.profile import Profile
     from assigner.solver.baselines import FoundBaseline
-    from assigner.solver.contest import Proposal
-    from assigner.solver.search import Search
+    from assigner.solver.contest.contest import Proposal
+    from assigner.solver.search.search import Search
 
 
 def solve(
@@ -47,9 +47,9 @@ def solve(
         LimitError: the time limit came before any plan.
     """
     from assigner.solver.baselines import find_baselines
-    from assigner.solver.relief import relieved
     from assigner.solver.report import make_solution, no_plan
-    from assigner.solver.search import Search
+    from assigner.solver.search.relief import relieved
+    from assigner.solver.search.search import Search
 
     options = options or SolveOptions()
     if options.objective == "cost":
@@ -75,7 +75,7 @@ def solve(
 
 def _chosen(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
     """The fastest plan, a baseline if one is faster, or of plans within the gap the one that is preferred."""
-    from assigner.solver.preference import preferred, simpler
+    from assigner.solver.search.preference import preferred, simpler
 
     best = simpler(search, simple) or search.contest.best
     if best is None:
@@ -91,9 +91,9 @@ def _chosen(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
 def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None) -> Solution:
     """The plan that costs least within a step time, and the frontier of money against step time."""
     from assigner.solver.baselines import find_baselines
-    from assigner.solver.budget import Budget
-    from assigner.solver.contest import Proposal
+    from assigner.solver.contest.contest import Proposal
     from assigner.solver.report import make_solution, no_offer
+    from assigner.solver.search.budget import Budget
 
     budget = Budget(*resolve(profile, options), progress)
     simple = find_baselines(budget.problem)

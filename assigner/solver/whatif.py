@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Literal
 
 from assigner.formats.plan import Plan, WhatIf
 from assigner.schedule.cost import collectives_over
-from assigner.solver import tuning
 from assigner.solver.baselines import find_baselines
-from assigner.solver.clock import SolveClock
-from assigner.solver.contest import GIVEN, PROVEN, Proposal
-from assigner.solver.options import SolveOptions
+from assigner.solver.contest.contest import GIVEN, PROVEN, Proposal
+from assigner.solver.limits import tuning
+from assigner.solver.limits.clock import SolveClock
 from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.orders.search import unlisted, with_orders
-from assigner.solver.preference import simpler
-from assigner.solver.problem import Problem
-from assigner.solver.relief import relieved
-from assigner.solver.search import Search
+from assigner.solver.problem.options import SolveOptions
+from assigner.solver.problem.problem import Problem
+from assigner.solver.search.preference import simpler
+from assigner.solver.search.relief import relieved
+from assigner.solver.search.search import Search
 from assigner.solver.why.case import Case, short
 from assigner.solver.why.fleet import largest_of_kinds, wires, with_copy
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from assigner.formats.profile import Link, Profile
-    from assigner.solver.answer import Progress, Solution
+    from assigner.solver.problem.answer import Progress, Solution
 
 WIDER = 2.0
 """How many times the bandwidth the thinnest wire has after the change."""

@@ -35,7 +35,7 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.orders import SCHEDULES
 from assigner.schedule.simulate import overfull, predict, worker_memory
 from assigner.solver import SolveOptions, solve
-from assigner.solver.options import divisors
+from assigner.solver.problem.options import divisors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import SolveOptions, solve, solve_baseline
 from assigner.solver.baselines import TITLES, find_baselines
-from assigner.solver.problem import Problem
+from assigner.solver.problem.problem import Problem
 from benchmarks.solver.clusters import cluster
 
 CONTIGUOUS = ("single", "equal", "proportional", "balance", "pipedream")

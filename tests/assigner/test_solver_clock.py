@@ -11,16 +11,17 @@ import pytest
 from builders import make_profile, random_chain
 from sweeps import sweep
 
-from assigner.solver import SolveOptions, relief, solve
+from assigner.solver import SolveOptions, solve
 from assigner.solver.baselines import find_baselines
 from assigner.solver.baselines.prices import BaselinePrices
-from assigner.solver.clock import OutOfTime, SolveClock
-from assigner.solver.hints import resolve
 from assigner.solver.ilp.linear import LinearModel
 from assigner.solver.ilp.one_f_one_b import OneFOneBModel
 from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.ladder.shared import SharedSetting
-from assigner.solver.search import Search
+from assigner.solver.limits.clock import OutOfTime, SolveClock
+from assigner.solver.problem.hints import resolve
+from assigner.solver.search import relief
+from assigner.solver.search.search import Search
 
 MOST_CALLS = 60_000
 """Calls of functions that the answer may still take: some hundredths of a second."""

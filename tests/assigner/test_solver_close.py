@@ -10,12 +10,12 @@ from brute_force import best_plan, random_instance
 from builders import single
 
 from assigner.solver import solve
-from assigner.solver.contest import INTEGER_PROGRAM, RELAXATION
-from assigner.solver.hints import resolve
+from assigner.solver.contest.contest import INTEGER_PROGRAM, RELAXATION
 from assigner.solver.ilp.one_f_one_b import OneFOneBModel
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.gpipe import GPipeSetting
-from assigner.solver.search import Search
+from assigner.solver.problem.hints import resolve
+from assigner.solver.search.search import Search
 
 CASES = [
     {"partitions": 4, "workers": 2, "busy": True},

@@ -10,14 +10,14 @@ from brute_force import random_instance
 from builders import make_profile, single
 
 from assigner.solver import SolveOptions, solve
-from assigner.solver.contest import ENUMERATION
-from assigner.solver.hints import resolve
+from assigner.solver.contest.contest import ENUMERATION
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.depth_search import DepthSearch
 from assigner.solver.ladder.depths import falling
 from assigner.solver.ladder.share_search import ShareSearch
 from assigner.solver.ladder.shared import SharedSetting
-from assigner.solver.search import Search
+from assigner.solver.problem.hints import resolve
+from assigner.solver.search.search import Search
 from benchmarks.solver.clusters import cluster
 
 

@@ -62,7 +62,7 @@ def test_the_optimum_is_that_of_the_model_where_the_plan_is_only_within_a_gap(tm
 
 def test_a_proof_that_is_not_closed_is_not_claimed(tmp_path, monkeypatch):
     """Where no cut may be added, the file says that its optimum is a lower bound, and it is below the plan."""
-    monkeypatch.setattr("assigner.solver.tuning.CLOSE_CUTS", 0)
+    monkeypatch.setattr("assigner.solver.limits.tuning.CLOSE_CUTS", 0)
     profile, options = random_instance(2, partitions=5, workers=3, busy=True), single(schedule="1f1b")
     plan = solve(profile, options).plan
     written = export_model(plan, profile, options, tmp_path / "model.lp")
@@ -112,7 +112,7 @@ def test_a_model_too_large_or_of_another_ending_is_refused(tmp_path, monkeypatch
     check_exportable(profile, single(), tmp_path / "model.mps")
     with pytest.raises(UsageError, match=r"\.lp or \.mps"):
         check_exportable(profile, single(), tmp_path / "model.txt")
-    monkeypatch.setattr("assigner.solver.tuning.MOST_COLUMNS", 11)
+    monkeypatch.setattr("assigner.solver.limits.tuning.MOST_COLUMNS", 11)
     with pytest.raises(UsageError, match="12 stage options"):
         check_exportable(profile, single(), tmp_path / "model.lp")
     check_exportable(profile, single(together=(("p0", "p1"),)), tmp_path / "model.lp")

@@ -11,12 +11,12 @@ from builders import make_profile, single
 
 from assigner.schedule.cost import CostModel
 from assigner.solver import solve
-from assigner.solver.contest import Contest
-from assigner.solver.dynamic_program import DynamicProgram
+from assigner.solver.contest.contest import Contest
 from assigner.solver.ladder.gpipe import GPipeSetting
-from assigner.solver.objectives import GPipeStep
-from assigner.solver.prices import PriceTable, StageOptions
-from assigner.solver.problem import Problem
+from assigner.solver.methods.dynamic_program import DynamicProgram
+from assigner.solver.problem.objectives import GPipeStep
+from assigner.solver.problem.prices import PriceTable, StageOptions
+from assigner.solver.problem.problem import Problem
 
 
 def random_pipelines(seed: int, number: int):

@@ -16,21 +16,21 @@ from sweeps import sweep
 from assigner.formats.graph import topological_order
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict, step_s, worker_memory
-from assigner.solver import tuning
-from assigner.solver.contest import Contest
+from assigner.solver.contest.contest import Contest
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.arrangement import Arrangement, again_s, held_stages, joined
 from assigner.solver.free.bounds import Bounds
 from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.pricing import StepPricing
-from assigner.solver.free.set_memory import SetMemory
-from assigner.solver.free.set_prices import SetPrices, bits
 from assigner.solver.free.setting import ConvexSetting, FreeSetting
 from assigner.solver.free.starts import orders, starts
 from assigner.solver.free.step_timing import row_step_s
-from assigner.solver.hints import resolve
-from assigner.solver.problem import Problem
-from assigner.solver.search import settings_of
+from assigner.solver.limits import tuning
+from assigner.solver.problem.hints import resolve
+from assigner.solver.problem.problem import Problem
+from assigner.solver.problem.set_memory import SetMemory
+from assigner.solver.problem.set_prices import SetPrices, bits
+from assigner.solver.search.search import settings_of
 
 KINDS = {"gpipe": ConvexSetting, "interleaved": FreeSetting}
 
@@ -333,7 +333,7 @@ def test_starts_follow_several_orders():
 @pytest.mark.parametrize("one_stage", [True, False])
 def test_local_search_only_gets_better_and_repeats_itself(one_stage, monkeypatch):
     """From a plain loop to a better plan that the simulator prices alike; the same seed ends at the same one."""
-    monkeypatch.setattr("assigner.solver.tuning.ANNEALING_TRIES", 400)
+    monkeypatch.setattr("assigner.solver.limits.tuning.ANNEALING_TRIES", 400)
     contest = contest_of(towers(each=4, workers=3), micro_batches=4)
     ends = []
     for _ in range(2):
@@ -362,7 +362,7 @@ def test_stages_that_wait_for_each_other_have_no_order():
 @pytest.mark.parametrize("schedule", KINDS)
 def test_larger_instances_have_good_plans_and_honest_bounds(schedule, monkeypatch):
     """Beyond exhaustive search: the plan is no worse than the pipelines it started from, the bound is below it."""
-    monkeypatch.setattr("assigner.solver.tuning.ANNEALING_TRIES", 300)
+    monkeypatch.setattr("assigner.solver.limits.tuning.ANNEALING_TRIES", 300)
     monkeypatch.setattr(tuning, "NODES", 300)
     contest = searched(towers(each=7), schedule, micro_batches=4, gap=0.01)
     (each,) = contest.settings

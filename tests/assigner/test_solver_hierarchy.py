@@ -17,13 +17,14 @@ from assigner.errors import InfeasibleError
 from assigner.formats.profile import LinkPoint
 from assigner.schedule.cost import CostModel, message_s
 from assigner.schedule.simulate import overfull, predict
-from assigner.solver import solve, tuning
-from assigner.solver.contest import Contest
+from assigner.solver import solve
+from assigner.solver.contest.contest import Contest
 from assigner.solver.fleet.hop_arrays import HopArrays, messages_s
 from assigner.solver.fleet.option_arrays import OptionArrays
 from assigner.solver.ladder.gpipe import GPipeSetting
-from assigner.solver.prices import PriceTable
-from assigner.solver.problem import Problem
+from assigner.solver.limits import tuning
+from assigner.solver.problem.prices import PriceTable
+from assigner.solver.problem.problem import Problem
 
 COUNT = 4
 

@@ -13,7 +13,7 @@ from sweeps import sweep
 from assigner.errors import FormatError, InfeasibleError, UsageError
 from assigner.schedule.simulate import predict
 from assigner.solver import completing, solve
-from assigner.solver.hints import resolve
+from assigner.solver.problem.hints import resolve
 
 EXACT = 1e-6
 PROFILE = make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0, 2.0])

@@ -11,8 +11,8 @@ from sweeps import sweep
 
 from assigner.errors import InfeasibleError
 from assigner.solver import SolveOptions, solve
-from assigner.solver.hints import resolve
-from assigner.solver.search import Search
+from assigner.solver.problem.hints import resolve
+from assigner.solver.search.search import Search
 from assigner.solver.why import explain, ways_out
 from assigner.solver.why.case import Case
 from assigner.solver.why.enquiry import Enquiry

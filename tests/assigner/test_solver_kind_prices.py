@@ -12,10 +12,10 @@ from builders import make_profile
 from assigner.formats.profile import LinkPoint
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve
-from assigner.solver.hints import resolve
-from assigner.solver.prices import PriceTable, by_kinds
-from assigner.solver.problem import Problem
-from assigner.solver.search import Search
+from assigner.solver.problem.hints import resolve
+from assigner.solver.problem.prices import PriceTable, by_kinds
+from assigner.solver.problem.problem import Problem
+from assigner.solver.search.search import Search
 
 
 def unlike_links(profile, seed: int):

@@ -13,7 +13,8 @@ from sweeps import sweep
 from assigner.formats.graph import topological_orders
 from assigner.formats.profile import Edge, Profile, Tie
 from assigner.schedule.simulate import predict
-from assigner.solver import solve, tuning
+from assigner.solver import solve
+from assigner.solver.limits import tuning
 
 
 def near_chain(seed: int) -> Profile:

@@ -11,7 +11,7 @@ from builders import make_profile
 
 from assigner.errors import UsageError
 from assigner.solver import SolveOptions, solve
-from assigner.solver.options import divisors
+from assigner.solver.problem.options import divisors
 
 WRONG = [
     ({"gap": -0.1}, "-0.1"), ({"gap": 1.0}, "1.0"), ({"gap": math.nan}, "nan"), ({"gap": "x"}, "'x'"),

@@ -19,15 +19,16 @@ from assigner.report.solution import proof_lines
 from assigner.schedule.cost import CostModel
 from assigner.schedule.orders import ActionKind, order_of
 from assigner.schedule.simulate import overfull, predict, step_s
-from assigner.solver import SolveOptions, solve, tuning
-from assigner.solver.hints import resolve
+from assigner.solver import SolveOptions, solve
+from assigner.solver.limits import tuning
 from assigner.solver.orders.bounds import least_of_all_s, least_step_s
 from assigner.solver.orders.every import EveryOrder
 from assigner.solver.orders.exchanges import Exchanges
 from assigner.solver.orders.listing import RULES, list_schedule, made_to_fit, rules_for, zero_bubble
 from assigner.solver.orders.search import best_orders, listed_plan, named_orders
 from assigner.solver.orders.tasks import PlacedTasks
-from assigner.solver.problem import Problem
+from assigner.solver.problem.hints import resolve
+from assigner.solver.problem.problem import Problem
 
 BUDGET = 20_000
 

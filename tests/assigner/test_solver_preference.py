@@ -34,7 +34,7 @@ def test_a_lighter_plan_is_within_the_gap_and_never_heavier(seed, gap, monkeypat
     profile = random_chain(seed, partitions=6, workers=3, busy=0.1 * (seed % 2))
     options = single(gap=gap)
     chosen = solve(profile, options).plan
-    monkeypatch.setattr("assigner.solver.preference.preferred", lambda _, best, __: best)
+    monkeypatch.setattr("assigner.solver.search.preference.preferred", lambda _, best, __: best)
     fastest = solve(profile, options).plan
     assert held(chosen) <= held(fastest) * (1 + 1e-9)
     assert chosen.solver.gap <= max(gap, fastest.solver.gap) + 1e-6
@@ -66,8 +66,8 @@ def test_pins_and_the_order_asked_for_outweigh_the_equal_split():
 
 def test_a_lighter_plan_that_is_not_proven_in_time_is_not_taken(monkeypatch):
     """Whatever the gap allows, a slower plan is an answer only with a proof."""
-    monkeypatch.setattr("assigner.solver.search.Search.allows", lambda *_: False)
+    monkeypatch.setattr("assigner.solver.search.search.Search.allows", lambda *_: False)
     profile = random_chain(1, partitions=6, workers=3)
     plan = solve(profile, single(gap=0.05)).plan
-    monkeypatch.setattr("assigner.solver.preference.preferred", lambda _, best, __: best)
+    monkeypatch.setattr("assigner.solver.search.preference.preferred", lambda _, best, __: best)
     assert plan.predicted.step_s == pytest.approx(solve(profile, single(gap=0.05)).plan.predicted.step_s)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from assigner.solver.memory import least_remat
+from assigner.solver.problem.memory import least_remat
 
 
 def every_subset(activations, forwards, in_flight, room):

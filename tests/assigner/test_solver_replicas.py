@@ -22,8 +22,8 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import SolveOptions, completing, solve, solve_baseline
 from assigner.solver.export import check_exportable
-from assigner.solver.options import divisors
-from assigner.solver.replica_options import least_shares, replica_sets
+from assigner.solver.problem.options import divisors
+from assigner.solver.problem.replica_options import least_shares, replica_sets
 
 ROUNDING = 1e-6
 

@@ -14,13 +14,14 @@ from sweeps import sweep
 from assigner.errors import AssignerError, LimitError
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.simulate import predict
-from assigner.solver import solve, tuning
-from assigner.solver.contest import GIVEN, Proposal
-from assigner.solver.hints import resolve
+from assigner.solver import solve
+from assigner.solver.contest.contest import GIVEN, Proposal
 from assigner.solver.ilp.backend import Backend, Outcome
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.gpipe import GPipeSetting
-from assigner.solver.search import Search
+from assigner.solver.limits import tuning
+from assigner.solver.problem.hints import resolve
+from assigner.solver.search.search import Search
 
 UNPROVEN = random_instance(30, partitions=5, workers=3, late_updates=True)
 """The relaxation leaves a gap here, so that the ILP must close it."""

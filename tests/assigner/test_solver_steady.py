@@ -19,15 +19,16 @@ from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import steady_s
 from assigner.schedule.simulate import overfull, predict
-from assigner.solver import solve, tuning
-from assigner.solver.contest import Contest
+from assigner.solver import solve
+from assigner.solver.contest.contest import Contest
 from assigner.solver.free.branched import SteadySetting
-from assigner.solver.free.set_memory import SetMemory
-from assigner.solver.free.set_prices import SetPrices
 from assigner.solver.free.steady import SteadyPricing
-from assigner.solver.hints import resolve
 from assigner.solver.ilp.placements import PlacementModel
-from assigner.solver.problem import Problem
+from assigner.solver.limits import tuning
+from assigner.solver.problem.hints import resolve
+from assigner.solver.problem.problem import Problem
+from assigner.solver.problem.set_memory import SetMemory
+from assigner.solver.problem.set_prices import SetPrices
 
 BOTH = ("gpipe", "1f1b")
 M = 4

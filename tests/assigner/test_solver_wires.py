@@ -18,7 +18,7 @@ from assigner.solver import SolveOptions, solve
 from assigner.solver.export import export_model
 from assigner.solver.orders.search import best_orders, named_orders
 from assigner.solver.orders.tasks import PlacedTasks
-from assigner.solver.search import Search
+from assigner.solver.search.search import Search
 
 
 def slow_wires(seed: int, *, workers: int = 4, partitions: int = 5, batch: int = 4) -> Profile:

@@ -14,8 +14,8 @@ def run(*args, code=None, **env):
 
 HEAVY = "torch", "numpy", "pulp", "highspy", "transformers"
 SEARCH = (
-    "assigner.solver.search",
-    "assigner.solver.problem",
+    "assigner.solver.search.search",
+    "assigner.solver.problem.problem",
     "assigner.runtime",
     "assigner.profiler.session",
     "assigner.model.marking",

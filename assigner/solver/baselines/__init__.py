@@ -5,6 +5,7 @@
     data_parallel.py  the whole model on every worker, in equal shares or by speed
     greedy.py       list scheduling by earliest finish
     weighted.py     softmax descent on a weighted sum of memory, compute and bandwidth (machin)
+    blocks.py       a line of times cut so that the largest block is least
     prices.py       what all of them are priced by
 
 Each takes the micro-batch count that suits it best by its step time under GPipe, rematerialises nothing, or everything
@@ -20,18 +21,18 @@ from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Baseline, Plan
 from assigner.schedule.simulate import priced
-from assigner.solver import tuning
 from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
 from assigner.solver.baselines.greedy import earliest_finish
 from assigner.solver.baselines.prices import BaselinePrices
 from assigner.solver.baselines.splits import balanced, equal, least_bottleneck, proportional, single
 from assigner.solver.baselines.weighted import descent
-from assigner.solver.clock import SolveClock
+from assigner.solver.limits import tuning
+from assigner.solver.limits.clock import SolveClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from assigner.solver.problem import Problem
+    from assigner.solver.problem.problem import Problem
 
 _BASELINES: Mapping[str, tuple[str, Callable[[BaselinePrices], Iterable[Plan]]]] = {
     "single": ("best single worker", single),

@@ -34,7 +34,7 @@ def shares_by_speed(pricing: BaselinePrices) -> Iterator[Plan]:
     """Shares for which the worker that is through last is through as soon as can be."""
     import numpy as np
 
-    from assigner.solver.replica_options import least_shares
+    from assigner.solver.problem.replica_options import least_shares
 
     workers = _sharing(pricing)
     for count in pricing.counts:

@@ -13,8 +13,8 @@ from assigner.formats.stage import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from assigner.solver.clock import SolveClock
-    from assigner.solver.problem import Problem
+    from assigner.solver.limits.clock import SolveClock
+    from assigner.solver.problem.problem import Problem
 
 
 class BaselinePrices:

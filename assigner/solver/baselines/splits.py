@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.solver.baselines.prices import BaselinePrices
-    from assigner.solver.problem import Problem
+    from assigner.solver.problem.problem import Problem
 
 
 _LEAST_S = 1e-300

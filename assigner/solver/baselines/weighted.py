@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from assigner.solver import tuning
+from assigner.solver.limits import tuning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.schedule.cost import PartitionCost
     from assigner.solver.baselines.prices import BaselinePrices
-    from assigner.solver.problem import Problem
+    from assigner.solver.problem.problem import Problem
 
     Array = NDArray[np.float64]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver import tuning
-from assigner.solver.contest import ROUNDING
+from assigner.solver.limits import tuning
+from assigner.solver.limits.tuning import ROUNDING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver import tuning
+from assigner.solver.limits import tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,19 +12,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from assigner.solver import tuning
-from assigner.solver.clock import SolveClock
-from assigner.solver.contest import ROUNDING
 from assigner.solver.fleet.assignment import WorkerAssignment
 from assigner.solver.fleet.bottlenecks import BottleneckSearch
 from assigner.solver.fleet.paths import KindPaths
 from assigner.solver.fleet.relaxation import KindRelaxation
+from assigner.solver.limits import tuning
+from assigner.solver.limits.clock import SolveClock
+from assigner.solver.limits.tuning import ROUNDING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.solver.fleet.path_program import KindPipeline
-    from assigner.solver.prices import PriceTable, StageOption
+    from assigner.solver.problem.prices import PriceTable, StageOption
 
 
 class Hierarchy:

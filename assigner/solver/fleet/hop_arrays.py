@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from assigner.formats.profile import LinkPoint
-    from assigner.solver.prices import PriceTable, WorkerKind
+    from assigner.solver.problem.prices import PriceTable, WorkerKind
 
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]

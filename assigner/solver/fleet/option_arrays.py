@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver.contest import ROUNDING
 from assigner.solver.fleet.path_program import ServerPrices
-from assigner.solver.memory import least_recompute_s
+from assigner.solver.limits.tuning import ROUNDING
+from assigner.solver.problem.memory import least_recompute_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from assigner.schedule.cost import PartitionCost
     from assigner.solver.fleet.hop_arrays import HopArrays
-    from assigner.solver.prices import PriceTable, WorkerKind
+    from assigner.solver.problem.prices import PriceTable, WorkerKind
 
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from assigner.solver.clock import SolveClock
+    from assigner.solver.limits.clock import SolveClock
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver import tuning
 from assigner.solver.fleet.option_arrays import OptionArrays
 from assigner.solver.fleet.path_program import PathProgram
-from assigner.solver.prices import WorkerKind
+from assigner.solver.limits import tuning
+from assigner.solver.problem.prices import WorkerKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver import tuning
 from assigner.solver.fleet.hop_arrays import HopArrays
 from assigner.solver.fleet.path_program import WorkSplit
-from assigner.solver.perfect_split import perfect_split
-from assigner.solver.prices import WorkerKind
+from assigner.solver.limits import tuning
+from assigner.solver.problem.perfect_split import perfect_split
+from assigner.solver.problem.prices import WorkerKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from assigner.solver.prices import PriceTable
+    from assigner.solver.problem.prices import PriceTable
 
     Floats = NDArray[np.float64]
 

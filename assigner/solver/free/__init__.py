@@ -6,4 +6,11 @@ Problem ── SetPrices ── SetMemory (what is rematerialised) ─┬─ Exh
 
 The first two ask a Pricing: StepPricing times a placement as the simulator would (StepTiming), SteadyPricing has the
 slowest worker or link of the steady state.
+
+    setting         settings whose stages have any shape; branched: convex stages of a graph with branches, one a worker
+    arrangement     a placement: stages in a topological order, each on some worker
+    pricing         what the searches ask of an objective; step_timing, steady: of the step time, of the steady state
+    starts          where the search starts; annealing goes on from there
+    exhaustive      every placement of a small instance; stage_orders: all rows of stages for one of them
+    bounds          of all rows that put partitions on given workers
 """

@@ -15,9 +15,9 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from assigner.solver import tuning
-from assigner.solver.free.set_prices import bits
-from assigner.solver.local_search import local_search
+from assigner.solver.limits import tuning
+from assigner.solver.methods.local_search import local_search
+from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
-from assigner.solver.free.set_memory import Masks, SetMemory
-from assigner.solver.free.set_prices import SetPrices, bits
+from assigner.solver.problem.set_memory import Masks, SetMemory
+from assigner.solver.problem.set_prices import SetPrices, bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

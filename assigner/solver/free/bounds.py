@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from assigner.solver.free.set_prices import bits
-from assigner.solver.perfect_split import split_among
+from assigner.solver.problem.perfect_split import split_among
+from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
-    from assigner.solver.free.set_memory import SetMemory
+    from assigner.solver.problem.set_memory import SetMemory
 
 NEVER = -math.inf
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
-from assigner.solver import tuning
-from assigner.solver.clock import OutOfTime, SolveClock
-from assigner.solver.contest import EXHAUSTIVE, Contest
-from assigner.solver.free.set_memory import SetMemory
-from assigner.solver.free.set_prices import SetPrices
+from assigner.solver.contest.contest import EXHAUSTIVE, Contest
 from assigner.solver.free.setting import ConvexSetting, FreeSetting
 from assigner.solver.free.starts import of_plan, orders
 from assigner.solver.free.steady import SteadyPricing
 from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.ladder.climbing import LadderSetting
-from assigner.solver.problem import Problem
+from assigner.solver.limits import tuning
+from assigner.solver.limits.clock import OutOfTime, SolveClock
+from assigner.solver.problem.problem import Problem
+from assigner.solver.problem.set_memory import SetMemory
+from assigner.solver.problem.set_prices import SetPrices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from assigner.solver.free.arrangement import Arrangement, again_s, held_stages, joined
 from assigner.solver.free.bounds import Bounds
-from assigner.solver.free.set_prices import bits
 from assigner.solver.free.step_timing import row_step_s
+from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.solver.free.arrangement import Stages
     from assigner.solver.free.bounds import Turn
-    from assigner.solver.free.set_memory import SetMemory
+    from assigner.solver.problem.set_memory import SetMemory
 
 
 class Pricing(Protocol):

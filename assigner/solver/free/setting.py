@@ -11,26 +11,26 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.solver import tuning
-from assigner.solver.contest import EXHAUSTIVE, LOCAL, RELAXATION, TOTAL_WORK
+from assigner.solver.contest.contest import EXHAUSTIVE, LOCAL, RELAXATION, TOTAL_WORK
+from assigner.solver.contest.setting import Setting
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.pricing import StepPricing
-from assigner.solver.free.set_memory import SetMemory
-from assigner.solver.free.set_prices import SetPrices
 from assigner.solver.free.starts import starts
 from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.ladder.gpipe import GPipeSetting
-from assigner.solver.setting import Setting
+from assigner.solver.limits import tuning
+from assigner.solver.problem.set_memory import SetMemory
+from assigner.solver.problem.set_prices import SetPrices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from assigner.formats.terms import Schedule
-    from assigner.solver.contest import Contest
+    from assigner.solver.contest.contest import Contest
     from assigner.solver.free.arrangement import Arrangement, Stages
     from assigner.solver.free.pricing import BoundedPricing
-    from assigner.solver.problem import Problem
+    from assigner.solver.problem.problem import Problem
 
 
 class FreeSetting(Setting):

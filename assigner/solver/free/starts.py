@@ -14,17 +14,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.solver.clock import OutOfTime, SolveClock
-from assigner.solver.contest import Contest
+from assigner.solver.contest.contest import Contest
 from assigner.solver.ladder.gpipe import GPipeSetting
+from assigner.solver.limits.clock import OutOfTime, SolveClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.solver.free.arrangement import Stages
-    from assigner.solver.free.set_prices import SetPrices
-    from assigner.solver.problem import Problem
+    from assigner.solver.problem.problem import Problem
+    from assigner.solver.problem.set_prices import SetPrices
 
 
 def starts(contest: Contest, table: SetPrices, *, loops: bool) -> Iterator[Stages]:

@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.solver.free.arrangement import Arrangement
-from assigner.solver.free.set_prices import bits
-from assigner.solver.perfect_split import split_among
+from assigner.solver.problem.perfect_split import split_among
+from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.solver.free.arrangement import Stages
     from assigner.solver.free.bounds import Turn
-    from assigner.solver.free.set_memory import SetMemory
+    from assigner.solver.problem.set_memory import SetMemory
 
 
 class SteadyPricing:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from assigner.schedule.timing import MessageTime
-    from assigner.solver.free.set_prices import SetPrices, TravellingValue
+    from assigner.solver.problem.set_prices import SetPrices, TravellingValue
 
     Messages = list[list[tuple[int, MessageTime]]]
 

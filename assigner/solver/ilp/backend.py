@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import highspy
 import pulp
 
-from assigner.solver.clock import SolveClock
-from assigner.solver.options import SolverName
+from assigner.solver.limits.clock import SolveClock
+from assigner.solver.problem.options import SolverName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

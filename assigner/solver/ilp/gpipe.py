@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pulp
 
     from assigner.solver.ilp.linear import Terms
-    from assigner.solver.prices import StageOption
+    from assigner.solver.problem.prices import StageOption
 
 
 _SLACK = 1e-12

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pulp
 
-from assigner.solver.clock import OutOfTime, SolveClock
+from assigner.solver.limits.clock import OutOfTime, SolveClock
 
 Terms = dict[pulp.LpVariable, float]
 """A linear expression: coefficients by variable."""

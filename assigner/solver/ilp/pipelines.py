@@ -24,9 +24,9 @@ from assigner.solver.ilp.linear import LinearModel, add, capped
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from assigner.solver.clock import SolveClock
     from assigner.solver.ilp.linear import Terms
-    from assigner.solver.prices import Hop, PriceTable, StageOption
+    from assigner.solver.limits.clock import SolveClock
+    from assigner.solver.problem.prices import Hop, PriceTable, StageOption
 
 FORWARD, BACKWARD = "F", "B"
 

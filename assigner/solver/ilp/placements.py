@@ -31,16 +31,16 @@ from typing import TYPE_CHECKING
 
 import pulp
 
-from assigner.solver import tuning
-from assigner.solver.free.set_prices import bits
 from assigner.solver.ilp.linear import LinearModel, add
+from assigner.solver.limits import tuning
+from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from assigner.schedule.cost import PartitionCost
-    from assigner.solver.free.set_memory import SetMemory
     from assigner.solver.ilp.linear import Terms
+    from assigner.solver.problem.set_memory import SetMemory
 
 
 class PlacementModel(LinearModel):

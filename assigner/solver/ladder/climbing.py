@@ -11,24 +11,31 @@ import math
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
-from assigner.solver import tuning
-from assigner.solver.contest import DYNAMIC_PROGRAM, ENUMERATION, INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK
-from assigner.solver.dynamic_program import DynamicProgram
+from assigner.solver.contest.contest import (
+    DYNAMIC_PROGRAM,
+    ENUMERATION,
+    INTEGER_PROGRAM,
+    PROVEN,
+    RELAXATION,
+    TOTAL_WORK,
+)
 from assigner.solver.ilp.one_f_one_b import OneFOneBModel
 from assigner.solver.ladder.depth_search import DepthSearch
 from assigner.solver.ladder.simulated import PipelineSetting
-from assigner.solver.prices import StageOptions
+from assigner.solver.limits import tuning
+from assigner.solver.methods.dynamic_program import DynamicProgram
+from assigner.solver.problem.prices import StageOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.formats.terms import Schedule
-    from assigner.solver.contest import Contest
-    from assigner.solver.dynamic_program import PricedPipelines
+    from assigner.solver.contest.contest import Contest
     from assigner.solver.ilp.pipelines import PipelineModel
     from assigner.solver.ladder.depths import Depths
-    from assigner.solver.prices import StageOption
-    from assigner.solver.problem import Problem
+    from assigner.solver.methods.dynamic_program import PricedPipelines
+    from assigner.solver.problem.prices import StageOption
+    from assigner.solver.problem.problem import Problem
 
 
 class LadderSetting(PipelineSetting):

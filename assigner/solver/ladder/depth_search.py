@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.schedule.replication import takes
-from assigner.solver import tuning
+from assigner.solver.limits import tuning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from assigner.solver.ladder.depths import Depths
-    from assigner.solver.prices import StageOption, StageOptions
+    from assigner.solver.problem.prices import StageOption, StageOptions
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]

@@ -11,15 +11,15 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.solver import tuning
-from assigner.solver.contest import DYNAMIC_PROGRAM, TOTAL_WORK
+from assigner.solver.contest.contest import DYNAMIC_PROGRAM, TOTAL_WORK
 from assigner.solver.fleet.hierarchy import Hierarchy
 from assigner.solver.ilp.gpipe import GPipeModel
 from assigner.solver.ladder.climbing import LadderSetting
+from assigner.solver.limits import tuning
 
 if TYPE_CHECKING:
-    from assigner.solver.contest import Contest
-    from assigner.solver.problem import Problem
+    from assigner.solver.contest.contest import Contest
+    from assigner.solver.problem.problem import Problem
 
 
 class GPipeSetting(LadderSetting):

@@ -17,8 +17,9 @@ from assigner.errors import FormatError
 from assigner.schedule.program import ActionKind, in_flight
 from assigner.schedule.replication import takes
 from assigner.schedule.timing import Instead, step_s
-from assigner.solver.contest import ENUMERATION, TIE
+from assigner.solver.contest.contest import ENUMERATION
 from assigner.solver.ladder.depths import falling
+from assigner.solver.limits.tuning import TIE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from assigner.solver.ladder.depths import Depths
     from assigner.solver.ladder.shared import SharedSetting
     from assigner.solver.ladder.simulated import Pipeline
-    from assigner.solver.prices import StageOption
+    from assigner.solver.problem.prices import StageOption
 
 
 class ShareSearch:

@@ -15,15 +15,15 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.solver import tuning
-from assigner.solver.contest import DYNAMIC_PROGRAM, ENUMERATION, PROVEN, TOTAL_WORK
-from assigner.solver.dynamic_program import DynamicProgram, PricedPipelines
+from assigner.solver.contest.contest import DYNAMIC_PROGRAM, ENUMERATION, PROVEN, TOTAL_WORK
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.share_search import ShareSearch
 from assigner.solver.ladder.simulated import pipeline_key
-from assigner.solver.objectives import OneFOneBStep
-from assigner.solver.prices import by_kinds
-from assigner.solver.replica_options import ReplicaOptions
+from assigner.solver.limits import tuning
+from assigner.solver.methods.dynamic_program import DynamicProgram, PricedPipelines
+from assigner.solver.problem.objectives import OneFOneBStep
+from assigner.solver.problem.prices import by_kinds
+from assigner.solver.problem.replica_options import ReplicaOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.solver.ladder.depths import Depths
     from assigner.solver.ladder.simulated import Pipeline, Point
-    from assigner.solver.objectives import PipelineObjective
-    from assigner.solver.prices import StageOption
+    from assigner.solver.problem.objectives import PipelineObjective
+    from assigner.solver.problem.prices import StageOption
 
 
 class SharedSetting(LadderSetting):

@@ -17,24 +17,25 @@ from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
-from assigner.solver import tuning
-from assigner.solver.clock import OutOfTime
-from assigner.solver.contest import DYNAMIC_PROGRAM, LOCAL, PROVEN, TIE
+from assigner.solver.contest.contest import DYNAMIC_PROGRAM, LOCAL, PROVEN
+from assigner.solver.contest.setting import Setting
 from assigner.solver.ladder.depths import falling, falling_count, fitting, nearby
-from assigner.solver.local_search import is_better, local_search, pipeline_moves
-from assigner.solver.objectives import GPipeStep, Latency, OneFOneBStep, SteadyState
-from assigner.solver.setting import Setting
+from assigner.solver.limits import tuning
+from assigner.solver.limits.clock import OutOfTime
+from assigner.solver.limits.tuning import TIE
+from assigner.solver.methods.local_search import is_better, local_search, pipeline_moves
+from assigner.solver.problem.objectives import GPipeStep, Latency, OneFOneBStep, SteadyState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.formats.terms import Objective, Schedule
-    from assigner.solver.contest import Contest
+    from assigner.solver.contest.contest import Contest
     from assigner.solver.ladder.depths import Depths
-    from assigner.solver.local_search import Intervals
-    from assigner.solver.objectives import PipelineObjective
-    from assigner.solver.prices import StageOption, StageOptions
-    from assigner.solver.problem import Problem
+    from assigner.solver.methods.local_search import Intervals
+    from assigner.solver.problem.objectives import PipelineObjective
+    from assigner.solver.problem.prices import StageOption, StageOptions
+    from assigner.solver.problem.problem import Problem
 
     Pipeline = tuple[StageOption, ...]
     Point = tuple[Pipeline, Depths]

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from assigner.solver.orders.tasks import along
-from assigner.solver.perfect_split import least_work, perfect_split
+from assigner.solver.problem.perfect_split import least_work, perfect_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from assigner.solver.orders.tasks import PlacedTasks, TaskRow
-    from assigner.solver.problem import Problem
+    from assigner.solver.problem.problem import Problem
 
 
 class RowLoad(NamedTuple):

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.solver.free.arrangement import Arrangement, held_stages, joined
-from assigner.solver.free.set_prices import bits
 from assigner.solver.orders.listing import QUICK, list_schedule
 from assigner.solver.orders.tasks import PlacedTasks
+from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.solver.free.arrangement import Stages
-    from assigner.solver.free.set_memory import Masks, SetMemory
+    from assigner.solver.problem.set_memory import Masks, SetMemory
 
 
 class ListedPricing:

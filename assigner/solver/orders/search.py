@@ -19,20 +19,21 @@ from typing import TYPE_CHECKING
 from assigner.errors import FormatError
 from assigner.formats.orders import ListedStep, written_order
 from assigner.schedule.orders import LETTERS, listed, order_of
-from assigner.solver import tuning
-from assigner.solver.contest import BASELINE, PROVEN, ROUNDING, Proposal
+from assigner.solver.contest.contest import BASELINE, PROVEN, Proposal
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.pricing import StepPricing
-from assigner.solver.free.set_memory import SetMemory
-from assigner.solver.free.set_prices import SetPrices
 from assigner.solver.free.starts import loop, of_plan
+from assigner.solver.limits import tuning
+from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.orders.bounds import least_step_s
 from assigner.solver.orders.every import EveryOrder
 from assigner.solver.orders.exchanges import Exchanges
 from assigner.solver.orders.listing import QUICK, list_schedule, made_to_fit, rules_for, zero_bubble
 from assigner.solver.orders.placements import ListedPricing
 from assigner.solver.orders.tasks import Orders, PlacedTasks, may_split
+from assigner.solver.problem.set_memory import SetMemory
+from assigner.solver.problem.set_prices import SetPrices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from assigner.formats.terms import Schedule
     from assigner.solver.baselines import FoundBaseline
     from assigner.solver.free.arrangement import Arrangement
-    from assigner.solver.problem import Problem
-    from assigner.solver.search import Search
+    from assigner.solver.problem.problem import Problem
+    from assigner.solver.search.search import Search
 
 LIST_SCHEDULING = "list scheduling"
 """How listed orders are found."""

@@ -17,10 +17,10 @@ from assigner.formats.plan import Plan
 from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
-from assigner.solver import tuning
-from assigner.solver.clock import OutOfTime
-from assigner.solver.options import SolveOptions
-from assigner.solver.problem import Problem
+from assigner.solver.limits import tuning
+from assigner.solver.limits.clock import OutOfTime
+from assigner.solver.problem.options import SolveOptions
+from assigner.solver.problem.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +55,8 @@ def resolver(plan: Plan, options: SolveOptions, *, seconds: float = tuning.RESOL
         options: What it was solved with, resolved (hints.py).
         seconds: For a draw; after that the best plan so far is the answer.
     """
-    from assigner.solver.contest import GIVEN, Proposal
-    from assigner.solver.search import Search
+    from assigner.solver.contest.contest import GIVEN, Proposal
+    from assigner.solver.search.search import Search
 
     hasty = replace(options, gap=0.0, time_limit=min(seconds, options.time_limit))
 

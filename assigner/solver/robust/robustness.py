@@ -24,10 +24,10 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import check_fit, priced
 from assigner.schedule.timing import step_s
 from assigner.solver import solve
-from assigner.solver.clock import SolveClock
-from assigner.solver.hints import resolve
-from assigner.solver.options import ScheduleChoice, SolveOptions
-from assigner.solver.problem import Problem
+from assigner.solver.limits.clock import SolveClock
+from assigner.solver.problem.hints import resolve
+from assigner.solver.problem.options import ScheduleChoice, SolveOptions
+from assigner.solver.problem.problem import Problem
 from assigner.solver.robust.rivals import Race, baselines, resolver
 from assigner.solver.robust.spreads import Coverage, resampled, slow_end
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
-    from assigner.solver.answer import Progress, Solution
+    from assigner.solver.problem.answer import Progress, Solution
     from assigner.solver.robust.rivals import Rival
 
 DRAWS = 100

@@ -5,6 +5,7 @@ family.py                 a kind of constraints; how little of it has to go; sev
 choices.py, dropped.py    schedule, micro-batches, remat, step time, batch; hints
 memory.py, fleet.py       reserve and memory; links and one more worker
 obstacle.py               the tightest obstacle in one sentence
+amounts.py                bytes as the figures that a flag takes
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from assigner import errors
 from assigner import formatting as fmt
-from assigner.solver import tuning
+from assigner.solver.limits import tuning
 from assigner.solver.why.case import Case
 from assigner.solver.why.choices import Batch, FewerInFlight, Remat, StepLimit
 from assigner.solver.why.dropped import Hints, MostWorkers
@@ -25,7 +26,7 @@ from assigner.solver.why.obstacle import obstacle
 
 if TYPE_CHECKING:
     from assigner.formats.profile import Profile
-    from assigner.solver.options import SolveOptions
+    from assigner.solver.problem.options import SolveOptions
     from assigner.solver.why.case import Remedy
     from assigner.solver.why.family import Family
 

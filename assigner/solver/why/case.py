@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from assigner.formats.plan import Plan
 from assigner.formats.profile import Profile
 from assigner.schedule.cost import CostModel
-from assigner.solver.hints import resolve
-from assigner.solver.options import SolveOptions
+from assigner.solver.problem.hints import resolve
+from assigner.solver.problem.options import SolveOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.solver.options import divisors
+from assigner.solver.problem.options import divisors
 from assigner.solver.why.case import Case, Change
 from assigner.solver.why.family import Family, least
 

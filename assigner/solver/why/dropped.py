@@ -9,7 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.solver import tuning
+from assigner.solver.limits import tuning
 from assigner.solver.why.amounts import figure
 from assigner.solver.why.case import Case, Change, together
 from assigner.solver.why.choices import chosen

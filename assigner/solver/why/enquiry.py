@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
 from assigner.schedule.simulate import predict
-from assigner.solver import tuning
-from assigner.solver.clock import SolveClock
-from assigner.solver.search import Search
+from assigner.solver.limits import tuning
+from assigner.solver.limits.clock import SolveClock
+from assigner.solver.search.search import Search
 from assigner.solver.why.case import Remedy
 
 if TYPE_CHECKING:

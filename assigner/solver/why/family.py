@@ -6,7 +6,7 @@ import itertools
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeVar
 
-from assigner.solver import tuning
+from assigner.solver.limits import tuning
 from assigner.solver.why.case import together
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from assigner.formats.profile import Link, LinkPoint
 from assigner.schedule.cost import message_s
 from assigner.schedule.program import build_program
-from assigner.solver import tuning
+from assigner.solver.limits import tuning
 from assigner.solver.why.case import Change, short, together
 from assigner.solver.why.family import Family, least_set
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.schedule.simulate import worker_memory
-from assigner.solver import tuning
+from assigner.solver.limits import tuning
 from assigner.solver.why.amounts import ceiled, figure, floored, least_figure
 from assigner.solver.why.case import Case, Change, short
 from assigner.solver.why.choices import chosen

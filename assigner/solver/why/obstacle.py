@@ -14,7 +14,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.solver.search import Search
+from assigner.solver.search.search import Search
 from assigner.solver.why.case import short, together
 from assigner.solver.why.choices import StepLimit
 from assigner.solver.why.dropped import Hints, MostWorkers, hints, limits, named, title
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.formats.profile import Worker
-    from assigner.solver.problem import Problem
+    from assigner.solver.problem.problem import Problem
     from assigner.solver.why.case import Case, Change
     from assigner.solver.why.enquiry import Enquiry
 

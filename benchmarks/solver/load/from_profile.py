@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.profile import Partition, Profile, Tie
     from assigner.schedule.cost import CostModel, PartitionCost
-    from assigner.solver.options import Remat
+    from assigner.solver.problem.options import Remat
     from load.problem import LoadAnswer
 
 REMATERIALISE = "rematerialise"

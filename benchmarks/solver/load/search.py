@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from assigner.solver.options import SolverName
+from assigner.solver.problem.options import SolverName
 from load.anneal import Annealer
 from load.climb import climb
 from load.downsets import all_downsets, along, some_orders

@@ -19,10 +19,10 @@ from assigner.schedule.cost import CostModel, PartitionOutput
 from assigner.schedule.objective import compared_value
 from assigner.schedule.simulate import worker_memory
 from assigner.schedule.timing import step_s
-from assigner.solver import tuning
-from assigner.solver.clock import SolveClock
-from assigner.solver.options import SolveOptions
-from assigner.solver.prices import PriceTable
+from assigner.solver.limits import tuning
+from assigner.solver.limits.clock import SolveClock
+from assigner.solver.problem.options import SolveOptions
+from assigner.solver.problem.prices import PriceTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Worker, WorkloadReference
     from assigner.formats.stage import Stage
-    from assigner.solver.options import RematRule
+    from assigner.solver.problem.options import RematRule
 
 
 @dataclass(frozen=True)

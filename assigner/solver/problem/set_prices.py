@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.schedule.timing import MessageTime
-from assigner.solver.prices import PriceTable
+from assigner.solver.problem.prices import PriceTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from assigner.schedule.replication import taken
 from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
 from assigner.solver.baselines.prices import BaselinePrices
-from assigner.solver.contest import PROVEN, Proposal
-from assigner.solver.memory import divided
+from assigner.solver.contest.contest import PROVEN, Proposal
+from assigner.solver.problem.memory import divided
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from assigner.formats.plan import Plan
-    from assigner.solver.problem import Problem
-    from assigner.solver.search import Search
+    from assigner.solver.problem.problem import Problem
+    from assigner.solver.search.search import Search
 
 DIVIDED = "optimizer state divided where memory binds"
 """How such a plan was found."""

@@ -11,26 +11,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Plan
-from assigner.solver import tuning
 from assigner.solver.ilp.backend import Backend
+from assigner.solver.limits import tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from assigner.solver.problem import Problem
-    from assigner.solver.setting import Setting
+    from assigner.solver.contest.setting import Setting
+    from assigner.solver.problem.problem import Problem
 
 PROVEN = 1e-6
 """A gap up to this is none: what is left are the solver's tolerances."""
 
-ROUNDING = 1e-9
-"""Values that differ by this share, or less, may be one: sums of the same figures, taken in another order."""
-
 _SHORTEST_S = 1e-12
 """The least unit of a model: prices divided by less have no place in a float's range."""
-
-TIE = 1e-12
-"""Plans that differ by less, as a share, are as good: rounding must not choose between them."""
 
 RELAXATION, INTEGER_PROGRAM = "linear relaxation", "integer program"
 """What the solver (HiGHS, CBC) does: where neither is named, it had no part in the answer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from assigner.solver.contest import ROUNDING, TIE
+from assigner.solver.limits.tuning import ROUNDING, TIE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

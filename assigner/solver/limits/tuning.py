@@ -294,3 +294,9 @@ LISTED_GAIN = 0.07
 simpler, and workers that wait for each other at every stage pay for each one's variation, of which profiles have
 medians. On three unlike hosts such plans were to win 7, 9 and 12 % and won 10, 1 and 13 %; what promised less won less
 when it ran, or lost (docs/solving.md)."""
+
+ROUNDING = 1e-9
+"""Values that differ by this share, or less, may be one: sums of the same figures, taken in another order."""
+
+TIE = 1e-12
+"""Plans that differ by less, as a share, are as good: rounding must not choose between them."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import UsageError
-from assigner.solver.options import divisors
+from assigner.solver.problem.options import divisors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile, Worker
-    from assigner.solver.options import RematRule, SolveOptions
+    from assigner.solver.problem.options import RematRule, SolveOptions
 
 RANKS = "ranks"
 """As the only entry of `order`: every worker, in the order of their ranks."""

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from assigner.errors import UsageError
 from assigner.schedule.cost import CostModel
-from assigner.solver import tuning
-from assigner.solver.answer import Progress
-from assigner.solver.clock import OutOfTime, SolveClock
-from assigner.solver.contest import LOCAL, PROVEN, Contest, Proposal
+from assigner.solver.contest.contest import LOCAL, PROVEN, Contest, Proposal
 from assigner.solver.free.branched import BranchedSetting, SteadySetting
 from assigner.solver.free.setting import ConvexSetting, FreeSetting, OrderedSetting
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.ladder.shared import SharedSetting
-from assigner.solver.local_search import local_search
-from assigner.solver.problem import Problem
+from assigner.solver.limits import tuning
+from assigner.solver.limits.clock import OutOfTime, SolveClock
+from assigner.solver.methods.local_search import local_search
+from assigner.solver.problem.answer import Progress
+from assigner.solver.problem.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
     from assigner.formats.terms import Schedule
-    from assigner.solver.options import SolveOptions
-    from assigner.solver.setting import Setting
+    from assigner.solver.contest.setting import Setting
+    from assigner.solver.problem.options import SolveOptions
 
 
 _ONE_STAGE: tuple[Schedule, ...] = ("gpipe", "1f1b")

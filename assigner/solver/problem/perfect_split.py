@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver.objectives import Remainder
+from assigner.solver.problem.objectives import Remainder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from assigner.solver.prices import PriceTable
+    from assigner.solver.problem.prices import PriceTable
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]

@@ -24,17 +24,18 @@ from typing import TYPE_CHECKING
 
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
-from assigner.solver import tuning
-from assigner.solver.contest import INTEGER_PROGRAM, TIE, Proposal
+from assigner.solver.contest.contest import INTEGER_PROGRAM, Proposal
+from assigner.solver.limits import tuning
+from assigner.solver.limits.tuning import TIE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Schedule
-    from assigner.solver.contest import Contest
+    from assigner.solver.contest.contest import Contest
     from assigner.solver.ilp.linear import LinearModel
-    from assigner.solver.problem import Problem
+    from assigner.solver.problem.problem import Problem
 
 
 class Setting(ABC):

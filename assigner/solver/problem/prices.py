@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
-from assigner.solver import tuning
-from assigner.solver.memory import HeldPartitions, IntervalBytes
+from assigner.solver.limits import tuning
+from assigner.solver.problem.memory import HeldPartitions, IntervalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.schedule.cost import PartitionCost
-    from assigner.solver.problem import Problem
+    from assigner.solver.problem.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ import numpy as np
 from assigner.schedule.cost import PartitionCost
 from assigner.schedule.program import in_flight
 from assigner.schedule.simulate import worker_memory
-from assigner.solver import tuning
-from assigner.solver.contest import ROUNDING
-from assigner.solver.options import RematRule
+from assigner.solver.limits import tuning
+from assigner.solver.limits.tuning import ROUNDING
+from assigner.solver.problem.options import RematRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.schedule.cost import PartitionOutput
-    from assigner.solver.problem import Problem
+    from assigner.solver.problem.problem import Problem
 
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]

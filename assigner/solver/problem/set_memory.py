@@ -11,14 +11,14 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING
 
-from assigner.solver import tuning
-from assigner.solver.free.set_prices import bits
-from assigner.solver.memory import HeldPartitions
+from assigner.solver.limits import tuning
+from assigner.solver.problem.memory import HeldPartitions
+from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.solver.free.set_prices import SetPrices
+    from assigner.solver.problem.set_prices import SetPrices
 
 Masks = tuple[int, ...]
 """A set of positions for each stage of one worker."""

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Plan
 from assigner.schedule.objective import HOUR_S
-from assigner.solver import tuning
-from assigner.solver.answer import Progress
-from assigner.solver.contest import BASELINE, PROVEN
-from assigner.solver.dynamic_program import DynamicProgram
+from assigner.solver.contest.contest import BASELINE, PROVEN
 from assigner.solver.ladder.climbing import LadderSetting
-from assigner.solver.objectives import OneFOneBStep
-from assigner.solver.replica_options import counts_of
-from assigner.solver.search import Search
+from assigner.solver.limits import tuning
+from assigner.solver.methods.dynamic_program import DynamicProgram
+from assigner.solver.problem.answer import Progress
+from assigner.solver.problem.objectives import OneFOneBStep
+from assigner.solver.problem.replica_options import counts_of
+from assigner.solver.search.search import Search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.formats.profile import Profile
-    from assigner.solver.options import SolveOptions
+    from assigner.solver.problem.options import SolveOptions
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver import tuning
-from assigner.solver.prices import Hop, StageOption, StageOptions
+from assigner.solver.limits import tuning
+from assigner.solver.problem.prices import Hop, StageOption, StageOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from assigner.solver.prices import PriceTable
+    from assigner.solver.problem.prices import PriceTable
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]

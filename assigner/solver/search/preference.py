@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from assigner.schedule.program import warm_up
 from assigner.schedule.simulate import worker_memory
-from assigner.solver import tuning
 from assigner.solver.baselines import TITLES
-from assigner.solver.contest import BASELINE, PROVEN, ROUNDING, Proposal
+from assigner.solver.contest.contest import BASELINE, PROVEN, Proposal
+from assigner.solver.limits import tuning
+from assigner.solver.limits.tuning import ROUNDING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Schedule
     from assigner.solver.baselines import FoundBaseline
-    from assigner.solver.problem import Problem
-    from assigner.solver.search import Search
+    from assigner.solver.problem.problem import Problem
+    from assigner.solver.search.search import Search
 
 SIMPLER = "choice among plans within the gap"
 """How such a plan was found."""

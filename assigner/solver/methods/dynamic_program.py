@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver import tuning
-from assigner.solver.objectives import FrontHops, FrontStages
-from assigner.solver.perfect_split import WorkBefore
-from assigner.solver.prices import StageOption
+from assigner.solver.limits import tuning
+from assigner.solver.problem.objectives import FrontHops, FrontStages
+from assigner.solver.problem.perfect_split import WorkBefore
+from assigner.solver.problem.prices import StageOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from assigner.solver.objectives import PipelineObjective
-    from assigner.solver.prices import Hop, PriceTable, StageOptions
+    from assigner.solver.problem.objectives import PipelineObjective
+    from assigner.solver.problem.prices import Hop, PriceTable, StageOptions
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]

@@ -1,0 +1,13 @@
+"""What is given, and what everything costs: no search is here.
+
+options, hints      what is asked for; names resolved, contradictions said
+problem             the profile with what the hints rule out
+prices              the one price table: stage options and messages
+memory              what fits, what is rematerialised for it, and where the optimizer's state is divided
+replica_options     stages that several workers share: who may, with how many micro-batches each
+set_prices          likewise of any convex set of partitions
+set_memory          and what fits of those
+objectives          how each objective adds up
+perfect_split       the bound that all searches share
+answer              what is given back
+"""
