@@ -25,7 +25,7 @@ $(TOOLS): $(READY)
 
 demo: $(READY)
 	mkdir -p demo
-	$(BIN)/assigner profile '$(DEMO_WORKLOAD)' -o demo/profile.json --workers 2 --threads 1 --force
+	$(BIN)/assigner profile '$(DEMO_WORKLOAD)' -o demo/profile.json --workers 2 --threads 1 --force --force-busy
 	$(BIN)/assigner show demo/profile.json
 	$(BIN)/assigner --quiet solve demo/profile.json -o demo/single.json --baseline single --force
 	$(BIN)/assigner --quiet solve demo/profile.json -o demo/pipeline.json --schedule one-stage --max-replicas 1 --force

@@ -144,18 +144,20 @@ def largest_cause(found: Agreement) -> str:
         return "largest cause: none to speak of; the step time is predicted to 1 %"
     cause = next((each for each in why.causes if each.step_s * whole > 0), None)
     unit = fmt.time_unit(measured)
-    of = f"of the {_signed(unit, whole)} {unit.name}"
+    of = f" of the {_signed(unit, whole)} {unit.name}"
     if why.variation_s * whole > 0 and abs(why.variation_s) > max(
         abs(why.unexplained_s), 0.0 if cause is None else abs(cause.step_s)
     ):
-        moved = f"{_signed(unit, why.variation_s)} {unit.name} {of}"
+        moved = f"{_signed(unit, why.variation_s)} {unit.name}{of}"
         return (
             f"largest cause: actions and what lies between them vary, and their means are above their medians: {moved}"
         )
     if cause is None or abs(why.unexplained_s) > abs(cause.step_s):
         rest = f"{_signed(unit, why.unexplained_s)} {unit.name}, the step differs by {_signed(unit, whole)} {unit.name}"
         return f"most is not explained: {rest}; actions that run together may slow each other"
-    return f"largest cause: {_describe(cause)}: {_signed(unit, cause.step_s)} {unit.name} {of}"
+    if abs(cause.step_s) > abs(whole):
+        of = f"; others go the other way, and the step differs by {_signed(unit, whole)} {unit.name}"
+    return f"largest cause: {_describe(cause)}: {_signed(unit, cause.step_s)} {unit.name}{of}"
 
 
 def _describe(cause: Deviation) -> str:

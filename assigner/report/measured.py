@@ -169,5 +169,5 @@ def _other_run(found: StepTimes, plan: Plan) -> str | None:
     try:
         check_same_plan(found.plan, plan)
     except FormatError:
-        return "the script ran another plan than it was started with: the prediction is of that one"
+        return "the script ran another plan than it was started with, whose prediction says nothing of this one"
     return None

@@ -11,6 +11,7 @@ from assigner.schedule.program import ActionKind
 from assigner.schedule.rings import BUCKET_BYTES, ways
 from assigner.schedule.simulate import check_fit, stage_s
 from assigner.schedule.timing import compute_s, reduced_bytes
+from assigner.solver.baselines import TITLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,8 @@ def sharing(plan: Plan, profile: Profile | None) -> Report:
     if plan.is_replicated:
         shared = [n for n, stage in enumerate(plan.stages) if stage.replicas]
         return (*(Line(_pays(plan, n, cost, step)) for n in shared), *_kept(profile))
+    if any(each.name == TITLES["data-parallel"] and each.step_s is None for each in plan.baselines):
+        return _kept(profile)  # hints, marks or too few micro-batches forbid it
     return _kept(profile) or (Line(_would_cost(cost, step)),)
 
 

@@ -38,7 +38,7 @@ def solution_report(
     parts = (
         *asked(plan), *candidates(plan, most=None if everything else FEW), *frontier(solution), *headline(plan),
         stages(plan, everything=everything), *what_if(plan), *_unpriced(plan), *simple, *proof_lines(plan),
-        *_doubt(profile), *bottleneck(plan, profile), *sharing(plan, profile),
+        *_doubt(profile), *_extrapolated(plan, profile), *bottleneck(plan, profile), *sharing(plan, profile),
     )  # fmt: skip
     return with_hosts(parts, profile)
 
@@ -46,6 +46,20 @@ def solution_report(
 def _doubt(profile: Profile | None) -> Report:
     text = None if profile is None else doubt(profile)
     return () if text is None else (Line(f"warning: {text}", "warning"),)
+
+
+def _extrapolated(plan: Plan, profile: Profile | None) -> Report:
+    """Whether the plan's micro-batches are larger than all that were measured."""
+    measured = () if profile is None else profile.measurements
+    largest = max((each.micro_batch for each in measured if each.infeasible is None), default=plan.micro_batch_size)
+    if plan.micro_batch_size <= largest:
+        return ()
+    told = (
+        f"warning: micro-batches of {plan.micro_batch_size:,} are {plan.micro_batch_size / largest:.3g} times"
+        f" the largest that were measured ({largest:,}): what they take is extrapolated, and may be far off (assigner"
+        " profile --micro-batches)"
+    )
+    return (Line(told, "warning"),)
 
 
 def _unpriced(plan: Plan) -> Report:
@@ -70,7 +84,7 @@ def asked(plan: Plan) -> Report:
 def _setting(name: str, value: Any) -> str:
     """A setting's value as it is written on the line."""
     if isinstance(value, dict):
-        show = fmt.size if name == "reserve" else _text
+        show = fmt.size if name in ("reserve", "memory") else _text
         return ", ".join(f"{key}={show(each)}" for key, each in value.items())
     if isinstance(value, list):
         return " ".join(",".join(each) if isinstance(each, list) else each for each in value)

@@ -53,6 +53,14 @@ def test_the_largest_cause_in_one_sentence(truth: Profile, sentence: str) -> Non
     assert sentence in largest_cause(found_in(truth))
 
 
+def test_a_cause_larger_than_the_difference_is_said_to_be_one_of_several() -> None:
+    """What one worker loses another one wins."""
+    truth = slower_worker(slower_worker(PROFILE, 2, backward=1.3), 0, forward=0.5)
+    told = largest_cause(found_in(truth))
+    assert "of stage 2 took 30.0 % longer than profiled: +" in told
+    assert "; others go the other way, and the step differs by +" in told
+
+
 def test_what_medians_cannot_say_is_called_so() -> None:
     """Where an action now and then takes long the variation is the cause, and no worker is blamed."""
     trace = run_in(PROFILE, PLAN, steps=1)

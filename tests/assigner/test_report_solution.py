@@ -51,6 +51,19 @@ def test_the_screen_goes_from_the_choice_to_the_verdict(plan):
     assert "limits the plan" in limit
 
 
+def test_sizes_beyond_the_measured_ones_are_named(plan):
+    """What such micro-batches take is no measurement, and the screen says so; within them it says nothing."""
+    largest = max(each.micro_batch for each in PROFILE.measurements)
+
+    def told(size):
+        made = replace(plan, micro_batch_size=size, workload=replace(plan.workload, batch_size=4 * size))
+        found = lines(solution_report(Solution(priced(made, PROFILE)), profile=PROFILE))
+        return [each for each in found if "extrapolated" in each]
+
+    assert not told(largest)
+    assert f"are 3 times the largest that were measured ({largest})" in told(3 * largest)[0]
+
+
 def test_long_lists_are_cut_and_the_chosen_one_stays(plan):
     """Of nine candidates the nearest are shown, the chosen one marked in text; with everything all are."""
     short, whole = (solution_report(Solution(plan), everything=all_)[0] for all_ in (False, True))

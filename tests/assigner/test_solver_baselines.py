@@ -97,6 +97,16 @@ def test_a_baseline_that_does_not_fit_has_no_step_time():
     assert price(make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0], links=False))["equal"] is None
 
 
+def test_one_worker_with_everything_is_no_data_parallelism():
+    """With fewer micro-batches than workers, in equal shares; and where a slow worker would get none."""
+    profile = make_profile(work=[1e-3] * 3, slowness=[1, 1, 100])
+    found = price(profile, micro_batches=2)
+    assert found["data-parallel"] is None
+    assert found["single"] is not None
+    alone = price(profile, micro_batches=1)
+    assert {alone[name] for name in TITLES if name.startswith("data-parallel")} == {None}
+
+
 def test_splits_that_break_a_hint_are_left_out():
     """A split that breaks a pin, a label or the order of workers is not offered for comparison."""
     profile = make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0])

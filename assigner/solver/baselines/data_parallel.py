@@ -21,17 +21,18 @@ def equal_shares(pricing: BaselinePrices) -> Iterator[Plan]:
     """The same number of micro-batches for every worker, as DistributedDataParallel has it.
 
     Where no number of micro-batches goes by the number of workers, shares differ by one: the first workers take more.
+    With fewer micro-batches than workers it is none.
     """
     workers = _sharing(pricing)
-    whole = [count for count in pricing.counts if workers and count % len(workers) == 0]
-    for count in whole or pricing.counts:
-        if workers:
-            each, more = divmod(count, len(workers))
-            yield _on(pricing, workers, [each + (n < more) for n in range(len(workers))], count)
+    enough = [count for count in pricing.counts if workers and count >= len(workers)]
+    whole = [count for count in enough if count % len(workers) == 0]
+    for count in whole or enough:
+        each, more = divmod(count, len(workers))
+        yield _on(pricing, workers, [each + (n < more) for n in range(len(workers))], count)
 
 
 def shares_by_speed(pricing: BaselinePrices) -> Iterator[Plan]:
-    """Shares for which the worker that is through last is through as soon as can be."""
+    """Shares for which the worker that is through last is through as soon as can be; where one has all, it is none."""
     import numpy as np
 
     from assigner.solver.problem.replica_options import least_shares
@@ -42,7 +43,9 @@ def shares_by_speed(pricing: BaselinePrices) -> Iterator[Plan]:
         if any(map(math.isfinite, seconds)):
             often = np.arange(1, count + 1)
             shares, _ = least_shares([np.concatenate(([0.0], often * each))[:, None] for each in seconds])
-            yield _on(pricing, workers, shares[:, 0].tolist(), count)
+            taken = shares[:, 0].tolist()
+            if sum(map(bool, taken)) >= min(2, len(workers)):
+                yield _on(pricing, workers, taken, count)
 
 
 def _sharing(pricing: BaselinePrices) -> list[str]:
