@@ -1,8 +1,5 @@
 """`assigner check`: is a model that is cut into partitions still the model that it was?"""
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,7 +46,9 @@ def check_command(
         torch.set_num_threads(threads)
     with console.prints_aside():
         made = load_workload(workload)
-        found = compared(made, partition_graph(made, tuple(mark or ()) or None))
+        with console.under_way("looking for the model's partitions"):
+            graph = partition_graph(made, tuple(mark or ()) or None)
+        found = compared(made, graph)
     if as_json:
         console.show_json(verification_data(found, workload))
     else:
@@ -60,16 +59,5 @@ def compared(workload: "Workload", graph: "PartitionGraph") -> "Verification":
     """The check, with a word on a terminal that it is under way; raises as `check_model`."""
     from assigner.verification import check_model
 
-    with _under_way(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the model's own code, which runs here for a look
+    with console.under_way("comparing the partitions with the model as it is"):
         return check_model(workload, graph)
-
-
-@contextmanager
-def _under_way() -> Iterator[None]:
-    terminal = console.stderr()
-    if not console.draws_progress(terminal):
-        yield
-        return
-    with terminal.status("comparing the partitions with the model as it is", spinner="line"):
-        yield

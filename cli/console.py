@@ -12,14 +12,15 @@ import json
 import math
 import os
 import sys
-from contextlib import redirect_stdout, suppress
+import warnings
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from assigner.formatting import LONGEST, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from rich.console import Console
@@ -95,6 +96,16 @@ def draws_progress(terminal: Console) -> bool:
     """Whether somebody watches: a terminal that can redraw a line, and no -q. FORCE_COLOR makes a pipe no terminal."""
     forced = bool(os.environ.get("FORCE_COLOR")) and not terminal.file.isatty()
     return terminal.is_terminal and not terminal.is_dumb_terminal and not forced and not settings().quiet
+
+
+@contextmanager
+def under_way(doing: str) -> Iterator[None]:
+    """The user's model runs in the block for a look: its warnings are nobody's, and a terminal says what goes on."""
+    terminal = stderr()
+    watched = terminal.status(doing, spinner="line") if draws_progress(terminal) else nullcontext()
+    with watched, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def show(report: Iterable[Part]) -> None:

@@ -1,9 +1,6 @@
 """`assigner init`: a workload file to start from."""
 
 import shlex
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +42,7 @@ def init_command(
     if model is None:
         draft = EXAMPLE
     else:
-        with _looking():
+        with console.prints_aside(), console.under_way("looking at the model"):
             from assigner.init.modeldraft import draft_of_model
 
             draft = draft_of_model(model, output.parent)
@@ -59,14 +56,6 @@ def init_command(
         console.notice(f"to do: {gap}")
     then = f"assigner profile {shlex.quote(f'{output}:workload')} -o profile.json --workers 2"
     console.notice(f"next: do that in {output}; after it, {then}" if gaps else f"next: {then}")
-
-
-@contextmanager
-def _looking() -> Iterator[None]:
-    """The model's own code runs here for a look: its warnings are nobody's."""
-    with warnings.catch_warnings(), console.prints_aside():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _refuse_own(output: Path, model: str | None, *files: Path) -> None:
@@ -89,7 +78,7 @@ def _check(path: Path) -> tuple[str, ...]:
     from assigner.model.workload import load_workload
 
     try:
-        with _looking():
+        with console.prints_aside(), console.under_way("looking for the model's partitions"):
             graph = partition_graph(load_workload(f"{path}:workload"))
     except UsageError as error:
         return (f"the model cannot be cut at these marks: {error.message}; {error.hint or ''}",)

@@ -184,7 +184,8 @@ def _check_before(
         workload = load_workload(entry)
         check_sizes(workload, options.micro_batches)
         console.notice(f"{entry}: looking for its partitions")
-        graph = partition_graph(workload, options.marks or None)
+        with console.under_way("looking for the model's partitions"):
+            graph = partition_graph(workload, options.marks or None)
         Selection(files.only).check([piece.name for piece in graph.pieces], workers)
         for name, profile in others:
             check_same_workload(workload_reference(workload, graph, entry), profile.workload, names=(entry, name))
