@@ -104,6 +104,14 @@ def test_hints_that_contradict_each_other_are_told_from_the_others():
     assert set(hows(error)) == {"drop --pin p0=worker:0", "drop --pin p1=worker:1"}
 
 
+def test_memory_that_was_asked_for_is_no_memory_that_may_be_any():
+    """The workers have enough; what the flags leave of it is in the way, and what was chosen is named with it."""
+    options = replace(GPIPE, memory={"worker:0": 3e7, "worker:1": 3e7}, remat="never", max_workers=1)
+    error = refused(heavy(capacity=1e9), options)
+    assert "--memory worker:" in error.message
+    assert error.message.endswith(" leave no plan under --remat never, whatever the links")
+
+
 def test_a_missing_measurement_is_named():
     """A partition that was measured nowhere cannot be placed, and no change of constraints helps."""
     profile = heavy()

@@ -8,10 +8,11 @@
     blocks.py       a line of times cut so that the largest block is least
     prices.py       what all of them are priced by
 
-Each takes the micro-batch count that suits it best by its step time under GPipe, rematerialises nothing, or everything
-where it does not fit otherwise, and keeps the hints. One that does not fit in any way has no step time. Greedy and
-weighted may give a worker several stages, data parallelism a stage several workers: they can be faster than every
-contiguous plan with one worker a stage.
+Each takes the micro-batch count that suits it best by its step time under GPipe (of one stage under 1F1B, which keeps
+one micro-batch at a time, as a loop does that accumulates gradients), rematerialises nothing, or everything where it
+does not fit otherwise, and keeps the hints. One that does not fit in any way has no step time. Greedy and weighted may
+give a worker several stages, data parallelism a stage several workers: they can be faster than every contiguous plan
+with one worker a stage.
 """
 
 from __future__ import annotations

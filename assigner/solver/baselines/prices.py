@@ -88,17 +88,18 @@ class BaselinePrices:
         """
         problem, rules = self.problem, self.problem.options.rematerialise
         workers, shares = [name for name, _ in replicas], [share for _, share in replicas]
+        placed = [*stages]
         return Plan(
             workload=problem.workload,
             micro_batches=count,
             micro_batch_size=problem.prices(count).size,
-            schedule="1f1b" if replicas else "gpipe",
+            schedule="1f1b" if len(placed) == 1 else "gpipe",  # one stage keeps one micro-batch at a time
             stages=tuple(
                 problem.held_by(
                     Stage(None, tuple(names), tuple(name for name in names if rules.get(name) == "always")),
                     workers or [worker], shares,
                 )
-                for worker, names in stages
+                for worker, names in placed
             ),
         )  # fmt: skip
 

@@ -193,7 +193,9 @@ def _contradiction(case: Case, enquiry: Enquiry) -> str:
         return enquiry.plan(dropped.apply(free)) is None and not enquiry.undecided
 
     names = [title(hint) for hint in least_set(held, contradict)]
-    return f"{named(names)} leave{'s' if len(names) == 1 else ''} no plan, whatever the memory and the links"
+    chosen = "" if case.options.remat == "auto" else f" under --remat {case.options.remat}"
+    free_of = "the links" if any(name.startswith("--memory") for name in names) else "the memory and the links"
+    return f"{named(names)} leave{'s' if len(names) == 1 else ''} no plan{chosen}, whatever {free_of}"
 
 
 def _alone(case: Case, name: str, there: Sequence[str]) -> str:
