@@ -175,6 +175,7 @@ def _check_before(
     from assigner.model.marking import partition_graph
     from assigner.model.workload import load_workload
     from assigner.profiler.assembly import workload_reference
+    from assigner.profiler.host import rank_device, visible_gpus
     from assigner.profiler.session import check_sizes
 
     if not files.only:
@@ -183,6 +184,8 @@ def _check_before(
     with console.prints_aside():
         workload = load_workload(entry)
         check_sizes(workload, options.micro_batches)
+        for rank in range(workers):
+            rank_device(options.devices, [visible_gpus()] * workers, rank)
         console.notice(f"{entry}: looking for its partitions")
         with console.under_way("looking for the model's partitions"):
             graph = partition_graph(workload, options.marks or None)

@@ -330,11 +330,11 @@ def parse_json(text: str, path: Path, *, name: str, hint: str | None = None) -> 
     try:
         return json.loads(text, object_pairs_hook=_no_duplicates)
     except json.JSONDecodeError as error:
-        again = (
-            "the file was cut off: write it again with the command that made it"
-            if text.strip() and error.pos >= len(text.rstrip())
-            else "mend that place, or write the file again with the command that made it"
-        )
+        again = "mend that place, or write the file again with the command that made it"
+        if text.strip() and error.pos >= len(text.rstrip()):
+            again = "the file was cut off: write it again with the command that made it"
+        if path.suffix == ".py":
+            again = f"give a {name} in its place; assigner profile {path}:workload -o profile.json begins with Python"
         raise FormatError(
             f"{path}: not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}",
             hint=hint or again,

@@ -401,7 +401,8 @@ def _reading(folder: Path, first: str) -> Iterator[None]:
         ) from error
     hint = f"a save that was broken off left {told}: one that is whole can be renamed" if left else None
     if not found:
-        raise UsageError(f"{folder} is no checkpoint: it has no {first}", hint=hint)
+        lacks = f"it has no {first}" if folder.exists() else "there is no such folder"
+        raise UsageError(f"{folder} is no checkpoint: {lacks}", hint=hint)
     before = _identity(folder)
     try:
         yield
