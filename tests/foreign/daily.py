@@ -37,6 +37,7 @@ DAILY = frozenset(
         "a schedule object that holds tensors (diffusion), unmarked",
         "a tensor in an attribute that forward exchanges, unmarked",
         "a dict that forbids updates (diffusers' configs), marked",
+        "transformers: Llama, its hidden states in the loss",
         # hooks
         "tensor hook that scales, at the root",
         "parameter hook registered in a marked module's __init__",

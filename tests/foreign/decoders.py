@@ -47,6 +47,26 @@ hugging_face(
     **GPT2,
 )
 hugging_face("Llama", "LlamaForCausalLM", LLAMA, causal, **GROUPED)
+hugging_face(
+    "Llama, its hidden states in the loss",
+    "LlamaForCausalLM",
+    LLAMA,
+    causal,
+    loss=lambda output, _: output.loss + sum(each.square().mean() for each in output.hidden_states),
+    output_hidden_states=True,
+    **GROUPED,
+)
+hugging_face(
+    "Llama, attentions of its layers in the loss",
+    "LlamaForCausalLM",
+    LLAMA,
+    causal,
+    loss=lambda output, _: output.loss + output.attentions[0].square().mean(),
+    refusal="collects 'attentions'",
+    output_attentions=True,
+    attn_implementation="eager",
+    **GROUPED,
+)
 hugging_face("Mistral", "MistralForCausalLM", LLAMA, causal, sliding_window=3, usual=False, **GROUPED)
 hugging_face("Qwen2", "Qwen2ForCausalLM", LLAMA, causal, usual=False, **{**NEW, "num_key_value_heads": 1})
 hugging_face("Qwen3", "Qwen3ForCausalLM", LLAMA, causal, usual=False, **GROUPED)

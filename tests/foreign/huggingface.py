@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from workloads import sgd
@@ -14,6 +14,9 @@ from assigner.model.workload import Workload
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the import that reads it
 import transformers
 from foreign.case import case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 transformers.logging.set_verbosity_error()
 
@@ -86,6 +89,7 @@ def hugging_face(
     inherent: bool = False,
     random: bool = False,
     usual: bool = True,
+    loss: Callable[[Any, Any], torch.Tensor] = lambda output, _: output.loss,
     **config: Any,
 ) -> None:
     """Add a case.
@@ -99,6 +103,7 @@ def hugging_face(
         inherent: See `Case`.
         random: See `Case`.
         usual: See `Case`.
+        loss: Of the outputs.
         config: What its config takes.
     """
 
@@ -107,9 +112,7 @@ def hugging_face(
         return cls._from_config(cls.config_class(**config), dtype=torch.float64)
 
     def make() -> Workload:
-        return Workload(
-            build, batch, lambda output, _: output.loss, sgd, 8, marks=tuple(marks.split()), seed=5, name="test"
-        )
+        return Workload(build, batch, loss, sgd, 8, marks=tuple(marks.split()), seed=5, name="test")
 
     make.__module__ = sys._getframe(1).f_globals["__name__"]  # the module that calls this
     case(f"transformers: {name}", refusal=refusal, inherent=inherent, random=random, tolerance=TOLERANCE, usual=usual)(

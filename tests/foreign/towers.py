@@ -275,3 +275,19 @@ hugging_face(
     image_text_hidden_size=8,
     usual=False,
 )
+hugging_face(
+    "DPT: a backbone whose hidden states are read",
+    "DPTForDepthEstimation",
+    "dpt.embeddings dpt.encoder.layer.* neck head",
+    lambda rows, generator: (
+        {"pixel_values": torch.randn(rows, 3, 16, 16, generator=generator, dtype=torch.float64)},
+        None,
+    ),
+    loss=lambda output, _: output.predicted_depth.square().mean(),
+    is_hybrid=False,
+    backbone_out_indices=[0, 1, 2, 3],
+    neck_hidden_sizes=[8, 8, 8, 8],
+    fusion_hidden_size=8,
+    usual=False,
+    **{**VIT, "image_size": 16, "num_hidden_layers": 4},
+)

@@ -7,6 +7,7 @@ What a training script hands over becomes pieces that a rank can build and run a
     opaque, modules                       modules and Functions as one call of that graph; which modules, and which of
                                           them look at a whole micro-batch
     keywords                              inputs that a forward takes as **kwargs
+    collecting                            hidden states that transformers collects of its layers
     interception, regions, decisions, isolation, leftovers, surroundings
                                           what the forward does that no graph holds, caught while it runs: hooks,
                                           regions without gradient, both ways of a decision, Python state

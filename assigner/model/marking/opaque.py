@@ -26,6 +26,7 @@ from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.mutation import Writes, storage_of
 from assigner.model.marking.casting import casting_within
+from assigner.model.marking.collecting import collect, switched_off
 from assigner.model.marking.decisions import Disagreement, decided
 from assigner.model.marking.fakeforward import (
     Alias,
@@ -230,7 +231,10 @@ class OpaqueCalls:
                 return forward(*args, **kwargs)
             self.isolation.check_unchanged(name)
             try:
-                return self._call(name, None, forward, args, kwargs)
+                with switched_off(name, self.isolation.inside[name]):
+                    result = self._call(name, None, forward, args, kwargs)
+                collect(self.model.get_submodule(name), args, result)
+                return result
             except CrossingError as error:
                 error.module = name
                 raise

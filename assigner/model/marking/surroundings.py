@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assigner.model.marking.collecting import collector_variable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -23,6 +25,7 @@ class Surroundings:
 
     def __init__(self) -> None:
         self._variables = dict(contextvars.copy_context().items())
+        self._variables.pop(collector_variable(), None)
         self._environment = dict(os.environ)
         self._type = torch.get_default_dtype()
 

@@ -1,0 +1,87 @@
+"""What transformers collects while a model runs: the results of its layers, as `hidden_states`.
+
+    model.forward     switches the hooks of its layers on
+    layers[0]         -> a hook appends what the layer returned
+    model.forward     switches them off, and reads what was collected
+
+A layer that is a partition runs on some worker, where they are off. So they are while it is captured, and what it
+returned is collected behind its call, as by code between partitions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any
+
+from assigner.errors import MarkingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import nn
+
+    from assigner.model.marking.fakeforward import Named
+
+_LIBRARY = "transformers.utils.output_capturing"
+
+
+def collector_variable() -> Any:
+    """The context variable by which hooks are switched on; None: there is none."""
+    return getattr(getattr(sys.modules.get(_LIBRARY), "_active_collector", None), "context_var", None)
+
+
+@contextlib.contextmanager
+def switched_off(name: str, inside: Named) -> Iterator[None]:
+    """No hook collects anything in the block.
+
+    Args:
+        name: The partition that runs there.
+        inside: Its modules, with itself.
+
+    Raises:
+        MarkingError: it would be of a module within the partition, whose result the partition does not return.
+    """
+    collected = _collected()
+    if collected is None:
+        yield
+        return
+    for inner, module in inside:
+        for hook in _hooks(module) if inner != name else ():
+            if (key := inspect.getclosurevars(hook).nonlocals.get("key")) in collected:
+                raise MarkingError(
+                    f"transformers collects {key!r} of {inner!r}, which is inside of {name!r}: the partition does not"
+                    " return them",
+                    hint=f"output_{key}=False in the model's config or call, or mark a larger module that reads them",
+                )
+    switch = sys.modules[_LIBRARY]._active_collector
+    if switch.compiling:  # as torch.export has it: a variable of the file's
+        switch.global_var = None
+        try:
+            yield
+        finally:
+            switch.global_var = collected
+    else:
+        token = switch.context_var.set(None)
+        try:
+            yield
+        finally:
+            switch.context_var.reset(token)
+
+
+def collect(module: nn.Module, args: Sequence[Any], result: Any) -> None:
+    """Have a partition's own hooks collect what it has returned."""
+    if _collected() is not None:
+        for hook in _hooks(module):
+            hook(module, args, result)
+
+
+def _collected() -> Any:
+    """What has been collected so far; None: nothing is to be."""
+    switch = getattr(sys.modules.get(_LIBRARY), "_active_collector", None)
+    return None if switch is None else switch.get()
+
+
+def _hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    return [each for each in module._forward_hooks.values() if getattr(each, "__module__", None) == _LIBRARY]
