@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
 
-MODELS_EVERY = 8
+MODELS_EVERY = 3
 """So many combinations in a row have one model: to find its partitions takes a second."""
 EXACT = 1e-9
 

@@ -2,14 +2,16 @@
 
     with forked_programs(FOLDER) as bin: ...    bin/python and bin/assigner, in the place of the real ones
 
-To import torch and what it loads takes some seconds of each process. Here one process, the server, has done that, and
-nothing else: no module of assigner's. `bin/python` hands it words, variables, folder and open files, passes signals
-on, and ends as the forked process ends. What `assigner run`, `profile` and `bench` start are children of their own:
-each has some in store, forked before it did anything, of which `subprocess.Popen` takes one.
+To import torch and what it loads takes some seconds of each process, and to import assigner one more. Here one process,
+the server, has done that, and nothing else; `import assigner` does again what the package itself does then, by the
+program's variables. `bin/python` hands the server words, variables, folder and open files, passes signals on, and ends
+as the forked process ends. What `assigner run`, `profile` and `bench` start are children of their own: each has some in
+store, forked before it did anything, of which `subprocess.Popen` takes one. PYTHON_EXEC, by which torchrun is told its
+ranks' interpreter, is `sys.executable` to all programs: `bin/python` there makes theirs forked ones, too.
 
 Not the same is what a real start would show: flags of the interpreter, what the C library reads of the environment, the
-terminal's foreground, modules taken apart at the end. What is about these starts real processes. `profile` measures
-briefly here: tests look at what a profile has, not at how steady its times are.
+terminal's foreground, which modules are loaded, and that they are taken apart at the end. What is about these starts
+real processes. `profile` measures briefly here: tests look at what a profile has, not at how steady its times are.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.abc
+import importlib.util
 import inspect
 import json
 import os
+import pkgutil
 import random
 import runpy
 import selectors
@@ -34,14 +39,18 @@ from forked_ranks import end_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 LOADED = (
     "numpy", "torch", "torch._dynamo", "torch.export", "torch.fx.experimental.symbolic_shapes", "torch.distributed.run",
     "torch.distributed.elastic.agent.server.local_elastic_agent", "torch.nn.parallel", "torch.utils.checkpoint",
     "torch.utils.data", "torch._functorch.aot_autograd", "torch._export.non_strict_utils", "pulp", "highspy",
-    "pydantic.types", "rich.console", "rich.table", "typer",
+    "pydantic.types", "rich.console", "rich.table", "typer", "safetensors.torch", "tomllib",
 )  # fmt: skip
 """What the programs of assigner import of others."""
+OWN = ("assigner", "assigner_cli")
+"""Packages of which all modules are imported."""
 LAUNCHERS = {"run": 3, "bench": 9, "profile": 3}
 """Commands that start ranks, with how many processes they have in store: those beyond it are real ones.
 
@@ -122,6 +131,7 @@ def become(asked: dict[str, Any], files: Sequence[int], *, session: bool) -> Non
 
     random.seed()  # the server's state would be the same in all
     np.random.seed()
+    sys.executable = os.environ.get("PYTHON_EXEC", sys.executable)
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
@@ -132,8 +142,35 @@ def _written(file: int, *, direct: bool, errors: str) -> Any:
     return made
 
 
+class Again(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """The package `assigner` is imported once more: its own lines run, its modules stay as they are."""
+
+    def __init__(self) -> None:
+        self._package = sys.modules.pop("assigner")
+
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+        """Of that package alone."""
+        if fullname != "assigner":
+            return None
+        return importlib.util.spec_from_loader(fullname, self, origin=self._package.__file__, is_package=True)
+
+    def create_module(self, _: ModuleSpec) -> ModuleType:
+        """The one that there is; from then on it is imported as any other."""
+        sys.meta_path.remove(self)
+        self._spec = self._package.__spec__
+        return self._package
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run its own lines."""
+        module.__spec__ = self._spec
+        assert self._spec is not None
+        assert self._spec.loader is not None
+        self._spec.loader.exec_module(module)
+
+
 def begin(words: list[str]) -> None:
     """Do what `python WORDS` does."""
+    sys.meta_path.insert(0, Again())
     sys.path[0:0] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     what, *rest = words
     if called(words) == "profile":
@@ -343,9 +380,13 @@ def main(listening: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in LOADED:
         importlib.import_module(name)
+    del sys.path[0]  # tests/
+    for name in OWN:
+        for each in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
+            if not each.name.endswith(".__main__"):
+                importlib.import_module(each.name)
     gc.collect()
     gc.freeze()  # programs share these objects with the server: to collect them would copy them all
-    del sys.path[0]  # tests/
     Server(socket.socket(fileno=listening)).serve()
 
 

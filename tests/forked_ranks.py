@@ -18,6 +18,7 @@ import json
 import os
 import random
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -209,7 +210,7 @@ def launch(run: Run) -> list[int]:
         import torch
 
         state = torch.get_rng_state()
-        function, *words = run.before.split()
+        function, *words = shlex.split(run.before)
         module, _, name = function.partition(":")
         getattr(importlib.import_module(module), name)(*words)
         torch.set_rng_state(state)

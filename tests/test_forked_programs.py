@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+import assigner
 
 UP = """
 import os, signal, sys, time
@@ -50,10 +53,22 @@ def test_a_script_and_a_module_find_what_stands_beside_them(programs: Path, tmp_
     )
 
 
-def test_nothing_of_assigner_is_imported_before_it_begins(programs: Path) -> None:
-    """torch is there; what a program imports of this repository is what it finds."""
-    code = "import sys; print('torch' in sys.modules, [name for name in sys.modules if name.startswith('assigner')])"
-    assert ended(programs / "python", "-c", code) == (0, "True []\n", "")
+def test_importing_assigner_does_what_the_package_itself_does(programs: Path) -> None:
+    """torch and all of assigner's modules are loaded; what a rank's variables ask for is done when it is imported."""
+    code = """
+import sys
+loaded = all(name in sys.modules for name in ("torch", "assigner.runtime.pipeline", "assigner_cli.app"))
+print(loaded, "assigner" in sys.modules, sys.excepthook is sys.__excepthook__)
+import assigner, assigner.errors
+print(sys.modules["assigner"] is assigner, assigner.UsageError is assigner.errors.UsageError, assigner.__spec__.origin)
+print(sys.excepthook is sys.__excepthook__)
+"""
+    environment = {**os.environ, "ASSIGNER_CAUSES": "nowhere"}
+    for variables, plain in ((os.environ, True), (environment, False)):
+        done = subprocess.run(
+            [programs / "python", "-c", code], env=variables, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert done.stdout == f"True False True\nTrue True {assigner.__file__}\n{plain}\n", done.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 5), (signal.SIGKILL, -signal.SIGKILL)])

@@ -76,17 +76,20 @@ def test_slurm(root: Path, tmp_path: Path, slurm: dict[str, str]) -> None:
         check_losses(tmp_path / f"{name}.json")
 
 
-def test_open_mpi(root: Path, tmp_path: Path, mpirun: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_open_mpi(
+    root: Path, tmp_path: Path, programs: Path, mpirun: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     """Messages through MPI where mpi4py is there, and the environment asks for it; else through gloo."""
     backend = "mpi" if find_spec("mpi4py") else "gloo"
     asked = {"ASSIGNER_PROFILE_BACKEND": backend, "ASSIGNER_BACKEND": backend}
     workload = root / "tests/launched/small.py"
-    done = mpirun(2, *ASSIGNER, "profile", f"{workload}:workload", "-o", tmp_path / "profile.json", *PROFILE, **asked)
+    words = ["profile", f"{workload}:workload", "-o", tmp_path / "profile.json", *PROFILE]
+    done = mpirun(2, programs / "assigner", *words, **asked)
     assert done.returncode == 0, done.stderr[-4000:]
     assert {each.backend for each in load_profile(tmp_path / "profile.json").links} == {backend}
     plan = solved(root, tmp_path)
     train = root / "tests/launched/train.py"
-    done = mpirun(2, sys.executable, train, tmp_path / "losses.json", ASSIGNER_PLAN=plan, **asked)
+    done = mpirun(2, programs / "python", train, tmp_path / "losses.json", ASSIGNER_PLAN=plan, **asked)
     assert done.returncode == 0, done.stderr[-4000:]
     check_losses(tmp_path / "losses.json")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 @pytest.mark.distributed
 @pytest.mark.long
-def test_all_runtimes_stand_side_by_side(root: Path, tmp_path: Path) -> None:
+def test_all_runtimes_stand_side_by_side(root: Path, tmp_path: Path, programs: Path) -> None:
     """The run checks every gradient against the un-pipelined model, and leaves a figure for each rank and round."""
     out = tmp_path / "figures.json"
     done = subprocess.run(
         [
-            sys.executable, "benchmarks/runtime/run.py", "--quick", "--rounds", "2", "--cases", "tiny", "real",
+            programs / "python", "benchmarks/runtime/run.py", "--quick", "--rounds", "2", "--cases", "tiny", "real",
             "--json", str(out),
         ],
-        cwd=root, capture_output=True, text=True, timeout=1800, check=False,
+        cwd=root, env={**os.environ, "PYTHON_EXEC": str(programs / "python")},
+        capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())

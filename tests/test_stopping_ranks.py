@@ -42,7 +42,7 @@ class Started:
         self.folder = folder
         self.process = subprocess.Popen(
             [python, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHON_EXEC": str(python)}, start_new_session=True,
         )  # fmt: skip
 
     def wait_for_ranks(self) -> list[int]:
@@ -117,9 +117,9 @@ def test_ranks_that_do_not_end_in_order_are_ended(root: Path, programs: Path, tm
 
 
 @pytest.mark.long
-def test_under_torchrun(root: Path, tmp_path: Path) -> None:
+def test_under_torchrun(root: Path, programs: Path, tmp_path: Path) -> None:
     """It passes on the signals that it is told to, and waits as long as it is told; its own exit code is not 0."""
-    run = Started(root, tmp_path, TORCHRUN, signal.SIGUSR1)
+    run = Started(root, tmp_path, TORCHRUN, signal.SIGUSR1, python=programs / "python")
     run.wait_for_ranks()
     os.kill(run.process.pid, signal.SIGUSR1)
     code, said = run.end()

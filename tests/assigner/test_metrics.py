@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from metric_cases import METRICS, forked, layers, lossy, whole
-from workloads import Reference, graph_of, language, make_plan
+from workloads import Reference, graph_of, language, make_plan, pipeline_of
 
 from assigner import Pipeline, StepResult
 from assigner.errors import UsageError
@@ -23,7 +23,7 @@ EXACT = pytest.approx
 def steps_of(made: Any, *, micro_batches: int = 3, rows: tuple[int, ...] = (8, 5, 1), **options: Any) -> None:
     """Train and evaluate; losses and METRICS are the plain model's."""
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=micro_batches), **options) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=micro_batches), **options) as pipeline:
         for n, count in enumerate(rows):
             batch = made.make_batch(count, n)
             expected = whole(reference.output(batch[0]), batch[1])
@@ -45,7 +45,7 @@ def test_metrics_are_those_of_the_batch(over, remat):
 def test_micro_batches_of_several_graphs():
     """Their metrics add up as well, where each graph's output is made by another partition."""
     made = forked()
-    with Pipeline(made, make_plan(made, micro_batches=2)) as pipeline, torch.no_grad():
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline, torch.no_grad():
         torch.manual_seed(made.seed)
         model = made.model()
         for rows in (5, 8, 2):
@@ -67,7 +67,7 @@ def test_a_metric_is_called_as_often_as_the_loss(over, remat):
         return 0.0
 
     made = layers(metrics={"watching": watching}, loss_over=over)
-    with Pipeline(made, make_plan(made, micro_batches=3), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=3), remat=remat) as pipeline:
         for n, call in enumerate((pipeline.step, pipeline.evaluate, pipeline.step)):
             batch = made.make_batch(8, n)
             seen.clear()
@@ -131,7 +131,7 @@ VALUES = {
 def test_every_kind_of_number():
     """Numbers of Python, NumPy and torch; a count of 0 gives nan, and so does nan; their order is the workload's."""
     made = layers(metrics=VALUES)
-    with Pipeline(made, make_plan(made, micro_batches=2)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
         found = pipeline.step(made.make_batch(8, 0)).metrics
         expected = {
             "whole": 3.0, "truth": 1.0, "array": 0.5, "count": 2.0, "half": 0.25, "tensor": 7.0, "none": np.nan,
@@ -149,7 +149,7 @@ def test_summed_losses_have_summed_metrics():
         metrics={"far": lambda outputs, targets: (outputs - targets).abs().sum(), **METRICS},
     )  # fmt: skip
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=3)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=3)) as pipeline:
         batches = [made.make_batch(rows, rows) for rows in (8, 5)]
         results = [pipeline.evaluate(batch) for batch in batches]
         far = [(reference.output(x) - y).abs().sum().item() for x, y in batches]
@@ -179,7 +179,7 @@ def test_weights_and_micro_batches_that_count_for_nothing():
     y = y.abs()
     y[:4] *= -1
     y[6:] *= -1
-    with Pipeline(made, make_plan(made, micro_batches=2)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
         far = (reference.output(x) - y).abs()
         for result in (pipeline.evaluate((x, y)), pipeline.step((x, y))):
             assert result.metrics == EXACT({"error": far[4:6].mean().item(), "all": far.mean().item()}, abs=1e-12)
@@ -194,7 +194,7 @@ def test_several_batches_are_as_one():
     reference = Reference(made)
     (ids, wanted), _ = batch = made.make_batch(11, 3)
     parts = [((ids[at], wanted[at]), wanted[at]) for at in (slice(0, 8), slice(8, 11))]
-    with Pipeline(made, make_plan(made, micro_batches=4)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=4)) as pipeline:
         found = StepResult.over(pipeline.evaluate(part) for part in parts)
         logits, loss = reference.output(batch[0])
         assert found == EXACT(loss.item(), abs=1e-12)
@@ -229,7 +229,7 @@ def test_a_wrong_metric_is_named(said):
     """What fails, gives no number or writes where the loss reads is told by its name, with what to do."""
     made = layers(metrics={"good": METRICS["error"], "bad one": WRONG[said]})
     for call in ("step", "evaluate"):
-        pipeline = Pipeline(made, make_plan(made, micro_batches=2))
+        pipeline = pipeline_of(made, make_plan(made, micro_batches=2))
         with pipeline, pytest.raises(UsageError, match=rf"Workload.metrics\['bad one'\] {said}") as refused:
             getattr(pipeline, call)(made.make_batch(8, 0))
         assert refused.value.hint
@@ -238,7 +238,7 @@ def test_a_wrong_metric_is_named(said):
 def test_a_metric_that_writes_in_inference_mode_has_a_copy():
     """torch counts no writes there, and the loss is not to see them."""
     made = layers(metrics={"zero": lambda outputs, _: float(outputs.zero_().sum())})
-    with Pipeline(made, make_plan(made, micro_batches=2)) as pipeline, torch.inference_mode():
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline, torch.inference_mode():
         batch = made.make_batch(8, 0)
         loss = pipeline.evaluate(batch)
         assert loss == EXACT(Reference(made).loss(batch).item(), abs=1e-12)
@@ -257,7 +257,7 @@ def test_a_metric_that_writes_through_numpy_has_a_copy():
     made = layers(metrics={"first": by_numpy, "second": by_numpy})
     for remat in ("never", "always"):
         reference = Reference(made)
-        with Pipeline(made, make_plan(made, micro_batches=2), remat=remat) as pipeline:
+        with pipeline_of(made, make_plan(made, micro_batches=2), remat=remat) as pipeline:
             for n in range(2):
                 result = pipeline.step(made.make_batch(8, n))
                 assert result == EXACT(reference.step(made.make_batch(8, n)), abs=1e-12)
@@ -268,7 +268,7 @@ def test_a_metric_that_writes_through_numpy_has_a_copy():
 def test_one_form_of_value():
     """Now a number and now a pair is refused."""
     made = layers(metrics={"either": lambda outputs, _: 1.0 if len(outputs) == 3 else (1, 1)})
-    pipeline = Pipeline(made, make_plan(made, micro_batches=3))
+    pipeline = pipeline_of(made, make_plan(made, micro_batches=3))
     with pipeline, pytest.raises(UsageError, match="gave a number for some micro-batches and a pair for others"):
         pipeline.step(made.make_batch(8, 0))
 
@@ -277,7 +277,7 @@ def test_ranks_must_ask_alike(monkeypatch):
     """What the ranks compare before a call has the metrics' names and who wants outputs; else it is as it was."""
     made = layers()
     for each, said in ((made, ", outputs_to=0, metrics=['error', 'near', 'relative']"), (layers(metrics=None), "")):
-        with Pipeline(each, make_plan(each)) as pipeline:
+        with pipeline_of(each, make_plan(each)) as pipeline:
             calls: list[str] = []
             monkeypatch.setattr(pipeline._installed.comparison, "check", lambda *_, **__: None)
             given = pipeline._installed.comparison.given

@@ -27,11 +27,11 @@ by_mpirun = [pytest.mark.distributed, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
-def found(mpirun: Mpirun, root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(mpirun: Mpirun, programs: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks has found."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     folder = tmp_path_factory.mktemp("mpi")
-    done = mpirun(2, sys.executable, root / "tests/runs/through_mpi.py", folder)
+    done = mpirun(2, programs / "python", root / "tests/runs/through_mpi.py", folder)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
@@ -86,11 +86,11 @@ class TestMessages:
     ],
 )
 def test_a_rank_that_fails_ends_the_others(
-    mpirun: Mpirun, root: Path, tmp_path: Path, how: str, flags: list[str], said: str
+    mpirun: Mpirun, programs: Path, root: Path, tmp_path: Path, how: str, flags: list[str], said: str
 ) -> None:
     """With its own error; or with the word that it is gone, where mpirun is told to leave them alone."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-    done = mpirun(2, *flags, sys.executable, root / "tests/runs/failing_mpi.py", tmp_path, how)
+    done = mpirun(2, *flags, programs / "python", root / "tests/runs/failing_mpi.py", tmp_path, how)
     assert flags or done.returncode == 4
     assert (tmp_path / "said").read_text().startswith(said), done.stderr[-4000:]
 
@@ -98,7 +98,7 @@ def test_a_rank_that_fails_ends_the_others(
 @pytest.mark.distributed
 @pytest.mark.long
 def test_a_rank_that_is_killed_ends_the_run(mpirun: Mpirun, root: Path, tmp_path: Path) -> None:
-    """With the signal in mpirun's exit code."""
+    """With the signal in mpirun's exit code; here the ranks are real programs, which import torch."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     done = mpirun(2, sys.executable, root / "tests/runs/failing_mpi.py", tmp_path, "kill")
     assert done.returncode == 128 + signal.SIGKILL, done.stderr[-4000:]

@@ -11,9 +11,8 @@ import torch
 import two_networks
 from training_cases import make_scaler, overflowing
 from training_optimizers import muon_like, no_decay_by_name
-from workloads import Reference, language, make_plan, skips
+from workloads import Reference, language, make_plan, pipeline_of, skips
 
-from assigner import Pipeline
 from assigner.errors import UsageError
 from assigner.runtime.update.optimizer import PipelineOptimizer
 
@@ -21,7 +20,7 @@ from assigner.runtime.update.optimizer import PipelineOptimizer
 def test_it_is_an_optimizer():
     """Schedulers and hooks see a torch optimizer; its groups and state are those of the user's own."""
     made = skips()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         seen = []
         pipeline.optimizer.register_step_post_hook(lambda *_: seen.append("stepped"))
         assert isinstance(pipeline.optimizer, torch.optim.Optimizer)
@@ -57,7 +56,7 @@ def test_closures_on_one_worker(build):
     """Optimizers that call their closure several times train as in plain torch, by `step` and by a closure by hand."""
     made = replace(skips(), optimizer=build)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         batch = made.make_batch(8, 0)
 
         def closure() -> float:
@@ -81,7 +80,7 @@ def test_closures_on_one_worker(build):
 def test_a_history_is_in_no_checkpoint(tmp_path):
     """LBFGS keeps lists, which are refused with what to do; without them a checkpoint is saved and loaded."""
     made = replace(skips(), optimizer=torch.optim.LBFGS)
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         batch = made.make_batch(8, 0)
         pipeline.step(batch)
         with pytest.raises(UsageError, match="is a list") as refused:
@@ -90,7 +89,7 @@ def test_a_history_is_in_no_checkpoint(tmp_path):
         pipeline.optimizer.state.clear()
         pipeline.save(tmp_path / "saved")
         after = [pipeline.step(batch), pipeline.step(batch)]
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         pipeline.load(tmp_path / "saved")
         assert [pipeline.step(batch), pipeline.step(batch)] == after
 
@@ -106,12 +105,12 @@ def test_closures_that_are_not_for_pipelines():
             searching, named.items(), named, apply=lambda _: None, shares=[{first}, named.keys() - {first}]
         )
     with (
-        Pipeline(searching, make_plan(made), scaler=make_scaler()) as pipeline,
+        pipeline_of(searching, make_plan(made), scaler=make_scaler()) as pipeline,
         pytest.raises(UsageError, match="loss scale cannot go with a closure"),
     ):
         pipeline.step(made.make_batch(8, 0))
     with (
-        Pipeline(made, make_plan(made)) as pipeline,
+        pipeline_of(made, make_plan(made)) as pipeline,
         pytest.raises(UsageError, match="groups cannot be added"),
     ):
         pipeline.optimizer.add_param_group({"params": []})
@@ -120,7 +119,7 @@ def test_closures_that_are_not_for_pipelines():
 def test_kept_buffers():
     """Forwards of the block leave no trace in buffers that match, and move the others; another pattern is refused."""
     made = two_networks.workload()
-    with Pipeline(made, make_plan(made, micro_batches=2)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
         before = {name: each.detach().clone() for name, each in pipeline.state_dict().items()}
         with pipeline.kept_buffers("generator.**"):
             pipeline.step(made.make_batch(8, 0))
@@ -139,9 +138,9 @@ def test_a_builder_that_fails_is_named():
     """The error of a builder, and a result that is no optimizer, are the workload's."""
     made = skips()
     with pytest.raises(UsageError, match=r"Workload\.optimizer failed at .*ZeroDivisionError"):
-        Pipeline(replace(made, optimizer=lambda _: 1 / 0), make_plan(made))
+        pipeline_of(replace(made, optimizer=lambda _: 1 / 0), make_plan(made))
     with pytest.raises(UsageError, match=r"Workload\.optimizer gave list"):
-        Pipeline(replace(made, optimizer=list), make_plan(made))
+        pipeline_of(replace(made, optimizer=list), make_plan(made))
 
 
 def test_names_and_shapes_of_the_whole_model():
@@ -152,7 +151,7 @@ def test_names_and_shapes_of_the_whole_model():
         seen.extend(named_parameters)
         return torch.optim.SGD([each for _, each in seen], lr=0.1)
 
-    with Pipeline(replace(made, optimizer=named), make_plan(made)) as pipeline:
+    with pipeline_of(replace(made, optimizer=named), make_plan(made)) as pipeline:
         model = made.model()
         expected = {name: each.shape for name, each in model.named_parameters()}
         assert {name: each.shape for name, each in seen} == expected
@@ -168,7 +167,7 @@ def named_adam(named_parameters: Any) -> torch.optim.Optimizer:
 def test_state_goes_by_name(build):
     """What state_dict gave is taken over by another handle, which then makes the same steps; numbers stay numbers."""
     made = replace(language(), optimizer=build)
-    with Pipeline(made, make_plan(made)) as one, Pipeline(made, make_plan(made)) as other:
+    with pipeline_of(made, make_plan(made)) as one, pipeline_of(made, make_plan(made)) as other:
         for n in range(2):
             one.step(made.make_batch(8, n))
         state = one.optimizer.state_dict()
@@ -188,10 +187,10 @@ def test_state_goes_by_name(build):
 def test_state_of_other_groups_is_refused():
     """The error says so, and nothing has changed."""
     made = language()
-    with Pipeline(made, make_plan(made)) as one:
+    with pipeline_of(made, make_plan(made)) as one:
         one.step(made.make_batch(8, 0))
         state = one.optimizer.state_dict()
-    with Pipeline(replace(made, optimizer=no_decay_by_name), make_plan(made)) as other:
+    with pipeline_of(replace(made, optimizer=no_decay_by_name), make_plan(made)) as other:
         with pytest.raises(UsageError, match="other param groups"):
             other.optimizer.load_state_dict(state)
         assert not other.optimizer.state
@@ -200,7 +199,7 @@ def test_state_of_other_groups_is_refused():
 def test_norms_that_make_no_sense():
     """A norm type that is not positive, and clipping in a step without an update, are refused."""
     made = skips()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         with pytest.raises(UsageError, match="max_norm without an update"):
             pipeline.step(made.make_batch(8, 0), update=False, max_norm=1.0)
         pipeline.step(made.make_batch(8, 0), update=False)
@@ -211,7 +210,7 @@ def test_norms_that_make_no_sense():
 def test_parameters_all_together_are_refused():
     """torch's clipping over a pipeline's parameters would be by one rank's norm: the message has what does it right."""
     made = skips()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         pipeline.step(made.make_batch(8, 0), update=False)
         with pytest.raises(UsageError, match=r"a pipeline has no parameters\(\)") as caught:
             torch.nn.utils.clip_grad_norm_(pipeline.parameters(), 1.0)
@@ -224,7 +223,10 @@ def test_gradients_are_seen_without_the_scale():
     made = replace(made, model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)).double())
     made = replace(made, marks=(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
     batch = made.make_batch(8, 0)
-    with Pipeline(made, make_plan(made)) as plain, Pipeline(made, make_plan(made), scaler=make_scaler()) as scaled:
+    with (
+        pipeline_of(made, make_plan(made)) as plain,
+        pipeline_of(made, make_plan(made), scaler=make_scaler()) as scaled,
+    ):
         for pipeline in (plain, scaled):
             pipeline.step(batch, update=False)
             pipeline.step(batch, update=False)
@@ -242,7 +244,7 @@ def test_an_overflow_is_kept_until_the_update():
     """Clipping makes the gradients finite and other batches follow: the update is skipped, and the next one is not."""
     made = overflowing()
     batch = made.make_batch(1, 0)  # of one row: infinities of several would add up to what is no number
-    with Pipeline(made, make_plan(made), scaler=make_scaler()) as pipeline:
+    with pipeline_of(made, make_plan(made), scaler=make_scaler()) as pipeline:
         pipeline.step(batch, update=False)
         pipeline.clip_grad_value_(1.0)
         assert all(bool(each.isfinite().all()) for each in pipeline.gradients().values())
@@ -258,6 +260,6 @@ def test_a_scaler_of_another_kind():
     """What is no GradScaler is refused by name; a disabled one switches scaling off."""
     made = skips()
     with pytest.raises(UsageError, match="scaler=65536"):
-        Pipeline(made, make_plan(made), scaler=65536)
-    with Pipeline(made, make_plan(made)) as pipeline:
+        pipeline_of(made, make_plan(made), scaler=65536)
+    with pipeline_of(made, make_plan(made)) as pipeline:
         assert not pipeline.scaler.is_enabled()

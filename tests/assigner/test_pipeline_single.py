@@ -21,6 +21,7 @@ from workloads import (
     language,
     make_plan,
     normalised,
+    pipeline_of,
     random_plan,
     sgd,
     skips,
@@ -47,7 +48,7 @@ def test_ten_steps_equal_the_plain_model(micro_batches, remat):
     made = language()
     plan = make_plan(made, micro_batches=micro_batches, remat=["blocks.1", "head"])
     reference = Reference(made)
-    with Pipeline(made, plan, remat=remat) as pipeline:
+    with pipeline_of(made, plan, remat=remat) as pipeline:
         for n in range(10):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
@@ -74,7 +75,7 @@ def test_several_stages_of_one_worker_are_exact(make, seed):
     """Any topological order cut anywhere: loss and weights are the plain model's, also for ragged batches."""
     made = make()
     reference = Reference(made)
-    with Pipeline(made, random_plan(made, seed, workers=1)) as pipeline:
+    with pipeline_of(made, random_plan(made, seed, workers=1)) as pipeline:
         for n, rows in enumerate((8, 5, 8)):
             batch = made.make_batch(rows, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
@@ -87,7 +88,7 @@ def test_ragged_batches(rows):
     """Rows that the micro-batches do not divide, and fewer rows than micro-batches, count by their share."""
     made = skips()
     reference = Reference(made)
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         for n in (rows, 8):
             batch = made.make_batch(n, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
@@ -101,7 +102,7 @@ def test_a_summed_loss():
     )
     made = replace(made, model=lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)).double(), marks=())
     reference = Reference(made)
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         batch = made.make_batch(7, 1)
         assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
         assert reference.gradient_distance(pipeline.gradients()) < EXACT
@@ -114,7 +115,7 @@ def test_accumulation_over_steps():
     batches = [made.make_batch(rows, rows) for rows in (8, 6)]
     for batch in batches:
         reference.loss(batch).backward()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         for batch in batches:
             pipeline.step(batch, update=False)
         assert pipeline.steps == 0
@@ -133,7 +134,7 @@ def test_dropout_is_the_same_under_remat():
     made = language(dropout=0.3)
     results = []
     for remat in ("never", "always"):
-        with Pipeline(made, make_plan(made), remat=remat) as pipeline:
+        with pipeline_of(made, make_plan(made), remat=remat) as pipeline:
             losses = [pipeline.step(made.make_batch(8, n)) for n in range(3)]
             results.append((losses, {name: each.detach().clone() for name, each in pipeline.named_parameters()}))
     assert results[0][0] == results[1][0]
@@ -143,7 +144,7 @@ def test_dropout_is_the_same_under_remat():
 def test_dropout_differs_between_accumulated_batches():
     """Each batch has masks of its own, also where no update lies between two of them."""
     made = language(dropout=0.5)
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         batch = made.make_batch(8, 0)
         losses = {pipeline.step(batch, update=False) for _ in range(3)}
     assert len(losses) == 3
@@ -154,9 +155,9 @@ def test_running_statistics_count_a_micro_batch_once():
     made = workload(normalised)
     reference = Reference(made)
     with (
-        Pipeline(made, make_plan(made, micro_batches=1), remat="always") as whole,
-        Pipeline(made, make_plan(made, micro_batches=2), remat="always") as again,
-        Pipeline(made, make_plan(made, micro_batches=2), remat="never") as stored,
+        pipeline_of(made, make_plan(made, micro_batches=1), remat="always") as whole,
+        pipeline_of(made, make_plan(made, micro_batches=2), remat="always") as again,
+        pipeline_of(made, make_plan(made, micro_batches=2), remat="never") as stored,
     ):
         for n in range(3):
             batch = made.make_batch(8, n)
@@ -191,7 +192,7 @@ def test_frozen_unused_and_idle(remat):
     made = workload(Partly, "frozen", "two.*", "last")
     reference = Reference(made)
     plan = make_plan(made)
-    with Pipeline(made, plan, remat=remat) as pipeline:
+    with pipeline_of(made, plan, remat=remat) as pipeline:
         assert not any(edge.gradient for edge in pipeline.graph.edges if edge.source == "frozen")
         for n in range(3):
             batch = made.make_batch(8, n)
@@ -206,7 +207,7 @@ def test_a_recompute_is_one_forward(remat, forwards, monkeypatch):
     """A rematerialised partition runs forward exactly once more for each micro-batch, and no other one does."""
     made = workload(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
     linear = Mock(side_effect=nn.Linear.forward)
-    with Pipeline(made, make_plan(made, micro_batches=2, remat=["1"]), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=2, remat=["1"]), remat=remat) as pipeline:
         monkeypatch.setattr(nn.Linear, "forward", functools.partialmethod(linear))
         pipeline.step(made.make_batch(8, 0))
     assert linear.call_count == forwards
@@ -216,7 +217,7 @@ def test_vector_maths_are_settled_before_anything_is_computed():
     """MKL's first call of a function by several threads at once may be wrong; a pipeline's first calls are by one."""
     settle_vector_maths.cache_clear()
     made = workload(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
-    with Pipeline(made, make_plan(made)):
+    with pipeline_of(made, make_plan(made)):
         assert settle_vector_maths.cache_info().currsize == 1
 
 
@@ -237,7 +238,7 @@ def test_in_place_first_operation(remat):
     """A partition may change what it reads in place, be it the batch or another partition's output."""
     made = workload(lambda: nn.Sequential(Overwriting(), Overwriting(), nn.Identity(), Overwriting(), nn.Linear(8, 1)))
     reference = Reference(made)
-    with Pipeline(made, make_plan(made), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made), remat=remat) as pipeline:
         for n in range(3):
             expected = reference.step(made.make_batch(8, n))
             assert pipeline.step(made.make_batch(8, n)) == pytest.approx(expected, abs=EXACT)
@@ -257,7 +258,7 @@ def test_a_partition_shared_in_the_forward():
 
     made = workload(Twice, "one", "two")
     reference = Reference(made)
-    with Pipeline(made, make_plan(made), remat="always") as pipeline:
+    with pipeline_of(made, make_plan(made), remat="always") as pipeline:
         batch = made.make_batch(8, 0)
         assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
         assert reference.gradient_distance(pipeline.gradients()) < EXACT
@@ -274,7 +275,7 @@ def test_hooks_run_once():
 
     made = workload(hooked)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         batch = made.make_batch(8, 0)
         assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
 
@@ -284,7 +285,7 @@ def test_the_users_randomness_is_left_alone():
     made = language(dropout=0.3)
     torch.manual_seed(11)
     before = torch.get_rng_state()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         pipeline.step(made.make_batch(8, 0))
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -292,7 +293,7 @@ def test_the_users_randomness_is_left_alone():
 def test_names_are_the_models_own():
     """state_dict has the model's names, a shared parameter under its first one."""
     made = language()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         assert set(pipeline.state_dict()) == set(made.model().state_dict()) - {"head.weight"}
 
 
@@ -308,7 +309,7 @@ def test_a_failed_step_keeps_nothing():
         return kept.sum()
 
     made = workload(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)), loss=failing)
-    pipeline = Pipeline(made, make_plan(made))
+    pipeline = pipeline_of(made, make_plan(made))
     with pytest.raises(ArithmeticError, match="no such loss") as caught:
         pipeline.step(made.make_batch(8, 0))
     assert "forward of partition '1', micro-batch 1 on worker:0/cpu" in caught.value.__notes__[0]
@@ -322,7 +323,7 @@ def test_closing_twice_is_harmless():
     """A pipeline on one worker starts no threads, and can be closed twice."""
     made = skips()
     before = threading.active_count()
-    pipeline = Pipeline(made, make_plan(made))
+    pipeline = pipeline_of(made, make_plan(made))
     assert threading.active_count() == before
     pipeline.close()
     pipeline.close()
@@ -360,10 +361,10 @@ def test_a_plan_for_other_inputs():
 def test_a_world_too_small():
     """A plan for two ranks in a process without a launcher is a usage error that says how to start it."""
     made = skips()
-    names = [piece.name for piece in Pipeline(made, make_plan(made)).graph.pieces]
+    names = [piece.name for piece in pipeline_of(made, make_plan(made)).graph.pieces]
     plan = make_plan(made, [(0, names[:2]), (1, names[2:])])
     with pytest.raises(UsageError, match="needs 2 ranks") as caught:
-        Pipeline(made, plan)
+        pipeline_of(made, plan)
     assert caught.value.exit_code == 2
     assert "torchrun" in caught.value.hint
 
@@ -371,11 +372,11 @@ def test_a_world_too_small():
 def test_bad_batches():
     """A batch without rows, and a loss that is no number, are refused in words."""
     made = skips()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         x, y = made.make_batch(8, 0)
         with pytest.raises(UsageError, match="the batch is empty: its inputs have 0 rows"):
             pipeline.step((x[:0], y[:0]))
-    pipeline = Pipeline(replace(made, loss=lambda output, _: output), make_plan(made))
+    pipeline = pipeline_of(replace(made, loss=lambda output, _: output), make_plan(made))
     with pytest.raises(UsageError, match=r"loss gave a tensor of shape \(2, 1\)"):
         pipeline.step((x, y))
 

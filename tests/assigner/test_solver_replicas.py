@@ -98,7 +98,7 @@ def slow_links(seed: int):
     return replace(profile, links=links)
 
 
-@pytest.mark.parametrize("seed", sweep([*range(7), 41, 44, 51, 78], quick=[0, 41, 44, 51]))
+@pytest.mark.parametrize("seed", sweep([0, 3, 41, 44, 51, 78], quick=[0, 41, 44, 51]))
 def test_an_open_schedule_is_gpipe_too(seed):
     profile = slow_links(seed)
     gpipe = solve(profile, SolveOptions(schedule="gpipe", gap=0.0)).plan.solver

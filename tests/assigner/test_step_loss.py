@@ -13,9 +13,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from changing_models import micro_batched
 from loss_cases import NAMES, differences, mixing
 from torch import nn
-from workloads import WIDTH, Reference, make_plan, numbers, sgd, workload
+from workloads import WIDTH, Reference, make_plan, numbers, pipeline_of, sgd, workload
 
-from assigner import Pipeline
 from assigner.errors import UsageError
 from assigner.model.workload import Workload
 
@@ -45,7 +44,7 @@ def test_a_loss_is_called_once_for_each_micro_batch(micro_batches, schedule, rem
     loss = Remembering()
     made = layers(loss)
     plan = make_plan(made, micro_batches=micro_batches, schedule=schedule)
-    with Pipeline(made, plan, remat=remat) as pipeline:
+    with pipeline_of(made, plan, remat=remat) as pipeline:
         for n in range(2):
             batch = made.make_batch(8, n)
             loss.seen.clear()
@@ -62,7 +61,7 @@ def test_what_a_loss_draws_is_the_same_under_every_plan(draw):
     for seed, stages, remat in ((1, [(0, ["0", "1"])], "never"), (2, [(0, ["0"]), (0, ["1"])], "always")):
         random.seed(seed)
         np.random.seed(seed)
-        with Pipeline(made, make_plan(made, stages, schedule="interleaved"), remat=remat) as pipeline:
+        with pipeline_of(made, make_plan(made, stages, schedule="interleaved"), remat=remat) as pipeline:
             found.append([pipeline.step(made.make_batch(8, n)) for n in range(3)])
         drawn = random.random(), np.random.rand()
         random.seed(seed)
@@ -78,7 +77,7 @@ def test_a_loss_with_a_memory_is_the_plain_one(remat):
     plain, piped = Remembering(), Remembering()
     reference = Reference(layers(plain))
     made = layers(piped)
-    with Pipeline(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
         for n in range(3):
             batch = made.make_batch(8, n)
             assert pipeline.evaluate(batch) == pytest.approx(reference.loss(batch).item(), abs=1e-12)
@@ -105,7 +104,7 @@ def test_a_memory_that_is_written_in_place(schedule, remat):
     """Each micro-batch's backward reads it as its own loss left it."""
     plain, piped = InPlace(), InPlace()
     reference, made = Reference(layers(plain)), layers(piped)
-    with Pipeline(made, replace(make_plan(made, micro_batches=3), schedule=schedule), remat=remat) as pipeline:
+    with pipeline_of(made, replace(make_plan(made, micro_batches=3), schedule=schedule), remat=remat) as pipeline:
         for n in range(3):
             batch = made.make_batch(9, n)
             assert pipeline.step(batch) == pytest.approx(micro_batched(reference, batch, 3), abs=1e-12)
@@ -133,7 +132,7 @@ def test_a_memory_that_begins_late(schedule, remat):
     plain, piped = Beginning(6), Beginning(6)
     reference, made = Reference(layers(plain)), layers(piped)
     plan = replace(make_plan(made, micro_batches=2), schedule=schedule)
-    with Pipeline(made, plan, remat=remat) as pipeline:
+    with pipeline_of(made, plan, remat=remat) as pipeline:
         batch = made.make_batch(8, 0)
         assert pipeline.step(batch) == pytest.approx(micro_batched(reference, batch, 2), abs=1e-12)
         batch = made.make_batch(12, 1)
@@ -160,7 +159,7 @@ def test_a_loss_over_parts_is_another_one():
     """Without the option a loss that mixes rows is not the plain one: the case would show a difference."""
     made = replace(mixing("tuple"), loss_over="micro_batch")
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=2)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
         batch = made.make_batch(8, 0)
         assert abs(pipeline.step(batch) - reference.step(batch)) > 1e-3
 
@@ -189,7 +188,7 @@ def test_it_sees_all_targets_and_is_called_once(remat):
 
     made = layers(criterion, batch=batch, loss_over="batch")
     reference = Reference(replace(made, loss=other))
-    with Pipeline(made, make_plan(made, micro_batches=3), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=3), remat=remat) as pipeline:
         for n in range(2):
             given = made.make_batch(8, n)
             pipeline.step(given, update=False, scale=0.5)
@@ -203,7 +202,7 @@ def test_small_gradients_of_a_scaled_loss_do_not_vanish():
     """The scale is in the loss's gradient from its start, and out of the parameters' again."""
     made = layers(lambda outputs, _: 1e-6 * (outputs - outputs.mean()).square().mean(), loss_over="batch")
     reference = Reference(made)
-    with Pipeline(made, make_plan(made), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**20)) as pipeline:
+    with pipeline_of(made, make_plan(made), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**20)) as pipeline:
         batch = made.make_batch(8, 0)
         pipeline.step(batch)
         reference.step(batch)
@@ -234,11 +233,11 @@ def test_outputs_without_rows(remat):
         )  # fmt: skip
         batch = made.make_batch(8, 0)
         if trained:
-            pipeline = Pipeline(made, make_plan(made), remat=remat)
+            pipeline = pipeline_of(made, make_plan(made), remat=remat)
             with pipeline, pytest.raises(UsageError, match=r"output of shape \(\) has no rows"):
                 pipeline.step(batch)
         else:
-            with Pipeline(made, make_plan(made), remat=remat) as pipeline:
+            with pipeline_of(made, make_plan(made), remat=remat) as pipeline:
                 assert pipeline.step(batch) == pytest.approx(Reference(made).step(batch), abs=1e-12)
 
 
@@ -258,13 +257,13 @@ def test_what_cannot_have_the_whole_batch_is_refused():
     made = layers(F.mse_loss, loss_over="batch")
     early = make_plan(made, [(0, ["0"]), (1, ["1"])], schedule="1f1b")
     with pytest.raises(UsageError, match="under schedule 1f1b the last stage's backwards begin") as caught:
-        Pipeline(made, early)
+        pipeline_of(made, early)
     assert "--schedule gpipe" in (caught.value.hint or "")
-    with Pipeline(made, make_plan(made)) as pipeline, pytest.raises(UsageError, match="under schedule 1f1b"):
+    with pipeline_of(made, make_plan(made)) as pipeline, pytest.raises(UsageError, match="under schedule 1f1b"):
         pipeline.move(make_plan(made, schedule="1f1b"))
     forked = replace(workload(Forked, "*"), loss_over="batch")
     for call in ("step", "evaluate"):
-        pipeline = Pipeline(forked, make_plan(forked, micro_batches=2))
+        pipeline = pipeline_of(forked, make_plan(forked, micro_batches=2))
         with pipeline, pytest.raises(UsageError, match=r"another path for some .* \(their rows: \[3\] and \[2\]\)"):
             getattr(pipeline, call)(forked.make_batch(5, 0))
     with pytest.raises(UsageError, match="loss_over: 'row' is not allowed"):
@@ -277,7 +276,7 @@ def test_a_loss_that_is_no_number_is_told():
     """Its shape or type, over the batch as over a micro-batch."""
     for over in ("batch", "micro_batch"):
         made = layers(lambda outputs, _: outputs.mean(0), loss_over=over)
-        pipeline = Pipeline(made, make_plan(made))
+        pipeline = pipeline_of(made, make_plan(made))
         with pipeline, pytest.raises(UsageError, match=r"Workload.loss gave a tensor of shape \(1,\)"):
             pipeline.step(made.make_batch(8, 0))
 
@@ -286,6 +285,6 @@ def test_a_loss_that_is_no_number_is_told():
 def test_a_step_without_gradients_is_refused(off):
     """A step under no_grad would train nothing, as the plain loop's backward would tell."""
     made = layers(F.mse_loss)
-    pipeline = Pipeline(made, make_plan(made))
+    pipeline = pipeline_of(made, make_plan(made))
     with pipeline, off(), pytest.raises(UsageError, match="it would train nothing"):
         pipeline.step(made.make_batch(8, 0))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from metric_cases import layers, lossy
 from torch import nn
-from workloads import WIDTH, Reference, graph_of, make_plan, workload
+from workloads import WIDTH, Reference, graph_of, make_plan, pipeline_of, workload
 
 from assigner import Pipeline, StepResult
 from assigner.errors import UsageError
@@ -87,7 +87,7 @@ def test_outputs_are_what_the_forward_made(micro_batches, remat):
 
     made = workload(Several, "*", loss=loss)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=micro_batches), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=micro_batches), remat=remat) as pipeline:
         for rows in (8, 5):
             x, _ = batch = made.make_batch(rows, rows)
             expected = {
@@ -111,7 +111,7 @@ def test_a_loss_that_the_model_makes(remat):
     """(logits, loss): the loss picks it, and it comes out as the batch's, by the tokens that count."""
     made = lossy()
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=3), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=3), remat=remat) as pipeline:
         for rows in (8, 5):
             batch = made.make_batch(rows, rows)
             logits, loss = reference.output(batch[0])
@@ -126,13 +126,13 @@ def test_a_loss_that_the_model_makes(remat):
 def test_numbers_whose_weights_nobody_knows():
     """A forward has no targets to weigh, and beside summed losses a number may be no sum: refused with a way out."""
     made = lossy()
-    pipeline = Pipeline(made, make_plan(made, micro_batches=3))
+    pipeline = pipeline_of(made, make_plan(made, micro_batches=3))
     inputs, _ = batch = made.make_batch(8, 0)
     with pipeline, pytest.raises(UsageError, match=r"output\[1\] of shape \(\) differs") as refused:
         pipeline.forward(inputs)
     assert "outputs_to" in refused.value.hint
     made = replace(made, reduction="sum", weight=None)
-    pipeline = Pipeline(made, make_plan(made, micro_batches=3))
+    pipeline = pipeline_of(made, make_plan(made, micro_batches=3))
     with pipeline, pytest.raises(UsageError, match=r"output\[1\] of shape \(\) differs"):
         pipeline.evaluate(batch, outputs_to=0)
 
@@ -140,7 +140,7 @@ def test_numbers_whose_weights_nobody_knows():
 def test_who_may_get_outputs():
     """A rank of the run, or all; others are refused before anything is computed, and the run goes on."""
     made = layers()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         batch = made.make_batch(8, 0)
         for call in (pipeline.step, pipeline.evaluate):
             with pytest.raises(UsageError, match="there is no rank 1"):
@@ -155,7 +155,7 @@ def test_who_may_get_outputs():
 def test_a_result_is_a_float(tmp_path):
     """It prints, compares, adds up and is written as the number that it is; copies keep what is with it."""
     made = layers(loss_over="batch")
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         found = pipeline.step(made.make_batch(8, 0), outputs_to=0)
         assert isinstance(found, float)
         assert (str(found), f"{found:.3f}", json.dumps({"loss": found})) == (

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from whole_models import MODELS, Renaming, plain_after
-from workloads import WIDTH, make_plan, workload
+from workloads import WIDTH, make_plan, pipeline_of, workload
 
-from assigner import Pipeline, load_weights
+from assigner import load_weights
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def test_the_state_is_the_plain_models(name: str, tmp_path: Path) -> None:
     """Live and from a checkpoint: key for key that of a plain loop, and strictly loaded; training goes on as before."""
     made = MODELS[name][0]()
     plan = make_plan(made, micro_batches=1)
-    with Pipeline(made, plan) as pipeline:
+    with pipeline_of(made, plan) as pipeline:
         for n in range(3):
             pipeline.step(made.make_batch(8, n))
         expected = plain_after(made, 3).state_dict()
@@ -52,10 +52,10 @@ def test_the_state_is_the_plain_models(name: str, tmp_path: Path) -> None:
         assert same(dict(found), load_weights(tmp_path / "at"))
     if name != "growing":  # as in plain PyTorch: a buffer that was None is no key of a new model
         made.model().load_state_dict(found, strict=True)
-        with Pipeline(made, plan) as pipeline:
+        with pipeline_of(made, plan) as pipeline:
             assert pipeline.load_state_dict(found) == ([], [])
             assert same(dict(pipeline.full_state_dict()), dict(found))
-    with Pipeline(made, plan) as pipeline:
+    with pipeline_of(made, plan) as pipeline:
         pipeline.load(tmp_path / "at")
         assert same(dict(pipeline.full_state_dict()), dict(found))
         assert [pipeline.step(made.make_batch(8, n)) for n in range(3, 5)] == losses
@@ -64,7 +64,7 @@ def test_the_state_is_the_plain_models(name: str, tmp_path: Path) -> None:
 def test_extra_state_that_has_changed_is_carried(tmp_path: Path) -> None:
     """What the modules of the pipeline say, not those of the builder; and what is given reaches them."""
     made = MODELS["extra state"][0]()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         module = pipeline._installed.share.modules["1"].get_submodule("1")
         module.facts["seen"], module.note = 7, torch.ones(2)
         pipeline.save(tmp_path / "at")
@@ -77,7 +77,7 @@ def test_extra_state_that_has_changed_is_carried(tmp_path: Path) -> None:
             pipeline.full_state_dict()
         with pytest.raises(UsageError, match=r"1\._extra_state"):
             pipeline.save(tmp_path / "other")
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         for load in (lambda: pipeline.load(tmp_path / "at"), lambda: pipeline.load_state_dict(found)):
             module = pipeline._installed.share.modules["1"].get_submodule("1")
             module.facts = {}
@@ -90,11 +90,11 @@ def test_weights_that_nobody_reads_are_kept(tmp_path: Path) -> None:
     """Those of a state_dict that was loaded, not those of the builder: in the next one, and in a checkpoint."""
     made = MODELS["buffers"][0]()
     given = made.model().state_dict()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         pipeline.load_state_dict(given)
         pipeline.save(tmp_path / "at")
         assert torch.equal(pipeline.full_state_dict()["unread.weight"], given["unread.weight"])
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         assert not torch.equal(pipeline.full_state_dict()["unread.weight"], given["unread.weight"])
         pipeline.load(tmp_path / "at")
         assert torch.equal(pipeline.full_state_dict()["unread.weight"], given["unread.weight"])
@@ -103,7 +103,7 @@ def test_weights_that_nobody_reads_are_kept(tmp_path: Path) -> None:
 def test_a_state_dict_that_does_not_fit_changes_nothing() -> None:
     """Keys, shapes, types and names of one tensor: refused in words, and everything is as it was."""
     made = MODELS["tied"][0]()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         before = dict(pipeline.full_state_dict())
         given = {key: torch.zeros_like(each) for key, each in before.items()}
         refused: dict[str, Any] = {
@@ -139,12 +139,12 @@ def test_a_state_dict_that_does_not_fit_changes_nothing() -> None:
 def test_buffers_of_a_model_that_renames_them_are_saved(tmp_path: Path) -> None:
     """Running statistics go into a checkpoint though the model's state_dict has another name for them."""
     made = workload(Renaming, "inner", "last")
-    with Pipeline(made, make_plan(made, micro_batches=1)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
         pipeline.step(made.make_batch(8, 0))
         pipeline.save(tmp_path / "at")
         mean = pipeline.full_state_dict()["core.1.running_mean"]
     assert mean.shape == (WIDTH,)
-    with Pipeline(made, make_plan(made, micro_batches=1)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
         pipeline.load(tmp_path / "at")
         assert torch.equal(pipeline.full_state_dict()["core.1.running_mean"], mean)
 
@@ -161,7 +161,7 @@ def test_buffers_of_a_model_that_renames_them_are_saved(tmp_path: Path) -> None:
 def test_a_shared_value_is_what_it_was(value: Any) -> None:
     """Of one type and value, whatever it holds; and a copy."""
     made = MODELS["tied"][0]()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         found = pipeline.share(value)
         if isinstance(value, list) and value:
             assert torch.equal(found[0], value[0])
@@ -177,7 +177,7 @@ def test_what_cannot_be_shared_is_refused_in_words() -> None:
     made = MODELS["tied"][0]()
     circle: list[Any] = []
     circle.append(circle)
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         for value, words in (
             ({"a": [object()]}, r"value\['a'\]\[0\] is a object; only plain values and tensors go to other ranks"),
             (circle, "nested too deeply, or holds itself"),

@@ -34,8 +34,10 @@ SETTINGS = {
 proofs end on a busy machine; the commands are as a reader types them."""
 LIMIT_S = 1200
 _END = "-- end of block --"
-_PROFILED: dict[tuple[object, ...], tuple[list[str], str]] = {}
-"""What `assigner profile` said and wrote, by the command and the folder's Python files: measured once for all pages."""
+_DONE: dict[tuple[object, ...], tuple[list[str], dict[str, str]]] = {}
+"""What a command of REMEMBERED said and wrote, by its words, the files that it names and the folder's Python files: run
+once for all pages."""
+REMEMBERED = ("assigner profile ", "assigner solve ", "assigner run ")
 
 _INTERPRETER = f"""
 import json, sys, traceback
@@ -108,15 +110,30 @@ class Session:
         return []
 
     def _call(self, command: Command, block: Block, code: int) -> list[str]:
-        if command.text.startswith("assigner profile ") and " -o profile.json" in command.text:
-            key = (command.text, *sorted((path.name, path.read_text()) for path in self.folder.glob("*.py")))
-            if key not in _PROFILED:
-                said = self._execute(command, block, code)
-                _PROFILED[key] = said, (self.folder / "profile.json").read_text(encoding="utf-8")
-            said, profile = _PROFILED[key]
-            (self.folder / "profile.json").write_text(profile, encoding="utf-8")
-            return said
-        return self._execute(command, block, code)
+        if not command.text.startswith(REMEMBERED) or code:
+            return self._execute(command, block, code)
+        before = self._texts()
+        named = {name for name in before if name.endswith(".py") or name in command.text.split()}
+        key = command.text, *sorted((name, before[name]) for name in named)
+        if key not in _DONE:
+            folders = self._folders()
+            said = self._execute(command, block, code)
+            written = {name: text for name, text in self._texts().items() if before.get(name) != text}
+            if self._folders() != folders:
+                return said  # it left more than files
+            _DONE[key] = said, written
+        said, written = _DONE[key]
+        for name, text in written.items():
+            (self.folder / name).write_text(text, encoding="utf-8", errors="surrogateescape")
+        return said
+
+    def _folders(self) -> set[str]:
+        return {path.name for path in self.folder.iterdir() if path.is_dir() and path.name != "__pycache__"}
+
+    def _texts(self) -> dict[str, str]:
+        """The folder's own files; one that is no text counts as its bytes."""
+        files = [path for path in self.folder.iterdir() if path.is_file() and not path.is_symlink()]
+        return {path.name: path.read_text(encoding="utf-8", errors="surrogateescape") for path in files}
 
     def _execute(self, command: Command, block: Block, code: int) -> list[str]:
         done = subprocess.run(

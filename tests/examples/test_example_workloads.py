@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from example_plans import TINY, entry, make_plan, tiny
+from example_plans import TINY, cut, entry, make_plan, tiny
 
 import assigner
 from assigner.formats.plan import save_plan
-from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import load_workload
 
 if TYPE_CHECKING:
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
     from forked_ranks import ForkedRanks
 
+    from assigner.model.marking import PartitionGraph
 
-def cut(example: str, arguments: str = "") -> PartitionGraph:
-    return partition_graph(load_workload(entry(example, arguments)))
+
+def graph_of(example: str, arguments: str = "") -> PartitionGraph:
+    return cut(entry(example, arguments))
 
 
 def edges(graph: PartitionGraph) -> set[tuple[str, str]]:
@@ -32,7 +34,7 @@ def edges(graph: PartitionGraph) -> set[tuple[str, str]]:
 
 def test_gpt_is_a_chain_of_fourteen_partitions_with_one_kind_of_block() -> None:
     """By default a GPT is cut into embedding, 12 equal blocks and head, each reading the one before."""
-    graph = cut("gpt")
+    graph = graph_of("gpt")
     names = ["embed", *(f"blocks.{n}" for n in range(12)), "head"]
     assert [piece.name for piece in graph.pieces] == names
     assert edges(graph) == set(pairwise(names))
@@ -43,7 +45,7 @@ def test_gpt_is_a_chain_of_fourteen_partitions_with_one_kind_of_block() -> None:
 
 def test_tied_gpt_shares_one_matrix_between_embedding_and_head() -> None:
     """`tied=True` is one tie of embedding and head, and one matrix less in the model."""
-    (tie,) = cut("gpt", "blocks=2,tied=True").ties
+    (tie,) = graph_of("gpt", "blocks=2,tied=True").ties
     assert tie.partitions == ("embed", "head")
     assert tie.bytes == 256 * 128 * 4
     plain, tied = (
@@ -55,7 +57,7 @@ def test_tied_gpt_shares_one_matrix_between_embedding_and_head() -> None:
 
 def test_resnet_blocks_of_one_shape_share_a_kind() -> None:
     """The patterns cut a ResNet-20 into 11 partitions; in each group the blocks after the first are of one kind."""
-    graph = cut("resnet")
+    graph = graph_of("resnet")
     names = ["stem", *(f"blocks.{n}" for n in range(9)), "head"]
     assert [piece.name for piece in graph.pieces] == names
     assert edges(graph) == set(pairwise(names))
@@ -69,7 +71,7 @@ def test_resnet_blocks_of_one_shape_share_a_kind() -> None:
 
 def test_unet_skips_are_edges_past_the_partitions_between() -> None:
     """Each level's skip is an edge to the level's way up, beside the chain; the pooled value has a quarter of it."""
-    graph = cut("unet")
+    graph = graph_of("unet")
     names = ["down.0", "down.1", "down.2", "bottom", "up.0", "up.1", "up.2", "head"]
     assert [piece.name for piece in graph.pieces] == names
     skips = {("down.0", "up.2"), ("down.1", "up.1"), ("down.2", "up.0")}
@@ -81,7 +83,7 @@ def test_unet_skips_are_edges_past_the_partitions_between() -> None:
 
 def test_the_towers_meet_only_in_the_score() -> None:
     """Two branches without an edge between them; the padding mask comes from the batch and is not sent."""
-    graph = cut("two_tower")
+    graph = graph_of("two_tower")
     query, item = ["query.embed", *(f"query.blocks.{n}" for n in range(4))], [f"item.{n}" for n in range(3)]
     assert {piece.name for piece in graph.pieces} == {*query, *item, "score"}
     chains = {*pairwise(query), *pairwise(item)}
@@ -93,7 +95,7 @@ def test_the_towers_meet_only_in_the_score() -> None:
 
 def test_the_embedding_is_most_of_the_memory_and_its_rows_do_not_travel() -> None:
     """A table of items beside a deep MLP: the first partition holds the bytes, its message is one row a sample."""
-    graph = cut("clicks")
+    graph = graph_of("clicks")
     assert [piece.name for piece in graph.pieces] == ["history", *(f"layers.{n}" for n in range(12)), "head"]
     tensors = graph.deferred.tensors()
     held = {piece.name: sum(tensors[name].nbytes for name in piece.parameters) for piece in graph.pieces}
@@ -126,9 +128,9 @@ def test_a_batch_depends_on_the_generator_alone(example: str) -> None:
 )
 def test_the_loss_falls_in_30_steps(example: str, arguments: str, fall: float) -> None:
     """Each example learns: the mean of its last five losses lies clearly below that of the first five."""
-    workload = load_workload(entry(example, arguments))
-    count = len(partition_graph(workload).pieces)
-    with assigner.Pipeline(workload, make_plan(entry(example, arguments), [(0, count)])) as pipeline:
+    named = entry(example, arguments)
+    workload, graph = load_workload(named), cut(named)
+    with assigner.Pipeline(workload, make_plan(named, [(0, len(graph.pieces))]), graph=graph) as pipeline:
         losses = [pipeline.step(workload.make_batch(workload.batch_size, 1 + step)) for step in range(30)]
     assert sum(losses[-5:]) < fall * sum(losses[:5])
 
@@ -174,7 +176,8 @@ def test_ten_steps_equal_the_model_in_one_piece(case: Case, tmp_path: Path, fork
     workload = tiny(case.example, f"double=True,{case.arguments}")
     save_plan(make_plan(workload, case.stages, micro_batches=case.micro_batches), tmp_path / "plan.json")
     piece = () if case.piece is None else ("--reference-rows", str(case.piece))
-    forked.run("equality.py", workload, tmp_path / "plan.json", tmp_path, *piece, ranks=case.ranks)
+    words = (workload, tmp_path / "plan.json", tmp_path, *piece)
+    forked.run("equality.py", *words, ranks=case.ranks, before=f"example_plans:cut {shlex.quote(workload)}")
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(case.ranks)]
     assert {name for each in found for name in each["parameters"]} == set(found[0]["all"])
     assert bool([name for each in found for name in each["buffers"]]) == (case.example == "resnet")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner import AssignerError, Pipeline
 from assigner.formats.plan import Plan
@@ -92,6 +93,8 @@ class Record:
     evaluated: float = math.nan
     moved: frozenset[str] = frozenset()
     """Names of the state that training changed; of a shared tensor the first one."""
+    modes_alike: bool = False
+    """In eval mode the forward does what it does in training, operation by operation."""
 
 
 def seeded(number: int) -> None:
@@ -117,6 +120,33 @@ def pieces(made: Workload, batch: Any, micro_batches: int) -> Iterator[tuple[Any
     count = micro_batch_count(cutting.row_count(batch[0]), micro_batches, planned)
     for mine, targets, weight, *_ in cutting.parts(batch, count):
         yield call_arguments(mine), targets, weight
+
+
+class Operations(TorchDispatchMode):
+    """What is computed, one operation after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def modes_alike(model: torch.nn.Module, made: Workload, batch: Any) -> bool:
+    """Whether a forward computes the same in both modes, to the last bit; False where that cannot be seen."""
+    found = []
+    try:
+        for training in (False, True):
+            model.train(training)
+            seeded(len(RAGGED))
+            with torch.no_grad(), Operations() as operations:
+                loss = float(made.compute_loss(call(model, batch[0]), batch[1]))
+            found.append((operations.found, loss))
+    except Exception:  # noqa: BLE001 - a model may have its own way with such modes
+        return False
+    return found[0] == found[1]
 
 
 def plain(made: Workload, micro_batches: int, loop: Loop | None = None) -> Record:
@@ -154,6 +184,7 @@ def plain(made: Workload, micro_batches: int, loop: Loop | None = None) -> Recor
             float(made.compute_loss(model(*args, **kwargs), targets)) * weight
             for (args, kwargs), targets, weight in cut
         )
+    record.modes_alike = modes_alike(model, made, made.make_batch(EVALUATED, 99))
     return record
 
 
@@ -191,8 +222,10 @@ def distance(mine: Any, theirs: Any) -> float:
     return off / max(1.0, largest) if math.isfinite(off) else math.inf
 
 
-def first_difference(pipeline: Pipeline, made: Workload, record: Record, case: Case) -> Iterator[str]:
-    """What differs, step by step."""
+def first_difference(
+    pipeline: Pipeline, made: Workload, record: Record, case: Case, *, evaluates: bool
+) -> Iterator[str]:
+    """What differs, step by step, and then in eval mode."""
     for n, rows in enumerate(RAGGED):
         batch = made.make_batch(rows, n)
         if case.loop is not None:
@@ -213,6 +246,8 @@ def first_difference(pipeline: Pipeline, made: Workload, record: Record, case: C
         for name, tensor in pipeline.state_dict().items():
             if name in record.states[n] and (off := distance(tensor, record.states[n][name])) > case.tolerance:
                 yield f"step {n}: {name} is {off:.2g} off"
+    if not evaluates:
+        return
     seeded(len(RAGGED))
     evaluated = pipeline.evaluate(made.make_batch(EVALUATED, 99))
     if not case.random and distance(evaluated, record.evaluated) > case.tolerance:
@@ -231,10 +266,11 @@ class Judge:
     Args:
         case: The case.
         timeout_s: How long a rank waits for another one in the pipeline.
+        spares: It is evaluated only where that is something else than training: it takes a capture of its own.
     """
 
-    def __init__(self, case: Case, timeout_s: float = 30.0) -> None:
-        self.case = case
+    def __init__(self, case: Case, timeout_s: float = 30.0, *, spares: bool = False) -> None:
+        self.case, self._spares = case, spares
         self._timeout_s = timeout_s
         self._found: tuple[Workload, PartitionGraph] | None = None
         self._refused: AssignerError | None = None
@@ -284,7 +320,9 @@ class Judge:
                 made, plan, remat=REMAT[setting.remat], graph=graph, batch_norm=moved, timeout_s=self._timeout_s
             ) as pipeline:
                 lost = tuple(sorted(record.moved - set(pipeline.state_dict())))
-                found = next(iter([*first_difference(pipeline, made, record, self.case)]), "")  # all ranks go on
+                evaluates = not (self._spares and whole.modes_alike)
+                all_found = [*first_difference(pipeline, made, record, self.case, evaluates=evaluates)]  # ranks go on
+                found = next(iter(all_found), "")
         except AssignerError as error:
             return Verdict("refused", told(error), inherent)
         except Exception as error:  # noqa: BLE001 - what comes out raw is the finding

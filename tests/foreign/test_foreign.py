@@ -12,7 +12,7 @@ import pytest
 import torch
 from foreign.case import MODULES, Case, all_cases
 from foreign.daily import DAILY
-from foreign.harness import Judge, Setting, Verdict, distance
+from foreign.harness import Judge, Setting, Verdict, distance, plain
 from foreign.hooks import Net
 from foreign.judged import PARTS
 from foreign.refusals import SHOWS_THROUGH
@@ -76,6 +76,26 @@ def test_rows_cut_wrongly_are_found():
     case = Case("mixed", "tests", lambda: workload(Net, "first", "second", "last", loss=over_rows))
     assert Judge(case).verdict(Setting(1, 2)).kind == "different"
     assert Judge(replace(case, inherent=True)).verdict(Setting(1, 2)).kind == "equal"
+
+
+@pytest.mark.parametrize(
+    ("make", "alike"),
+    [
+        (Net, True),
+        (lambda: torch.nn.Sequential(Net(), torch.nn.Dropout(0.5)), False),
+        (lambda: torch.nn.Sequential(Net(), Scaled()), False),
+    ],
+    ids=["as in training", "dropout", "another operation with the same result"],
+)
+def test_that_evaluation_is_as_training_is_seen(make, alike):
+    """What is left out where evaluation has nothing of its own is left out nowhere else."""
+    made = workload(make, loss=mse_loss)
+    assert plain(made, 1).modes_alike is alike
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x):
+        return x if self.training else x * 1
 
 
 def over_rows(made, wanted):

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import torch
 
 import assigner
 from assigner.model.workload import Workload, load_workload
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
+
+from example_plans import cut
 
 
 def rows_of(tree: object, start: int, stop: int) -> object:
@@ -95,7 +100,7 @@ def main() -> None:
     options = parser.parse_args()
     workload = load_workload(options.entry)
     batch_norm = "micro_batch" if options.reference_rows else "deferred"
-    with assigner.Pipeline(workload, options.plan, batch_norm=batch_norm) as pipeline:
+    with assigner.Pipeline(workload, options.plan, batch_norm=batch_norm, graph=cut(options.entry)) as pipeline:
         rows = pipeline.plan.workload.batch_size
         reference = Reference(workload, rows, options.reference_rows or rows)
         worst = compare(pipeline, reference, options.steps)
