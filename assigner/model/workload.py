@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from assigner import formatting as fmt
 from assigner.errors import UsageError
 from assigner.formats.fineness import Fineness
 from assigner.usercode import parse_call, user_code
@@ -295,9 +296,12 @@ def _called(entry: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         raise UsageError(f"{path}: no such file", hint="the path of an entry is relative to the current folder")
     name, arguments = parse_call(call, entry, what="function", hint="write FUNCTION or FUNCTION(width=512)")
     with user_code(str(path)):
-        function = getattr(_load_module(path), name, None)
+        module = _load_module(path)
+    function = getattr(module, name, None)
     if not callable(function):
-        raise UsageError(f"{path} has no function {name!r}", hint="write FILE.py:FUNCTION")
+        own = [key for key, each in vars(module).items() if getattr(each, "__module__", None) == module.__name__]
+        hint = fmt.meant(name, own, "it has") if own else "write FILE.py:FUNCTION"
+        raise UsageError(f"{path} has no function {name!r}", hint=hint)
     return function, arguments
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from torch import nn
 
+from assigner import formatting as fmt
 from assigner.errors import MarkingError
 
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ def find_marks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, Mark
     for pattern in patterns:
         matched = list(dict.fromkeys(first[id(module)] for name, module in every.items() if matches(pattern, name)))
         if not matched:
-            close = difflib.get_close_matches(pattern, every, n=3) or list(names)[:3]
+            numbered = [re.sub(r"(?<=\.)\d+", "*", name) for name in names]
             raise MarkingError(
                 f"mark {pattern!r} matches no submodule of {type(model).__name__}",
-                hint=f"submodules are {', '.join(close)}, ...",
+                hint=fmt.meant(pattern, [*numbered, *every], "submodules"),
             )
         for name in matched:
             marks.setdefault(name, Mark())
