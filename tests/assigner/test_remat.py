@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-FORWARDS = array.array("q", [0])  # what a capture would not look into: a count that it sees is refused
+FORWARDS = memoryview(bytearray(8)).cast("q")  # what a capture would not look into: a count that it sees is refused
 
 
 def watched() -> None:

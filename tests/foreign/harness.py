@@ -145,6 +145,7 @@ def modes_alike(model: torch.nn.Module, made: Workload, batch: Any) -> bool:
                 loss = float(made.compute_loss(call(model, batch[0]), batch[1]))
             found.append((operations.found, loss))
     except Exception:  # noqa: BLE001 - a model may have its own way with such modes
+        torch._dynamo.reset()  # torch.cond's graph, whose compiling has failed, would fail ever after
         return False
     return found[0] == found[1]
 

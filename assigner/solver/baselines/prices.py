@@ -93,7 +93,7 @@ class BaselinePrices:
             workload=problem.workload,
             micro_batches=count,
             micro_batch_size=problem.prices(count).size,
-            schedule="1f1b" if len(placed) == 1 else "gpipe",  # one stage keeps one micro-batch at a time
+            schedule="1f1b" if replicas or self._accumulates(placed) else "gpipe",
             stages=tuple(
                 problem.held_by(
                     Stage(None, tuple(names), tuple(name for name in names if rules.get(name) == "always")),
@@ -102,6 +102,10 @@ class BaselinePrices:
                 for worker, names in placed
             ),
         )  # fmt: skip
+
+    def _accumulates(self, stages: Sequence[tuple[str, Sequence[str]]]) -> bool:
+        """One stage keeps one micro-batch at a time, unless another schedule is asked for."""
+        return len(stages) == 1 and self.problem.options.schedule not in ("gpipe", "interleaved")
 
     def best(self, candidates: Iterable[Plan]) -> tuple[Plan | None, float]:
         """Of candidates, each rematerialising nothing or else everything, the plan with the least step, in seconds.
