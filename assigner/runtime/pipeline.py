@@ -199,6 +199,7 @@ class Pipeline(ModelState):
                 hint=f"a plan that leaves {last!r} where it is, or a loss without a memory and parameters of its own",
             )
         self._installed.share.check_hung()
+        self._installed.share.check_rebuilt()
         leaving = {partition for partition, source, _ in removals(self.plan, plan) if source == self.rank}
         self._installed.share.check_leaving(leaving)
         self._installed.watch.copies.compare()
