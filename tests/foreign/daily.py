@@ -49,6 +49,7 @@ DAILY = frozenset(
         "checkpoint of marked blocks at the root, default",
         "checkpoint of a function of the root between marks, use_reentrant=False",
         "checkpoint of a block with dropout, masks kept by its RNG state",
+        "checkpoint behind a frozen embedding whose hook calls requires_grad_, use_reentrant=True",
         "blind: selective checkpoint by a policy, at the root",
         # buffers
         "moving mean by assignment, unmarked",
