@@ -90,6 +90,7 @@ class _Session:
     trains: list[bool] = field(default_factory=list)
     wanting: dict[int, frozenset[int]] = field(default_factory=dict)
     depth: int = 0
+    running: str = ""
     anchor: torch.Tensor | None = None
 
 
@@ -217,7 +218,7 @@ class OpaqueCalls:
                     )
         self.name_of = {id(model.get_submodule(name)): name for name in reversed(self.names)}
         self.isolation = Isolation(model, self.names)
-        self.leftovers = Leftovers(within_call)
+        self.leftovers = Leftovers(lambda: _session.running, self.isolation.inside)
         self._made: dict[str, int] = {}
 
     def begin(self) -> None:
@@ -329,7 +330,7 @@ class OpaqueCalls:
         def attempt() -> Any:
             short = contextlib.nullcontext() if environment is None else OneRecurrentStep()
             with (
-                short, casting_within(self.autocast), Writes() as writes, IdleDropouts(), _inner(),
+                short, casting_within(self.autocast), Writes() as writes, IdleDropouts(), _inner(name),
                 gradients_taken(given) as gradients,
             ):  # fmt: skip
                 try:
@@ -385,18 +386,20 @@ class OpaqueCalls:
 
 
 @contextlib.contextmanager
-def _inner() -> Iterator[None]:
-    """The block runs within an opaque call.
+def _inner(name: str) -> Iterator[None]:
+    """The block runs within an opaque call, of a module by this name, or of a function.
 
     Torch's own call of modules: export's keeps a stack of those that run, and one that raises, as a way may that no
     value takes, would stay on it.
     """
     _session.depth += 1
+    before, _session.running = _session.running, name
     try:
         with mock.patch.object(nn.Module, "__call__", nn.Module._wrapped_call_impl):
             yield
     finally:
         _session.depth -= 1
+        _session.running = before
 
 
 def register_dataclasses(output: Any) -> None:
