@@ -30,6 +30,8 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.location import rank_of
+from assigner.model.deferred.memento import Memento
+from assigner.model.marking.owncopies import copied_values
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 from assigner.runtime.forward.lossvalues import plain_values
 from assigner.runtime.ranks.packedvalues import PackedValue, receive_value, send_value
@@ -182,10 +184,10 @@ def relocate(
 
 
 class OutsideValues:
-    """The numbers and texts that each partition of the model can reach beside its own, as they are when this is made.
+    """What each partition of the model can reach beside its own, and what the script can of the builder's modules.
 
-    The model that the builder has made holds the same objects and functions as the partitions on this rank; the
-    attributes of its modules stay as they were built.
+    The model that the builder has made holds the same objects and functions as the partitions on this rank; its modules
+    are no partition's. Numbers and texts count, as they are when this is made, and all that modules hold.
 
     Args:
         graph: Of the model.
@@ -203,6 +205,39 @@ class OutsideValues:
             }
             self._started[piece.name] = {**{each: model.get_submodule(each) for each in paths}, **hooks}
         self._first = {name: plain_values(started) for name, started in self._started.items()}
+        self._kept = {}
+        for training in (True, False) if graph.deferred.kept else ():
+            with graph.deferred.mode(training=training):
+                self._kept[training] = Memento.of(copied_values(graph.deferred.kept, graph.deferred.outside))
+        kept = {id(each): each for module in graph.deferred.kept.values() for each in module.parameters()}
+        self._wanting = [(each, each.requires_grad) for each in kept.values()]
+
+    def check_kept(self, *, training: bool) -> None:
+        """Refuse what the script has changed on modules that it holds beside the pipeline, which has copies of them.
+
+        Args:
+            training: False: they may also be as after `eval()`.
+
+        Raises:
+            UsageError: naming it.
+        """
+        if self._is_as_kept(training=True) or (not training and self._is_as_kept(training=False)):
+            return
+        changes = [f"{each.name}, of a module" for each in self._kept[True].changes()]
+        first = changes[0] if changes else "a weight or a buffer of a module"
+        raise UsageError(
+            f"the script has changed {first} that it holds beside the pipeline, since that was made: the partitions are"
+            " copies, which would not see it",
+            hint="have forward read it from an object that the script holds, as a dict at the top of the model's file;"
+            " weights are those of pipeline.named_parameters()",
+        )
+
+    def _is_as_kept(self, *, training: bool) -> bool:
+        if not self._kept:
+            return True
+        then = self._kept[training]
+        is_same = then.is_untouched() or not then.has_changed()
+        return is_same and all(each.requires_grad == wanted for each, wanted in self._wanting)
 
     def digests(self) -> list[float]:
         """Of what has changed, partition by partition; 0: nothing."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
-from changing_models import Counting, Keeping, Queue, made_of
+from changing_models import Config, Counting, Keeping, Part, Queue, made_of
 from torch import nn
 from workloads import WIDTH, Reference, graph_of, make_plan, normalised, pipeline_of, recurrent, workload
 
@@ -106,3 +111,86 @@ def test_what_the_script_hangs_on_a_parameter_does_not_vanish_in_a_move(hang, wo
         with pytest.raises(UsageError, match=words):
             pipeline.move(make_plan(made, micro_batches=2))
         pipeline.step(made.make_batch(8, 1))
+
+
+def double(*given):
+    """A hook."""
+    return given[-1] * 2
+
+
+class Held(Part):
+    """Has attributes, submodules and hooks of all kinds, and changes one of them in its second forward."""
+
+    def __init__(self, change=lambda _: None):
+        super().__init__()
+        self.calls, self.change = 0, change
+        self.number, self.fraction, self.text, self.span = np.float64(1.0), Fraction(1), "text", range(3)
+        self.act, self.late = torch.tanh, functools.partial(torch.mul, other=2.0)
+        self.parent, self.note, self.scaled = weakref.ref(self), [].append, lambda x: x * self.number
+        self.called, self.method, self.ring = {"act": torch.tanh}, self.scale, Config()
+        self.ring.next = self.ring
+        self.acts = nn.ModuleList([nn.Tanh(), nn.Identity()])
+        self.twins = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])
+        self.handle = self.inner.register_forward_hook(double)
+        self.inner.register_forward_hook(lambda *given: given[-1] * self.number)
+
+    def scale(self, x):
+        return x * 2
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 2:
+            self.change(self)
+        return self.twins[0](self.inner(x)) + self.twins[1](x)
+
+
+def moved(change):
+    """What a move of a partition with such a module says to another worker, or on this one."""
+    made = made_of(lambda: Held(change))
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
+        for n in range(2):
+            pipeline.step(made.make_batch(8, n))
+        share = pipeline._installed.share
+        try:
+            share.check_rebuilt()
+            share.check_leaving(["middle"])
+        except UsageError as error:
+            return error.message, share.attributes("middle")
+        pipeline.move(make_plan(made, micro_batches=1))
+        return "", share.attributes("middle")
+
+
+def test_what_forwards_leave_alone_is_the_same():
+    """Copies of functions, methods, closures, partials, weak references and cycles are no changes."""
+    assert moved(lambda _: None) == ("", {"middle.calls": 2})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: setattr(s, "fraction", s.fraction / 2), "middle.fraction, a Fraction that forward has changed"),
+        (lambda s: setattr(s, "span", range(4)), "middle.span, a range that forward has changed"),
+        (lambda s: setattr(s, "act", torch.relu), "middle.act, a builtin_function_or_method that forward has"),
+        (lambda s: setattr(s, "late", functools.partial(torch.mul, other=3.0)), "middle.late, a partial that"),
+        (lambda s: s.called.update(act=torch.relu), "middle.called, a dict that forward has changed"),
+        (lambda s: setattr(s, "scaled", double), "middle.scaled, a function that forward has changed"),
+        (lambda s: setattr(s, "forward", s.scale), "set middle.forward to a method that leads to the partition's own"),
+        (lambda s: setattr(s, "kept", double), "middle.kept, a function that forward has changed"),
+        (lambda s: delattr(s, "act"), "deleted middle.act"),
+        (lambda s: setattr(s, "new", nn.Tanh()), "put another module in the place of middle.new, or"),
+        (lambda s: s.acts.__setitem__(0, nn.ReLU()), "put another module in the place of middle.acts.0, or"),
+        (lambda s: s.acts.pop(-1), "put another module in the place of middle.acts.1, or"),
+        (lambda s: s.twins.__setitem__(0, nn.Linear(WIDTH, WIDTH).double()), "place of 'middle.twins.0.weight'"),
+        (lambda s: s.handle.remove(), "a hook of middle.inner"),
+        (lambda s: s.twins[0].register_forward_hook(double), "a hook of middle.twins.0"),
+    ],
+)
+def test_what_a_partition_that_is_built_anew_would_not_have_is_refused(change, words):
+    """Nothing that forwards have changed is lost in silence."""
+    assert words in moved(change)[0]
+
+
+def test_a_number_of_numpys_goes_along():
+    """It is a float, too."""
+    said, changed = moved(lambda s: setattr(s, "number", s.number * 0.5))
+    assert (said, changed["middle.number"]) == ("", 0.5)

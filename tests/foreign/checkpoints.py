@@ -201,3 +201,75 @@ class WithDropout(Stack):
 
     def run(self, block, x):
         return checkpoint(block, x, use_reentrant=False)
+
+
+class Frozen(Stack):
+    """A frozen embedding, whose results want gradients by a hook, as in `gradient_checkpointing_enable`."""
+
+    kind, use_reentrant, hooked = Feed, True, True
+
+    def __init__(self):
+        super().__init__()
+        self.embed.requires_grad_(False)
+        self.blocks = nn.ModuleList(self.kind() for _ in range(3))
+        if self.hooked:
+            self.embed.register_forward_hook(lambda *given: given[-1].requires_grad_(True))
+
+    def run(self, block, x):
+        return checkpoint(block, x, use_reentrant=self.use_reentrant)
+
+
+@stack("checkpoint behind a frozen embedding whose hook calls requires_grad_, use_reentrant=True", *MARKS)
+class FrozenReentrant(Frozen):
+    pass
+
+
+@stack("checkpoint behind a frozen embedding whose hook calls requires_grad_, use_reentrant=False", *MARKS)
+class FrozenNotReentrant(Frozen):
+    use_reentrant = False
+
+
+@stack("checkpoint behind a frozen embedding, unmarked, whose hook calls requires_grad_", "blocks.*", "head")
+class FrozenUnmarked(Frozen):
+    pass
+
+
+@stack("checkpoint behind a frozen embedding: without a hook nothing in it trains, use_reentrant=True", *MARKS)
+class FrozenAlone(Frozen):
+    hooked = False
+
+
+class Again(Frozen):
+    kind = functools.partial(Inner, use_reentrant=True)
+
+    def run(self, block, x):
+        return block(x)
+
+
+@stack("checkpoint inside marked blocks behind a frozen embedding whose hook calls requires_grad_", *MARKS)
+class FrozenInside(Again):
+    pass
+
+
+@stack("checkpoint behind a frozen embedding and a frozen layer in one marked module", "stem", "blocks.*", "head")
+class FrozenStem(Frozen):
+    hooked = False
+
+    class Stem(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.mix = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, ids):
+            return torch.tanh(self.mix(self.embed(ids).requires_grad_(True)))
+
+    def __init__(self):
+        super().__init__()
+        self.stem = self.Stem().requires_grad_(False)
+        del self.embed
+
+    def forward(self, ids):
+        x = self.stem(ids)
+        for block in self.blocks:
+            x = self.run(block, x)
+        return self.head(x)

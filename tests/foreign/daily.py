@@ -32,6 +32,7 @@ DAILY = frozenset(
         "a count in a Counter, in a marked module",
         "a count hung on a layer of torch's, in a marked module",
         "the first buffer of a module, registered by its forward, in a marked module",
+        "a number that a marked module changes, read by a later one that holds it in a list",
         # tensors that are kept beside parameters and buffers
         "a table in a plain attribute, moved in each forward (SimpleViT), marked",
         "a schedule object that holds tensors (diffusion), unmarked",
@@ -50,6 +51,7 @@ DAILY = frozenset(
         "checkpoint of marked blocks at the root, default",
         "checkpoint of a function of the root between marks, use_reentrant=False",
         "checkpoint of a block with dropout, masks kept by its RNG state",
+        "checkpoint behind a frozen embedding whose hook calls requires_grad_, use_reentrant=True",
         "blind: selective checkpoint by a policy, at the root",
         # buffers
         "moving mean by assignment, unmarked",

@@ -593,3 +593,57 @@ class InThread(Net):
 
     def make(self):
         return InThread.Layer(WIDTH, WIDTH)
+
+
+class Annealed(nn.Linear):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.scale = 1.0
+
+    def forward(self, x):
+        self.scale *= 0.5
+        return super().forward(x) * self.scale
+
+
+class Reading(Net):
+    """One module changes its number in forward, and other code reads that."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = Annealed(WIDTH, WIDTH)
+
+
+class Peeking(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * self.others[0].scale
+
+
+elsewhere = functools.partial(case, refusal="changes its attribute 'scale', and code outside", inherent=True)
+
+
+@elsewhere("a number that a marked module changes, read by a later one that holds it in a list", *MARKS)
+class ReadLater(Reading):
+    def __init__(self):
+        super().__init__()
+        self.second = Peeking(WIDTH, WIDTH)
+        self.second.others = [self.first]
+
+
+@elsewhere("a number that a marked module changes, read by an earlier one that holds it in a list", *MARKS)
+class ReadEarlier(ReadLater):
+    def forward(self, x):
+        return self.last(self.first(self.second(x)))
+
+
+@elsewhere("a number that a marked module changes, read by the root before it calls that", *MARKS)
+class ReadByRoot(Reading):
+    def forward(self, x):
+        return self.last(self.second(self.first(x * self.first.scale)))
+
+
+@case("a marked module that holds another in a list and reads what nobody changes", *MARKS)
+class ReadUnchanged(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = Peeking(WIDTH, WIDTH)
+        self.second.others, self.first.scale = [self.first], 0.5

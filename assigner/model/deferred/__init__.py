@@ -32,7 +32,7 @@ from assigner.errors import UsageError
 from assigner.model.deferred.draws import BuilderError
 from assigner.model.deferred.likeness import check_hung, in_likeness
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.outside import objects_from_outside
+from assigner.model.deferred.outside import Outside
 from assigner.model.deferred.recorder import CallRecorder, LooksReal, is_meta
 from assigner.model.deferred.replay import Replay, ReplayedMemory, View
 from assigner.usercode import user_code, user_line
@@ -50,7 +50,8 @@ class DeferredModel:
 
     Attributes:
         model: The module tree; its parameters and buffers are meta tensors.
-        outside: What its modules hold, by id, that is not the model's own (see `objects_from_outside`).
+        outside: What its modules hold, by id, that is not the model's own (see `Outside`).
+        kept: The modules that the script holds too, by name.
 
     Raises:
         UsageError: the builder looks at random values, which do not exist yet, changes tensors that it has loaded, or
@@ -77,7 +78,8 @@ class DeferredModel:
         check_hung(self.tensors())
         self._calls, self._storages = recorder.calls, recorder.storages
         self._make_unregistered(recorder)
-        self.outside = objects_from_outside(builder, self.model)
+        outside = Outside(builder, self.model)
+        self.outside, self.kept = outside.objects, outside.modules
 
     def _make_unregistered(self, recorder: CallRecorder) -> None:
         """Tensors that are kept beside parameters and buffers, as a table in an attribute, have their values at once.

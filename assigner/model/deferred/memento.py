@@ -100,14 +100,25 @@ class Memento:
         top: Top = "followed",
     ) -> None:
         started = {type(each).__name__: each for each in others}
+        self._keep(
+            reach(started, modules, beside=beside, backwards=backwards, parameters=parameters, top=top),
+            with_values=top == "whole",
+        )
+
+    @classmethod
+    def of(cls, found: Iterable[tuple[Place, Any]]) -> Memento:
+        """What these objects hold now, each by itself."""
+        made = cls(())
+        made._keep(found, with_values=False)
+        return made
+
+    def _keep(self, found: Iterable[tuple[Place, Any]], *, with_values: bool) -> None:
         self.tensors: list[torch.Tensor] = []
         self._kept: list[_Kept] = []
         self._places: list[Place] = []  # of the tensors
         self._loose: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._hooks: list[_Hooks] = []
-        for place, value in reach(
-            started, modules, beside=beside, backwards=backwards, parameters=parameters, top=top
-        ):  # fmt: skip
+        for place, value in found:
             kind: type = type(value)
             if isinstance(value, nn.Module):
                 self._hooks += [(held, held.copy() or None) for held in map(value.__dict__.__getitem__, _HOOK_DICTS)]
@@ -116,7 +127,7 @@ class Memento:
             if isinstance(value, torch.Tensor) and not value.is_inference():
                 self.tensors.append(value)
                 self._places.append(place)
-                if top == "whole" and place.origin != MODULE and not isinstance(value, FakeTensor):
+                if with_values and place.origin != MODULE and not isinstance(value, FakeTensor):
                     self._keep_tensor(value)
         self._versions = [each._version for each in self.tensors]
 
@@ -186,6 +197,29 @@ class Memento:
             but = _without_tensors if ignoring == "tensors" else _without_atoms
             pairs = ((but(now), but(then)) for now, then in pairs)
         return any(_differ(now, then) for now, then in pairs)
+
+    def is_untouched(self) -> bool:
+        """A quick look, for every step: all is the same objects, under the same names. False: it may have changed."""
+        spaces, names, values, rest = self._flat
+        return (
+            all(map(operator.is_, itertools.chain.from_iterable(map(dict.values, spaces)), values))
+            and all(map(operator.is_, itertools.chain.from_iterable(spaces), names))
+            and sum(map(len, spaces)) == len(values)
+            and [each._version for each in self.tensors] == self._versions
+            and not any(_differ(keeper.copy(held), then) for keeper, held, then, _ in rest)
+        )
+
+    @functools.cached_property
+    def _flat(self) -> tuple[list[dict[Any, Any]], list[Any], list[Any], list[_Kept]]:
+        """Modules' attributes and the dicts that are kept; what was in them; and all else."""
+        in_dicts = [
+            each for each in self._kept if isinstance(each.held, nn.Module | dict) and each.keeper is not _SLOTS
+        ]
+        spaces = [vars(each.held) if isinstance(each.held, nn.Module) else each.held for each in in_dicts]
+        names = [name for each in in_dicts for name in each.values]
+        values = [value for each in in_dicts for value in each.values.values()]
+        known = {id(each) for each in in_dicts}
+        return spaces, names, values, [each for each in self._kept if id(each) not in known]
 
     def changes(self) -> list[StateChange]:
         """What is not as it was then, entry by entry.

@@ -2,7 +2,8 @@
 
 The pipeline's modules are copies of the builder's, and so is what the builder has made for them. What the script, or a
 file of the user's, holds too must stay the object that it is: `config.temperature *= 0.9` in the loop, on every rank,
-then reaches all partitions, as in a plain run.
+then reaches all partitions, as in a plain run. Modules that the script holds too, as in a list at the top of a file,
+are the builder's, and no partition's: what the loop changes on these would be lost.
 """
 
 from __future__ import annotations
@@ -10,61 +11,73 @@ from __future__ import annotations
 import functools
 import sys
 import types
+import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.reach import is_users
+from assigner.model.deferred.reach import is_installed, is_users
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-_LEAVES = (*ATOMS, type, torch.Tensor, types.ModuleType, nn.Module)
-_DEEPEST, _MOST_ITEMS = 5, 10_000
+_LEAVES = (*ATOMS, torch.Tensor)
+_CONTAINERS = (dict, list, tuple, set, deque, weakref.WeakSet)
+_DEEPEST, _MOST_ITEMS = 8, 10_000
 
 
-def objects_from_outside(builder: Callable[[], nn.Module], model: nn.Module) -> dict[int, Any]:
-    """Objects that the model holds and that are reached without it: by id, themselves.
+class Outside:
+    """What a model shares with what is reached without it.
 
     Args:
         builder: Has made the model; what it closes over, and its file's names, are the outside.
-        model: Its modules' classes tell of further files.
+        model: Its modules' classes, and their files, are too.
+
+    Attributes:
+        objects: That the model holds and that are reached without it: by id, themselves.
+        modules: Of the model that are reached without it, by name; with those in them.
     """
-    outside, held = _Reach(), _Reach()
-    outside.follow(builder)
-    for name in dict.fromkeys(type(module).__module__ for module in model.modules()):
-        if is_users(name) and name in sys.modules:
-            for value in outside.names_of(vars(sys.modules[name])):
-                outside.follow(value)
-    for module in model.modules():
-        for value in module.__dict__.values():
-            held.follow(value)
-    return {number: value for number, value in held.found.items() if number in outside.found and not callable(value)}
+
+    def __init__(self, builder: Callable[[], nn.Module], model: nn.Module) -> None:
+        outside, held = _Reach(), _Reach()
+        kinds = dict.fromkeys(type(module) for module in model.modules())
+        files = dict.fromkeys(kind.__module__ for kind in kinds if is_users(kind.__module__))
+        names = [vars(sys.modules[name]) for name in files if name in sys.modules]
+        outside.follow([builder, *kinds, *names])
+        held.follow(value for module in model.modules() for value in module.__dict__.values())
+        shared = held.found.keys() & outside.found.keys()
+        self.objects = {number: held.found[number] for number in shared if not callable(held.found[number])}
+        started = (module for module in model.modules() if id(module) in outside.found)
+        kept = {id(inner) for each in started for inner in each.modules()}
+        self.modules = {name: module for name, module in model.named_modules() if id(module) in kept}
 
 
 class _Reach:
-    """What is reached from some objects, by id; modules are not followed: what only they hold is the model's own."""
+    """What is reached from some objects, by id; what only modules hold is the model's own."""
 
     def __init__(self) -> None:
         self.found: dict[int, Any] = {}
         self._files: set[int] = set()
         self._is_leaf: dict[type, bool] = {}
 
-    def follow(self, value: Any, depth: int = _DEEPEST) -> None:
-        """Note an object and what it holds."""
-        kind = type(value)
-        if kind not in self._is_leaf:
-            self._is_leaf[kind] = issubclass(kind, _LEAVES)
-        if self._is_leaf[kind] or id(value) in self.found:
-            return
-        self.found[id(value)] = value
-        if depth:
-            for part in self._parts(value):
-                self.follow(part, depth - 1)
+    def follow(self, started: Iterable[Any]) -> None:
+        """Note objects and what they hold, what is nearest first."""
+        waiting = deque((value, _DEEPEST) for value in started)
+        while waiting:
+            value, depth = waiting.popleft()
+            kind = type(value)
+            if kind not in self._is_leaf:
+                self._is_leaf[kind] = issubclass(kind, _LEAVES)
+            if self._is_leaf[kind] or id(value) in self.found:
+                continue
+            self.found[id(value)] = value
+            if depth and not isinstance(value, nn.Module):
+                waiting.extend((part, depth - 1) for part in self._parts(value))
 
-    def names_of(self, file: dict[str, Any]) -> list[Any]:
+    def _names_of(self, file: dict[str, Any]) -> list[Any]:
         """What stands at the top of a file, the first time: each of its functions can name all of it."""
         if id(file) in self._files:
             return []
@@ -72,9 +85,11 @@ class _Reach:
         return list(file.values())
 
     def _parts(self, value: Any) -> Iterator[Any]:
-        if isinstance(value, dict | list | tuple | set):
+        if isinstance(value, _CONTAINERS):
             if len(value) <= _MOST_ITEMS:
-                yield from value.values() if isinstance(value, dict) else value
+                yield from dict.values(value) if isinstance(value, dict) else value
+        elif isinstance(value, weakref.ref):
+            yield value()
         elif isinstance(value, functools.partial):
             yield from (value.func, *value.args, *value.keywords.values())
         elif isinstance(value, types.MethodType):
@@ -82,6 +97,10 @@ class _Reach:
         elif isinstance(value, types.FunctionType):
             if is_users(value.__module__):
                 yield from self._surroundings(value)
+        elif isinstance(value, types.ModuleType | type):
+            name = value.__module__ if isinstance(value, type) else value.__name__
+            if is_users(name) and not is_installed(name):
+                yield from vars(value).values()
         elif is_users(type(value).__module__):
             yield from getattr(value, "__dict__", {}).values()
 
@@ -94,4 +113,4 @@ class _Reach:
                 continue  # a name that has no value yet
         yield from (function.__defaults__ or ())
         yield from (function.__kwdefaults__ or {}).values()
-        yield from self.names_of(function.__globals__)
+        yield from self._names_of(function.__globals__)

@@ -36,7 +36,7 @@ Top = Literal["followed", "read", "whole"]
 STANDARD = frozenset(nn.Module().__dict__) - {"training"}
 _MOST_ITEMS = 10_000  # a larger container is met without its items
 _FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
+HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
 _BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
 _OPEN = (
     types.SimpleNamespace,
@@ -132,7 +132,7 @@ class _Extent(NamedTuple):
     top: Top
 
 
-_HELD_ALONE = _Extent(_HOOKS, parameters=True, plain=False, top="whole")
+_HELD_ALONE = _Extent(HOOKS, parameters=True, plain=False, top="whole")
 
 _Found = tuple[Place, Any]
 
@@ -165,7 +165,7 @@ def reach(
         Where it is, and what: also cells of closures, and the `Names` of files that code binds, or as `top` says.
     """
     modules = list(modules)
-    extent = _Extent(_HOOKS if backwards else _FORWARD_HOOKS, parameters, plain, top)
+    extent = _Extent(HOOKS if backwards else _FORWARD_HOOKS, parameters, plain, top)
     known: dict[int, Any] = {id(each): each for each in itertools.chain((each for _, each in modules), beside)}
     waiting: deque[_Found] = deque()
     kinds: list[type] = list(dict.fromkeys(type(each) for _, each in modules))
@@ -445,7 +445,7 @@ def attributes_of(module: nn.Module, plain: bool = False) -> dict[str, Any]:
     if not plain and kind in _PLAIN:
         count, names = _PLAIN[kind]
         is_plain = len(space) == count and all(name in space and _is_torchs(name, space[name]) for name in names)
-        if is_plain and not any(space[hooks] for hooks in _HOOKS):
+        if is_plain and not any(space[hooks] for hooks in HOOKS):
             return {}
     found = {
         name: value for name, value in space.items() if name not in STANDARD and (plain or type(value) not in ATOMS)

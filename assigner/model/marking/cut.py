@@ -23,13 +23,14 @@ from assigner.model.marking.glue import Ownership, is_size, value_bytes
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
 from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_outside
+from assigner.model.marking.opaque import is_call
 from assigner.model.marking.piece import PieceBuilder
 from assigner.model.marking.realforward import Examples, learn
 from assigner.model.marking.rows import EXAMPLE_ROWS, batch_rows
 from assigner.model.workload import call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from torch.utils._pytree import TreeSpec
 
@@ -273,7 +274,9 @@ class Cutter:
         """All pieces, and what is known of the values between them."""
         pieces = tuple(PieceBuilder(self, place).build() for place in range(len(self.names)))
         shapes = {value: self._shape(node, value) for node, value in self.crossing.items()}
-        values = _with_gradients(shapes, pieces, self.deferred)
+        calls = [(node, self.captured.calls[int(node.args[0])]) for node in self.ownership.nodes if is_call(node)]
+        wanting = {self.names[self.ownership.owner[node]] for node, call in calls if call.effects.wanting}
+        values = _with_gradients(shapes, pieces, self.deferred, wanting)
         pieces = tuple(replace(piece, kind=_kind(piece, values, is_last=piece is pieces[-1])) for piece in pieces)
         return PartitionGraph(self.deferred, pieces, values, self._output(), tuple(self.marked), self.captured.domain)
 
@@ -345,11 +348,14 @@ def _same_tensor(deferred: DeferredModel) -> dict[str, tuple[str, ...]]:
 
 
 def _with_gradients(
-    values: Mapping[Value, ValueShape], pieces: Sequence[Piece], deferred: DeferredModel
+    values: Mapping[Value, ValueShape], pieces: Sequence[Piece], deferred: DeferredModel, wanting: Collection[str]
 ) -> dict[Value, ValueShape]:
-    """A value bears a gradient if it is a float and a trainable parameter lies behind it."""
+    """A value bears a gradient if it is a float and a trainable parameter lies behind it.
+
+    So does one of a partition that has something of its own require one (`wanting`), as `h.requires_grad_()` does.
+    """
     tensors = deferred.tensors()
-    trained: set[str] = set()
+    trained = set(wanting)
     for piece in pieces:
         own = any(tensors[name].requires_grad for name in piece.parameters)
         fed = any(value.partition in trained and values[value].gradient for value in piece.reads)

@@ -85,6 +85,7 @@ class CallEffects:
         aliases: Results by their number that share memory with others.
         changed: Names, in the model, of its module's own parameters and buffers that it changes.
         differentiated: Pairs of the given tensors; see `gradients_taken`.
+        wanting: Results by their number that were seen to require a gradient; others may, where parameters are trained.
     """
 
     results: Any
@@ -92,6 +93,7 @@ class CallEffects:
     aliases: dict[int, Alias]
     changed: frozenset[str]
     differentiated: frozenset[tuple[int, int]]
+    wanting: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,7 @@ class LearntCall:
             any_way([each.aliases for each in seen]),
             frozenset().union(*(each.changed for each in seen)),
             frozenset().union(*(each.differentiated for each in seen)),
+            frozenset().union(*(each.wanting for each in seen)),
         )
 
     def fakes(self, given: Sequence[torch.Tensor], environment: ShapeEnv) -> list[torch.Tensor]:

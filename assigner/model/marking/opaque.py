@@ -89,7 +89,9 @@ class _Session:
 
     forwards: list[Any] = field(default_factory=list)
     trains: list[bool] = field(default_factory=list)
+    wanting: dict[int, frozenset[int]] = field(default_factory=dict)
     depth: int = 0
+    running: str = ""
     anchor: torch.Tensor | None = None
 
 
@@ -124,12 +126,14 @@ _trained_twins: Callable[..., Any] = _Trained.apply
 def _autograd_call(number: int, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
     with torch._C._AutoDispatchBelowAutograd():
         made = torch.ops.assigner.call(number, tensors, sizes)
-    if not torch.is_grad_enabled() or not (_session.trains[number] or any(each.requires_grad for each in tensors)):
-        return list(made)
-    able = [n for n, each in enumerate(made) if each.is_floating_point() or each.is_complex()]
+    trains = torch.is_grad_enabled() and (_session.trains[number] or any(each.requires_grad for each in tensors))
+    wanting = range(len(made)) if trains else sorted(_session.wanting[number])
+    able = [n for n in wanting if made[n].is_floating_point() or made[n].is_complex()]
     found = list(made)
     if able:
-        for n, each in zip(able, _trained_twins(_session.anchor, *(made[n] for n in able)), strict=True):
+        with torch.enable_grad():  # a forward's own `requires_grad_` does so under torch.no_grad(), too
+            twins = _trained_twins(_session.anchor, *(made[n] for n in able))
+        for n, each in zip(able, twins, strict=True):
             found[n] = each
     return found
 
@@ -215,7 +219,7 @@ class OpaqueCalls:
                     )
         self.name_of = {id(model.get_submodule(name)): name for name in reversed(self.names)}
         self.isolation = Isolation(model, self.names)
-        self.leftovers = Leftovers(within_call)
+        self.leftovers = Leftovers(lambda: _session.running, self.isolation.inside)
         self._made: dict[str, int] = {}
 
     def begin(self) -> None:
@@ -265,6 +269,7 @@ class OpaqueCalls:
                 with mode:
                     made = learnt.fakes(fakes, environment)
                 seen.append(learnt.effects)
+                _session.wanting[number] = learnt.effects.wanting
                 return fresh_results(with_own_sizes(made), [*fakes, *own.values()])
             inner_args, inner_kwargs = fill(arguments, fakes, numbers)
             with _told(label), self._noticed(name, fakes):
@@ -280,7 +285,8 @@ class OpaqueCalls:
             check_plain(label, plain, "returns")
             check_bare(label, made, "returns", _usual_attributes())
             seen.append(effects)
-            return fresh_results(with_own_sizes(made), [*fakes, *own.values()])
+            _session.wanting[number] = effects.wanting
+            return fresh_results(with_own_sizes([each.detach() for each in made]), [*fakes, *own.values()])
 
         _session.forwards.append(run)
         _session.trains.append(any(each.requires_grad for _, module in inside for each in module._parameters.values()
@@ -322,16 +328,13 @@ class OpaqueCalls:
         own = own_tensors(inside)
         written: set[int] = set()
         differentiated: set[tuple[int, int]] = set()
+        wanting: set[int] = set()
         ways: list[dict[int, Alias]] = []
 
         def attempt() -> Any:
-            real = environment is None
-            alone = (
-                contextlib.nullcontext() if real else torch.no_grad(),
-                contextlib.nullcontext() if real else OneRecurrentStep(),
-            )
+            short = contextlib.nullcontext() if environment is None else OneRecurrentStep()
             with (
-                alone[0], alone[1], casting_within(self.autocast), Writes() as writes, IdleDropouts(), _inner(),
+                short, casting_within(self.autocast), Writes() as writes, IdleDropouts(), _inner(name),
                 gradients_taken(given) as gradients,
             ):  # fmt: skip
                 try:
@@ -341,7 +344,9 @@ class OpaqueCalls:
             differentiated.update(gradients)
             register_dataclasses(found)
             written.update(writes.storages)
-            ways.append(aliases_of(given, [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]))
+            leaves = [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]
+            wanting.update(n for n, each in enumerate(leaves) if each.requires_grad)
+            ways.append(aliases_of(given, leaves))
             return found
 
         def undo() -> None:
@@ -361,7 +366,10 @@ class OpaqueCalls:
             undo()
         results, made, sizes = split(result)
         places = frozenset(n for n, each in enumerate(given) if storage_of(each) in written)
-        return CallEffects(results, places, any_way(ways), changed, frozenset(differentiated)), made, sizes
+        effects = CallEffects(
+            results, places, any_way(ways), changed, frozenset(differentiated), frozenset(wanting)
+        )  # fmt: skip
+        return effects, made, sizes
 
     @contextlib.contextmanager
     def _noticed(self, name: str, fakes: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -382,18 +390,20 @@ class OpaqueCalls:
 
 
 @contextlib.contextmanager
-def _inner() -> Iterator[None]:
-    """The block runs within an opaque call.
+def _inner(name: str) -> Iterator[None]:
+    """The block runs within an opaque call, of a module by this name, or of a function.
 
     Torch's own call of modules: export's keeps a stack of those that run, and one that raises, as a way may that no
     value takes, would stay on it.
     """
     _session.depth += 1
+    before, _session.running = _session.running, name
     try:
         with mock.patch.object(nn.Module, "__call__", nn.Module._wrapped_call_impl):
             yield
     finally:
         _session.depth -= 1
+        _session.running = before
 
 
 def register_dataclasses(output: Any) -> None:
@@ -427,6 +437,7 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
     modules = {opaque.model.get_submodule(name): name for name in reversed(opaque.names)}
     _session.forwards.clear()
     _session.trains.clear()
+    _session.wanting.clear()
     _session.anchor = anchor
     with opaque.leftovers.guarded(), contextlib.ExitStack() as stack:
         for module, name in modules.items():
@@ -440,6 +451,7 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
         finally:
             _session.forwards.clear()
             _session.trains.clear()
+            _session.wanting.clear()
             _session.anchor = None
 
 

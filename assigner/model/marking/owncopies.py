@@ -24,7 +24,7 @@ from torch import nn
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.reach import MODULE, Names, Place, parts_of
+from assigner.model.deferred.reach import MODULE, STANDARD, Names, Place, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -69,6 +69,20 @@ def own_copy(name: str, module: nn.Module, model: nn.Module, known: Mapping[int,
                 hint="make it a method of the module, or give it what it needs as arguments",
             )
     return made
+
+
+def copied_values(modules: Mapping[str, nn.Module], known: Mapping[int, Any]) -> Iterator[tuple[Place, Any]]:
+    """What deep copies of modules have copies of, each object once; also what torch keeps on a module.
+
+    Args:
+        modules: By name.
+        known: What stands for some objects in the copies, by their ids.
+    """
+    for place, value in _walk([(Place(MODULE, name), each) for name, each in modules.items()], set(), known):
+        yield place, value
+        if isinstance(value, nn.Module):
+            space = value.__dict__
+            yield from ((place.attribute(key), space[key]) for key in STANDARD if isinstance(space[key], dict))
 
 
 def _uncopied(name: str, module: nn.Module, known: Mapping[int, Any], atoms: Mapping[int, Any]) -> str | None:

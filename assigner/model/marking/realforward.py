@@ -123,7 +123,7 @@ class RealCalls(OpaqueCalls):
         label = repr(name)
         arguments, tensors, _ = split((args, kwargs))
         check_plain(label, plain_leaves(arguments), "is given")
-        given = [_as_in_training(each) for each in tensors]
+        given = [_alone(each) for each in tensors]
         inner_args, inner_kwargs = fill(arguments, given)
         with self.holding(name):
             effects, made, _ = contextvars.copy_context().run(
@@ -139,16 +139,15 @@ class RealCalls(OpaqueCalls):
             )
         shapes = tuple(tuple(each.shape) for each in given)
         self.seen.setdefault(name, []).append(Observation(shapes, tuple(map(Made.of, made)), effects))
-        return fill(effects.results, [each.detach() for each in made])
+        return fill(effects.results, [_alone(each) for each in made])
 
 
 _DENSE = (torch.Tensor, nn.Parameter)
 
 
-def _as_in_training(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that may want a gradient and may be written to, with nothing behind it."""
-    wants = torch.is_grad_enabled() and (tensor.is_floating_point() or tensor.is_complex())
-    return tensor.detach().requires_grad_(wants).clone()
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that wants a gradient as this one does and may be written to, with nothing behind it."""
+    return tensor.detach().requires_grad_(tensor.requires_grad).clone()
 
 
 def learn(

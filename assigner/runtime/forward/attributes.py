@@ -1,13 +1,21 @@
 """Attributes that forwards have changed on a partition's modules: counters, lists, a tensor kept for the next time.
 
-A partition that moves to another worker is built anew there, as the builder made it; what has changed since goes along.
+A partition that moves is built anew, on its own worker too, as the builder made it; what has changed since goes along:
+
+    self.count += 1               numbers, texts, tensors, lists and dicts of these     go to any worker
+    self.clock = Clock()          another object                                        stays on its worker
+    del self.scale, self.act = nn.ReLU(), self.handle.remove(), self.forward = self.late      are refused
+
+Modules are copies of the builder's, and what they hold is told from that by its value, as deep copies are.
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
 import types
-from collections import deque
+import weakref
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +23,11 @@ from torch import fx, nn
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS, contents_of
-from assigner.model.deferred.reach import STANDARD, slots_of
+from assigner.model.deferred.reach import HOOKS, STANDARD, is_users, reach, slots_of
 from assigner.model.plainvalues import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Iterator, Mapping, Sequence, Set
 
     from assigner.model.deferred import DeferredModel
 
@@ -32,17 +40,63 @@ def changed_attributes(module: nn.Module, deferred: DeferredModel) -> dict[str, 
         deferred: The model as the builder made it.
     """
     found: dict[str, Any] = {}
-    own = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    tensors = deferred.tensors()
-    same = deferred.outside.keys() | {(id(each), id(tensors[name])) for name, each in own if name in tensors}
-    for path, each in module.named_modules():
-        if isinstance(each, fx.GraphModule) or type(each) is nn.Module:
-            continue
-        built = deferred.model.get_submodule(path).__dict__
+    likeness = _Likeness(module, deferred)
+    for path, each, built in _copies(module, deferred):
+        then = built.__dict__
         for name, value in each.__dict__.items():
-            if name not in STANDARD and not _same(value, built.get(name, built), same):
+            is_pipelines = name == "forward" and str(getattr(value, "__module__", "")).startswith("assigner.")
+            if name in STANDARD or is_pipelines:  # of a BatchNorm (`batchnorm`)
+                continue
+            if name not in then or not likeness.is_same(value, then[name]):
                 found[f"{path}.{name}"] = value
     return found
+
+
+def check_rebuilt(module: nn.Module, deferred: DeferredModel) -> None:
+    """Refuse what forwards have changed on a partition's modules where one that is built anew could not get it.
+
+    Raises:
+        UsageError: an attribute is gone, submodules or hooks are others, or a function leads to modules themselves.
+    """
+    for change in _unlike(module, deferred):
+        raise UsageError(
+            f"forward has {change}: under the new plan the module is built anew as the builder made it, without that",
+            hint="have forward keep a number or a flag, and decide by it; or go on without a move",
+        )
+
+
+def _unlike(module: nn.Module, deferred: DeferredModel) -> Iterator[str]:
+    likeness, modules = _Likeness(module, deferred), {id(each) for each in module.modules()}
+    for path, each, built in _copies(module, deferred):
+        gone = built.__dict__.keys() - each.__dict__.keys()
+        if gone and _copies_all(type(each)):
+            yield f"deleted {path}.{min(gone)}"
+        now, then = each._modules, built._modules
+        for name in {**then, **now}:
+            if type(now.get(name)) is not type(then.get(name)) or (name in now) != (name in then):
+                yield f"put another module in the place of {path}.{name}, or removed or added it"
+        if [*now] != [*then]:
+            yield f"changed the order of the modules in {path}"
+        for hooks in HOOKS:
+            if not likeness.is_same([*each.__dict__[hooks].values()], [*built.__dict__[hooks].values()]):
+                yield f"registered, removed or changed a hook of {path}"
+    for name, value in changed_attributes(module, deferred).items():
+        if callable(value) and any(id(each) in modules for _, each in reach({name: value})):
+            yield f"set {name} to a {type(value).__name__} that leads to the partition's own modules"
+
+
+def _copies_all(kind: type[nn.Module]) -> bool:
+    """Copies of a module have what it has, for it has no way of its own to be copied, as `torch.compile`'s have."""
+    ways = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
+    return all(getattr(kind, way, None) is getattr(nn.Module, way, None) for way in ways)
+
+
+def _copies(module: nn.Module, deferred: DeferredModel) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    """The modules of a partition that are copies of the builder's: name, copy, the builder's."""
+    built = dict(deferred.model.named_modules(remove_duplicate=False))
+    for path, each in module.named_modules():
+        if path in built and not isinstance(each, fx.GraphModule) and type(each) is not nn.Module:
+            yield path, each, built[path]
 
 
 def put_attributes(module: nn.Module, values: Mapping[str, Any], device: torch.device) -> None:
@@ -77,37 +131,102 @@ def check_portable(values: Mapping[str, Any]) -> None:
                 ) from error
 
 
-def _same(value: Any, built: Any, same: Set[Any]) -> bool:
-    """Nothing has changed in a value since the builder made it, as far as Python shows.
+_PARTS: dict[type, tuple[str, ...]] = {
+    types.FunctionType: ("__code__", "__closure__", "__defaults__", "__kwdefaults__", "__dict__"),
+    types.MethodType: ("__func__", "__self__"),
+    types.BuiltinMethodType: ("__name__", "__self__"),
+    types.MethodWrapperType: ("__name__", "__self__"),
+    functools.partial: ("func", "args", "keywords"),
+    functools._lru_cache_wrapper: ("__wrapped__",),
+}
+"""Of what can be called: what says whether one does the same as another."""
+
+
+class _Likeness:
+    """Tells what has changed since the builder made it, as far as Python shows.
 
     Args:
-        value: Now.
-        built: Then.
-        same: Ids of objects that stand for themselves, and pairs of ids: of the module's own tensors, as an LSTM lists
-            them once more, and of those that the builder made by these names.
+        module: A partition.
+        deferred: The model as the builder made it.
     """
-    if value is built or not same.isdisjoint((id(value), (id(value), id(built)))):
-        return True
-    if isinstance(value, types.FunctionType | types.MethodType):
-        return True
-    if type(value) is not type(built) or isinstance(value, torch.Tensor):
-        return False
-    if (contents := contents_of(value)) is not None:
-        return pickle.dumps(contents) == pickle.dumps(contents_of(built))
-    return _same_parts(value, built, same)
 
+    def __init__(self, module: nn.Module, deferred: DeferredModel) -> None:
+        own = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+        tensors = deferred.tensors()
+        self._same: Set[Any] = deferred.outside.keys() | {
+            (id(each), id(tensors[name])) for name, each in own if name in tensors
+        }  # what stands for itself; and own tensors, as an LSTM lists them once more, with the builder's of these names
+        self._names = defaultdict[int, set[str]](set)  # of modules
+        for model in (module, deferred.model):
+            for name, each in model.named_modules(remove_duplicate=False):
+                self._names[id(each)].add(name)
+        self._compared: dict[tuple[int, int], Any] = {}
 
-def _same_parts(value: Any, built: Any, same: Set[Any]) -> bool:
-    if type(value) in ATOMS or isinstance(value, set | frozenset | bytearray):
-        return bool(value == built or value != value)  # noqa: PLR0124 - NaN
-    if isinstance(value, dict):
-        if [*value] != [*built] or not all(_same(each, built[key], same) for key, each in value.items()):
+    def is_same(self, value: Any, built: Any) -> bool:
+        """Nothing has changed in a value: now, and then."""
+        self._compared = {}
+        return self._is_same(value, built)
+
+    def _is_same(self, value: Any, built: Any) -> bool:
+        pair = id(value), id(built)
+        if value is built or not self._same.isdisjoint((id(value), pair)) or pair in self._compared:
+            return True
+        if type(value) is not type(built) or isinstance(value, torch.Tensor):
             return False
-    elif isinstance(value, list | tuple | deque) and (
-        len(value) != len(built) or not all(map(_same, value, built, [same] * len(value)))
-    ):
+        self._compared[pair] = value, built  # kept, so that no other object gets its id
+        if (contents := contents_of(value)) is not None:
+            return pickle.dumps(contents) == pickle.dumps(contents_of(built))
+        if isinstance(value, nn.Module):
+            now, then = self._names.get(id(value)), self._names.get(id(built))
+            return now is None or then is None or not now.isdisjoint(then)
+        parts = _PARTS.get(type(value))
+        if isinstance(value, types.FunctionType) and not is_users(value.__globals__.get("__name__")):
+            parts = ("__code__",)  # torch's, around what torch.compile compiles, closes over what that has kept
+        if parts is not None:
+            return self._are_same(*([getattr(each, part) for part in parts] for each in (value, built)))
+        return self._has_same_parts(value, built)
+
+    def _are_same(self, values: Sequence[Any], built: Sequence[Any]) -> bool:
+        return len(values) == len(built) and all(map(self._is_same, values, built))
+
+    def _has_same_parts(self, value: Any, built: Any) -> bool:
+        is_torchs = type(value).__module__.partition(".")[0] in ("torch", "assigner")
+        spaces = [{**getattr(each, "__dict__", {}), **slots_of(each)} for each in (value, built)]
+        if isinstance(value, weakref.ref):
+            return self._is_same(value(), built())
+        if isinstance(value, types.CellType):
+            return self._are_same(_filling(value), _filling(built))
+        if isinstance(value, dict):
+            if not self._has_same_items(value, built):
+                return False
+        elif isinstance(value, list | tuple | deque):
+            if not self._are_same(value, built):
+                return False
+        elif isinstance(value, set | frozenset) or not (is_torchs or any(spaces)):
+            return _is_equal(value, built) or self._is_made_alike(value, built)
+        return is_torchs or self._has_same_items(*spaces)  # a hook of torch's changes by what it is called with
+
+    def _has_same_items(self, values: dict[Any, Any], built: dict[Any, Any]) -> bool:
+        return [*values] == [*built] and self._are_same([*dict.values(values)], [*dict.values(built)])
+
+    def _is_made_alike(self, value: Any, built: Any) -> bool:
+        """As Python would copy it, where it does not say what is equal."""
+        if vars(object)["__eq__"] is not type(value).__eq__:
+            return False
+        try:
+            made = value.__reduce_ex__(4), built.__reduce_ex__(4)
+        except TypeError:
+            return False
+        return made[0] == made[1] if isinstance(made[0], str) else self._are_same(made[0][:3], made[1][:3])
+
+
+def _filling(cell: types.CellType) -> list[Any]:
+    return [] if cell == types.CellType() else [cell.cell_contents]
+
+
+def _is_equal(value: Any, built: Any) -> bool:
+    """By its own word; what is no number is not equal to itself."""
+    try:
+        return bool(value == built or value != value)  # noqa: PLR0124 - NaN
+    except Exception:  # noqa: BLE001 - whatever a class's own comparison raises
         return False
-    if isinstance(value, nn.Module) or type(value).__module__.partition(".")[0] in ("torch", "builtins", "assigner"):
-        return True
-    spaces = getattr(value, "__dict__", None), getattr(built, "__dict__", None)
-    return _same(spaces[0], spaces[1], same) and _same(slots_of(value), slots_of(built), same)

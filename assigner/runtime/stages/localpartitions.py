@@ -11,7 +11,7 @@ from torch import nn
 
 from assigner.errors import UsageError
 from assigner.model.marking.marks import matches
-from assigner.runtime.forward.attributes import changed_attributes, check_portable, put_attributes
+from assigner.runtime.forward.attributes import changed_attributes, check_portable, check_rebuilt, put_attributes
 from assigner.runtime.stages.updaters import updaters
 from assigner.schedule.replication import is_exchanged, tie_holders
 
@@ -104,6 +104,19 @@ class LocalPartitions:
         """Raise UsageError where an attribute of partitions of this rank cannot go to another worker."""
         for partition in partitions:
             check_portable(self.attributes(partition))
+
+    def check_rebuilt(self) -> None:
+        """Raise UsageError where forwards have changed what no partition that is built anew could get."""
+        for partition in self.partitions:
+            module = self.modules[partition]
+            now = dict(module.named_parameters(remove_duplicate=False))
+            for name in self._graph.piece[partition].parameters:
+                if now.get(name) is not self.parameters[self._graph.canonical[name]]:
+                    raise UsageError(
+                        f"forward has put another parameter in the place of {name!r}, which is the one that is trained",
+                        hint="change its values (`copy_`), and have forward decide which module it calls",
+                    )
+            check_rebuilt(module, self._graph.deferred)
 
     def check_hung(self) -> None:
         """Raise UsageError where the script has hung something on a parameter, which a move makes anew without that."""

@@ -1,0 +1,119 @@
+"""Modules that the script holds beside a pipeline, whose partitions are copies of them."""
+
+from __future__ import annotations
+
+import weakref
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+from workloads import WIDTH, make_plan, pipeline_of, workload
+
+from assigner.errors import UsageError
+
+MADE: list[Drop] = []
+SETTINGS = ModuleType("settings_of_a_script")
+SETTINGS.TABLE = {"scale": 1.0}
+
+
+class Drop(nn.Module):
+    """Is kept by its file."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.p, self.scales, self.table = 0.5, [1.0, 1.0], SETTINGS.TABLE
+        MADE[:] = [self]
+
+    def forward(self, x):
+        return self.norm(self.inner(x)) * self.p * self.scales[0] * self.table["scale"]
+
+
+def made():
+    return workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Drop(), nn.Linear(WIDTH, 1)), "*")
+
+
+def told(change):
+    """What a step, an evaluation, a forward and a move say of what the loop changes on the module."""
+    one, found = made(), []
+    with pipeline_of(one, make_plan(one, micro_batches=2)) as pipeline:
+        pipeline.step(one.make_batch(8, 0))
+        change(pipeline.graph.deferred.model[1])
+        for run in (
+            lambda: pipeline.step(one.make_batch(8, 1)),
+            lambda: pipeline.evaluate(one.make_batch(8, 1)),
+            lambda: pipeline.forward(one.make_batch(8, 1)[0]),
+            lambda: pipeline.move(pipeline.plan),
+        ):
+            try:
+                run()
+                found.append("")
+            except UsageError as error:
+                found.append(error.message)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda kept: setattr(kept, "p", 0.3), "has changed 1.p, of a module"),
+        (lambda kept: setattr(kept, "new", None), "has changed 1.new, of"),
+        (lambda kept: kept.scales.__setitem__(0, 0.5), "has changed 1.scales"),
+        (lambda kept: kept.norm.eval(), "has changed 1.norm.training"),
+        (lambda kept: setattr(kept, "inner", nn.Identity()), "has changed 1._modules['inner']"),
+        (lambda kept: kept.norm.register_forward_hook(print), "has changed 1.norm._forward_hooks"),
+        (lambda kept: kept.inner.requires_grad_(requires_grad=False), "has changed a weight or a buffer"),
+        (lambda kept: nn.init.zeros_(kept.inner.weight), "has changed a weight or a buffer"),
+    ],
+)
+def test_a_loop_that_changes_modules_which_the_builder_has_kept_is_refused(change, words):
+    """Partitions are copies: nothing is lost in silence."""
+    assert all(words in each for each in told(change))
+
+
+@pytest.mark.parametrize("change", [lambda kept: setattr(kept, "p", 1 / 2), lambda kept: kept.table.update(scale=1.0)])
+def test_a_loop_that_leaves_them_as_they_are_goes_on(change):
+    """The same value is no change, nor is what they share with the script."""
+    assert told(change) == [""] * 4
+
+
+def test_modules_may_be_in_eval_mode_for_an_evaluation_alone():
+    """As after `eval()` of the model."""
+    assert [bool(each) for each in told(lambda kept: kept.eval())] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda kept, module: kept.append(module),
+        lambda kept, module: kept.append(weakref.ref(module)),
+        lambda kept, module: kept.append({"deep": [(module,)]}),
+    ],
+)
+def test_what_holds_them_may_be_what_the_builder_closes_over(keep):
+    """A list, a reference that does not keep them, or a list in a list."""
+    kept = []
+
+    def build():
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 1))
+        keep(kept, model[1])
+        return model
+
+    with pipeline_of(workload(build, "*"), make_plan(workload(build, "*"), micro_batches=2)) as pipeline:
+        assert list(pipeline.graph.deferred.kept) == ["1"]
+        pipeline.step(workload(build, "*").make_batch(8, 0))
+        pipeline.graph.deferred.model[1].p = 0.2
+        with pytest.raises(UsageError, match=r"has changed 1\.p"):
+            pipeline.step(workload(build, "*").make_batch(8, 0))
+
+
+def test_what_an_imported_file_holds_reaches_the_partitions():
+    """It is the script's own object, and no copy."""
+    one = made()
+    with pipeline_of(one, make_plan(one, micro_batches=1)) as pipeline:
+        first = pipeline.forward(one.make_batch(8, 0)[0])
+        SETTINGS.TABLE["scale"] = 0.0
+        second = pipeline.forward(one.make_batch(8, 0)[0])
+        SETTINGS.TABLE["scale"] = 1.0
+    assert not torch.equal(first, second)
