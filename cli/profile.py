@@ -184,8 +184,9 @@ def _check_before(
     with console.prints_aside():
         workload = load_workload(entry)
         check_sizes(workload, options.micro_batches)
+        seen = [visible_gpus()] * workers
         for rank in range(workers):
-            rank_device(options.devices, [visible_gpus()] * workers, rank)
+            rank_device(options.devices, seen, rank)
         console.notice(f"{entry}: looking for its partitions")
         with console.under_way("looking for the model's partitions"):
             graph = partition_graph(workload, options.marks or None)

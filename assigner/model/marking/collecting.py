@@ -29,7 +29,7 @@ _LIBRARY = "transformers.utils.output_capturing"
 
 def collector_variable() -> Any:
     """The context variable by which hooks are switched on; None: there is none."""
-    return getattr(getattr(sys.modules.get(_LIBRARY), "_active_collector", None), "context_var", None)
+    return getattr(_switch(), "context_var", None)
 
 
 @contextlib.contextmanager
@@ -55,7 +55,7 @@ def switched_off(name: str, inside: Named) -> Iterator[None]:
                     " return them",
                     hint=f"output_{key}=False in the model's config or call, or mark a larger module that reads them",
                 )
-    switch = sys.modules[_LIBRARY]._active_collector
+    switch = _switch()
     if switch.compiling:  # as torch.export has it: a variable of the file's
         switch.global_var = None
         try:
@@ -79,8 +79,13 @@ def collect(module: nn.Module, args: Sequence[Any], result: Any) -> None:
 
 def _collected() -> Any:
     """What has been collected so far; None: nothing is to be."""
-    switch = getattr(sys.modules.get(_LIBRARY), "_active_collector", None)
+    switch = _switch()
     return None if switch is None else switch.get()
+
+
+def _switch() -> Any:
+    """What switches the hooks on, and has what they collect; None: the library is not loaded."""
+    return getattr(sys.modules.get(_LIBRARY), "_active_collector", None)
 
 
 def _hooks(module: nn.Module) -> list[Callable[..., Any]]:
