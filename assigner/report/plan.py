@@ -370,10 +370,13 @@ def gain_line(plan: Plan) -> Line:
 
 def _beyond(plan: Plan, baseline: str) -> str:
     """How to ask for plans of the shape of a baseline that beats this one; empty: they were searched."""
+    options = plan.solver.options if plan.solver else {}
+    asked = options.get("schedule", "auto") if plan.solver else ""
     if baseline in SHARED:
-        asked = plan.solver.options.get("max_replicas", 1) if plan.solver else 1
-        return "; without --max-replicas 1 workers may share a stage, as they do there" if asked == 1 else ""
-    asked = plan.solver.options.get("schedule", "auto") if plan.solver else ""
+        if options.get("max_replicas", 1) == 1:
+            return "; without --max-replicas 1 workers may share a stage, as they do there"
+        outside = asked in ("gpipe", "interleaved")
+        return f"; it is one stage under 1f1b, and --schedule {asked} searches no such plans" if outside else ""
     if plan.schedule == "interleaved" or asked in ("auto", "listed"):
         return ""
     return "; where it gives a worker several stages, --schedule interleaved may find such a plan"

@@ -177,6 +177,12 @@ def test_a_faster_baseline_is_told_without_a_cause(plan):
     assert gain_line(slower).text.startswith("a is faster by 50.0 %; where it")
     assert "may find" in gain_line(slower).text
     assert gain_line(replace(slower, schedule="interleaved")).text == "a is faster by 50.0 %"
+    shared = replace(slower, baselines=(Baseline("data parallel", step / 2),))
+    assert gain_line(shared).text.endswith("without --max-replicas 1 workers may share a stage, as they do there")
+    for asked, outside in (("gpipe", True), ("auto", False)):
+        options = {"schedule": asked, "max_replicas": 2}
+        line = gain_line(replace(shared, solver=replace(report(0.0), options=options))).text
+        assert line.endswith("--schedule gpipe searches no such plans" if outside else "faster by 50.0 %")
 
 
 def test_a_plan_of_another_objective_is_not_held_against_baselines(plan):
