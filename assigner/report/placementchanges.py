@@ -11,7 +11,7 @@ from assigner import formatting as fmt
 from assigner.formats.orders import written_order
 from assigner.location import rank_of
 from assigner.report.sheet import Column, Line, Report, Sheet
-from assigner.schedule.orders import warm_up
+from assigner.schedule.orders import in_flight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +71,9 @@ def settings(plan: Plan) -> dict[str, str]:
     updates = [
         "+".join(str(len(each.updates or ())) for each in stage.replicas) for stage in plan.stages if stage.is_divided
     ]
-    depths = [str(warm_up(plan, n)) for n in range(len(plan.stages))]
+    depths = [
+        "+".join(str(in_flight(plan, n, worker)) for worker in stage.workers) for n, stage in enumerate(plan.stages)
+    ]
     return {
         "batch": str(plan.workload.batch_size),
         "schedule": plan.schedule,

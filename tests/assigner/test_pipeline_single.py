@@ -353,6 +353,10 @@ def test_a_plan_for_other_inputs():
         FormatError, match=r"with other inputs: .* had \(float64\[4, 8\]\), .* gives \(float64\[4, 9\]\)"
     ):
         Pipeline(changed, noted)
+    of_another = replace(noted, workload=replace(noted.workload, name="speech"))
+    with pytest.raises(FormatError, match="with other inputs") as caught:
+        Pipeline(changed, of_another)
+    assert caught.value.hint == "this workload is 'test': give a plan that was solved for it"
     with pytest.raises(FormatError, match="another one"):
         Pipeline(changed, plan)
     Pipeline(made, noted).close()
