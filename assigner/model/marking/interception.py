@@ -145,7 +145,7 @@ class Interceptions:
         autograd: Any = torch.autograd
         with contextlib.ExitStack() as stack:
             for holder, name, made in (
-                (function, "apply", classmethod(self._apply(vars(function)["apply"].__func__))),
+                (function, "apply", classmethod(self._apply(vars(function)["apply"]))),
                 (tensor, "register_hook", self._hook(tensor.register_hook)),
                 (tensor, "register_post_accumulate_grad_hook",
                  _refused(tensor.register_post_accumulate_grad_hook, "registers a hook on the gradient of a tensor")),
@@ -170,10 +170,12 @@ class Interceptions:
                 stack.enter_context(_replaced(holder, name, made))
             yield
 
-    def _apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _apply(self, original: Any) -> Callable[..., Any]:
+        """In the place of a class method: Python's, or of torch 2.14 on one that is written in C."""
+
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if within_call() or (_is_of_torch(cls) and cls is not CheckpointFunction):
-                return original(cls, *args, **kwargs)
+                return original.__get__(None, cls)(*args, **kwargs)
             if cls is CheckpointFunction:
                 return _checkpointed(args[0], args[2:])
             return self.opaque.function(_FunctionCall(cls), args, kwargs)
