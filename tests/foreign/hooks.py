@@ -310,6 +310,38 @@ class HookOverRoot(Net):
         self.first.register_forward_hook(lambda module, args, output: output * 2 if self.training else output)
 
 
+LEFT = "changes its attribute 'out', and code outside of it reads that"
+
+
+@case("a hook that leaves a marked layer of torch's its output, for the root to read", *MARKS, refusal=LEFT)
+class LeftOnLayer(Net):
+    def __init__(self):
+        super().__init__()
+        self.first.out = torch.zeros(1, WIDTH)
+        self.first.register_forward_hook(lambda module, args, output: setattr(module, "out", output.detach()))
+
+    def forward(self, x):
+        earlier = self.first.out.mean()
+        return super().forward(x) + earlier
+
+
+@case("an auxiliary loss that a marked module leaves on a layer of torch's inside of it", *MARKS, refusal=LEFT)
+class LeftInside(Net):
+    class Gated(nn.Sequential):
+        def forward(self, x):
+            made = super().forward(x)
+            self[0].out = made.pow(2).mean()
+            return made
+
+    def __init__(self):
+        super().__init__()
+        self.second = self.Gated(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x):
+        made = super().forward(x)
+        return made + sum(each.out for each in self.modules() if hasattr(each, "out"))
+
+
 @case("a hook that the first forward registers (transformers' collected outputs)", "first", "second", "last")
 class FirstTime(Net):
     class Hooking(nn.Linear):
