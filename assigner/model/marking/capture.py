@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError
 from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.marking.casting import casting
+from assigner.model.marking.checks import Check, Checks
 from assigner.model.marking.domain import Domain, find_domain, input_key, input_structure
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.functional import Functional
@@ -58,6 +59,7 @@ class Capture:
         program: The export that it came from.
         opaque: Names of the modules that are one call.
         calls: The opaque calls by their number in the graph.
+        checks: What raises in it, by its number.
         inputs: The flattened example inputs, (args, kwargs).
         rows: How many rows they have; None: no tensor is among them.
         carriers: For each of them the dimension that is the rows; None: it has none.
@@ -70,6 +72,7 @@ class Capture:
     program: ExportedProgram
     opaque: list[str]
     calls: list[OpaqueCall]
+    checks: list[Check]
     inputs: list[Any]
     rows: int | None
     carriers: list[int | None]
@@ -205,9 +208,10 @@ def capture(
     with unregistered_named(model), silence(), torch.set_grad_enabled(training):
         learnt: dict[str, Sequence[LearntCall]] = {}
         opened: dict[str, CrossingError] = {}
+        checks = Checks(model)
         while True:
             names, dependence = opaque_modules(model, marked, opened), ValueDependence()
-            export = partial(_export, model, names, inputs, autocast=autocast, known=row_leaves)
+            export = partial(_export, model, names, inputs, autocast=autocast, known=row_leaves, checks=checks)
             try:
                 try:
                     return _first_export(export, learnt, dependence, type(model).__name__, any_rows=any_rows)
@@ -289,11 +293,18 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
 # An entry of the cache, with symbols for sizes, costs more than it saves: a tenth to a third. Export has its own mode.
 @torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # type: ignore[untyped-decorator]
 def _export(
+    model: nn.Module, names: Sequence[str], inputs: Any, dims: _Dims, *, checks: Checks, **words: Any
+) -> Capture:
+    return checks.carried(lambda: _export_once(model, names, inputs, dims, checks=checks, **words))
+
+
+def _export_once(
     model: nn.Module,
     names: Sequence[str],
     inputs: Any,
     dims: _Dims,
     *,
+    checks: Checks,
     autocast: str | None,
     known: RowLeaves | None,
     learnt: Mapping[str, Sequence[LearntCall]],
@@ -313,7 +324,7 @@ def _export(
                 n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
             }
     opaque = OpaqueCalls(model, names, autocast, learnt, dependence)
-    caught = Interceptions(model, opaque)
+    caught = Interceptions(model, opaque, checks)
     with mode:
         anchor = torch.empty((), requires_grad=True, device="cpu")
     calls, watched = replaced(opaque, anchor), caught.active()
@@ -338,8 +349,8 @@ def _export(
         for key in module._buffers
     )
     return Capture(
-        functional.graph, functional.together, program, opaque.names, opaque.calls, leaves, rows, carriers, domain,
-        statistics,
+        functional.graph, functional.together, program, opaque.names, opaque.calls, checks.known, leaves, rows,
+        carriers, domain, statistics,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@
     tensor.data                   a view without gradient; `.data =` writes to it
     torch.inference_mode          torch.no_grad, which has the same gradients
     torch.distributed             one process: the workers of a plan are not copies of the model
+    a decision that only checks   a node that raises as the code does (see `checks`)
     autograd.grad, backward       refused
     Python's and NumPy's random, seeds, counters, flags      refused: the graph would have the first call's for ever
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from assigner.model.deferred.memento import StateChange
+    from assigner.model.marking.checks import Checks
 
 _library = torch.library.Library("assigner", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("hook(int number, Tensor(a!) tensor) -> ()")  # type: ignore[no-untyped-call]
@@ -68,14 +70,15 @@ class Interceptions:
     Args:
         model: Whose forward; still with its own parameters, which may have attributes hung on them, as muP does.
         opaque: Makes the opaque calls.
+        checks: Answers decisions on values.
 
     Attributes:
         hooks: The hooks on tensors, by their number in the graph.
         changes: Python state that the last forward left changed.
     """
 
-    def __init__(self, model: nn.Module, opaque: OpaqueCalls) -> None:
-        self.model, self.opaque = model, opaque
+    def __init__(self, model: nn.Module, opaque: OpaqueCalls, checks: Checks) -> None:
+        self.model, self.opaque, self.checks = model, opaque, checks
         self.hooks: list[Callable[..., Any] | None] = []
         self.changes: list[StateChange] = []
         parameters = model.named_parameters(remove_duplicate=False)
@@ -93,7 +96,7 @@ class Interceptions:
             for name, attributes in self._hung.items():  # export has put tensors of its own in the parameters' places
                 vars(self.model.get_parameter(name)).update(attributes)
             self.opaque.begin()
-            with self._watched(), self._caught(), as_single_process():
+            with self._watched(), self._caught(), as_single_process(), self.checks.answered((args, kwargs)):
                 output = original(*args, **kwargs)
             register_dataclasses(output)
             return output
