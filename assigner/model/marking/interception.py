@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _library = torch.library.Library("assigner", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("hook(int number, Tensor(a!) tensor) -> ()")  # type: ignore[no-untyped-call]
+_LIBRARIES = ("torch", "transformers")
 _LARGER = "mark a module that contains this line: what is inside a partition runs as it is"
 
 
@@ -288,7 +289,26 @@ def _leave_inference(original: Callable[..., Any]) -> Callable[..., Any]:
     return leave
 
 
-def _asked_by_user(original: Callable[..., Any]) -> Callable[..., Any]:
+@contextlib.contextmanager
+def masks_as_captured() -> Iterator[list[bool]]:
+    """What transformers makes masks with does in the block as in a capture, where no value says that none is needed.
+
+    Yields:
+        A list that is filled once it has done so.
+    """
+    asked: list[bool] = []
+
+    def compiles() -> bool:
+        outside = not within_call()
+        asked.extend([True] * outside)
+        return outside
+
+    told = _asked_by_user(compiles, ("transformers",))
+    with _replaced(torch.compiler, "is_compiling", told), _replaced(torch.compiler, "is_exporting", told):
+        yield asked
+
+
+def _asked_by_user(original: Callable[..., Any], libraries: Sequence[str] = _LIBRARIES) -> Callable[..., Any]:
     """The code of models asks whether it is compiled: in a pipeline it is not.
 
     Torch's own has to know, and what transformers makes masks and caches with.
@@ -298,7 +318,7 @@ def _asked_by_user(original: Callable[..., Any]) -> Callable[..., Any]:
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and (name := str(frame.f_globals.get("__name__", ""))) == _ASKS_FOR_OTHERS:
             frame = frame.f_back
-        is_library = frame is not None and name.partition(".")[0] in _LIBRARIES and not name.startswith(_MODELS)
+        is_library = frame is not None and name.partition(".")[0] in libraries and not name.startswith(_MODELS)
         return is_library and bool(original())
 
     return ask
@@ -317,7 +337,6 @@ def _caller(depth: int) -> str:
     return str(sys._getframe(depth).f_globals.get("__name__", "")).split(".")[0]
 
 
-_LIBRARIES = ("torch", "transformers")
 _MODELS, _ASKS_FOR_OTHERS = "transformers.models.", "transformers.utils.import_utils"
 
 

@@ -115,6 +115,9 @@ RETURNED = "return the tensor itself, without .item(), int() or float(), or mark
 """What to do about a number that a module returns by value: a larger module that returns it as well helps nobody."""
 
 
+_FEW = "the rows that it was run on"
+
+
 @dataclass(frozen=True)
 class LearntCall:
     """What several observations of one call have in common."""
@@ -133,7 +136,8 @@ class LearntCall:
         for other in self.calls[1:]:
             others, theirs = pytree.tree_flatten(other.effects.results)
             kinds = [[(each.dtype, len(each.sizes)) for each in call.made] for call in (first, other)]
-            if theirs != structure or kinds[0] != kinds[1] or len(other.given) != len(first.given):
+            self._check_given([*map(len, other.given)], "other batches")
+            if theirs != structure or kinds[0] != kinds[1]:
                 raise MarkingError(
                     f"what {self.label} returns is not the same for all batches: its structure, or a tensor's type or"
                     " number of dimensions, changes",
@@ -144,6 +148,21 @@ class LearntCall:
                     f"{self.label} returns a plain value that depends on its input",
                     hint=RETURNED,
                 )
+
+    def _check_given(self, dims: list[int], where: str) -> None:
+        """What it is given must be alike, too.
+
+        Raises:
+            MarkingError: elsewhere these are other tensors, by their numbers of dimensions.
+        """
+        first = [*map(len, self.calls[0].given)]
+        if dims != first:
+            raise MarkingError(
+                f"a value decides what {self.label} is given: tensors of {first} dimensions for {_FEW}, and of {dims}"
+                f" in {where}",
+                hint="give it the same tensors each time, as a mask also where nothing is masked; or mark a larger"
+                " module that contains the decision",
+            )
 
     @property
     def effects(self) -> CallEffects:
@@ -164,7 +183,11 @@ class LearntCall:
         Args:
             given: What it is given in the capture; a size of theirs that was the same in all calls becomes a number.
             environment: Of their sizes.
+
+        Raises:
+            MarkingError: these are other tensors than in the calls.
         """
+        self._check_given([each.dim() for each in given], "a capture, which knows no values")
         known = self._varying(given)
         sizes: dict[tuple[int, ...], Any] = {}
         found = []
