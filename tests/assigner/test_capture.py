@@ -623,6 +623,17 @@ def test_the_model_is_left_alone():
         assert all(parameter.device.type == "meta" for parameter in model.parameters())
 
 
+def test_the_line_that_fixes_the_rows_is_named():
+    """A list of the rows makes a capture one for their number, though no code of the user's says a number."""
+
+    def forward(s, x):
+        rows = list(s.a(x))
+        return s.c(s.b(torch.stack(rows)))
+
+    with pytest.raises(MarkingError, match=r"takes it for a number at .*test_capture\.py:\d+ \(rows = list\("):
+        partition_graph(of(forward))
+
+
 class Listed(nn.Module):
     """Holds a layer in a list of Python's."""
 

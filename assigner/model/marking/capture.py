@@ -257,6 +257,7 @@ def _first_export(
         if dependence.failed is not None:
             break  # however little varies, that module needs values
     dependence.fixing.clear()  # in the last try nothing but the rows may vary
+    dependence.line = ""
     return _or_explain(lambda: export(last, learnt=learnt, dependence=dependence), name, dependence)
 
 
@@ -273,8 +274,9 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
             said = ["a tensor's value decides what runs there"]
         reason = said[0][:200] if said else type(error).__name__
         if reason.startswith("Constraints violated"):
+            where = f", as it takes it for a number at {dependence.line}" if dependence.line else ""
             raise MarkingError(
-                f"the forward of {name} works for one number of rows alone",
+                f"the forward of {name} works for one number of rows alone{where}",
                 hint="a list with an entry for each row, int(x.shape[0]) or a loop over the rows makes it so: use"
                 " tensors whose first dimension is the rows, or mark a larger module that contains the line",
             ) from error

@@ -28,6 +28,7 @@ import torch
 import torch._dynamo
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.modules import module as module_hooks
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
@@ -168,6 +169,7 @@ class Interceptions:
                 (torch.compiler, "is_exporting", _asked_by_user(torch.compiler.is_exporting)),
                 (torch._dynamo, "is_compiling", _asked_by_user(torch._dynamo.is_compiling)),
                 (torch._utils, "is_compiling", _asked_by_user(torch._utils.is_compiling)),
+                (ShapeEnv, "_set_replacement", self._replacement(ShapeEnv._set_replacement)),
                 (torch.inference_mode, "__enter__", _enter_inference(torch.inference_mode.__enter__)),
                 (torch.inference_mode, "__exit__", _leave_inference(torch.inference_mode.__exit__)),
             ):  # fmt: skip
@@ -207,6 +209,16 @@ class Interceptions:
             return _Handle(self.hooks, number)
 
         return register_hook
+
+    def _replacement(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Take down where a size that may vary is taken for a number."""
+
+        def replace(environment: ShapeEnv, symbol: Any, size: Any, *args: Any, **kwargs: Any) -> None:
+            if size.is_number and not within_call():
+                self.opaque.dependence.line = self.opaque.dependence.line or running_line()
+            original(environment, symbol, size, *args, **kwargs)
+
+        return replace
 
 
 class _Handle:

@@ -35,10 +35,12 @@ class ValueDependence:
     Args:
         failed: The one whose forward did not go through without values, and why; None: there is none.
         fixing: Those whose forward took a size that may vary for a number.
+        line: Where code between modules did so first; empty: nowhere.
     """
 
     failed: tuple[str, Exception] | None = None
     fixing: dict[str, None] = field(default_factory=dict)
+    line: str = ""
 
     def modules(self, model: nn.Module, names: Sequence[str]) -> dict[str, Exception | None]:
         """The modules that should run with values, and why; others of the same class have the same forward.
