@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from cutting import check, edges, of, outputs
 from torch import nn
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from workloads import WIDTH, Reference, graph_of, language, numbers, workload
 
 from assigner.errors import MarkingError
@@ -163,7 +164,20 @@ def test_regions_that_cannot_be_cut():
             y = s.a(x) @ s.a.weight
         return s.c(s.b(y.double()))
 
-    with pytest.raises(MarkingError, match=r"region \(wrap_with_autocast\) that cannot be cut"):
+    with pytest.raises(MarkingError, match=r"region \(wrap_with_autocast\) that cannot be cut \("):
+        partition_graph(of(forward))
+
+
+def test_a_region_in_vmap():
+    """Masks that transformers makes with torch.vmap have regions inside: it is vmap that is refused, with the line."""
+
+    def forward(s, x):
+        table = torch.ones(WIDTH, dtype=torch.bool)
+        with TransformGetItemToIndex():
+            mask = torch.vmap(lambda n: table[n])(torch.arange(WIDTH))
+        return s.c(s.b(s.a(x) * mask))
+
+    with pytest.raises(MarkingError, match=r"torch\.vmap between partitions \(mask = torch.vmap"):
         partition_graph(of(forward))
 
 
