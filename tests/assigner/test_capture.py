@@ -648,6 +648,57 @@ def test_the_line_that_fixes_the_rows_is_named():
         partition_graph(of(forward))
 
 
+class Narrowed(nn.Linear):
+    """As many columns as values say."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return super().forward(x)[:, : 1 + int((x > 0).sum()) % 3]
+
+
+def test_a_size_that_decides_is_no_value():
+    """Where code between partitions compares sizes, the error names the partition whose result has such a size."""
+
+    def forward(s, x):
+        h = s.d(s.a(x))
+        if h.shape[1] < 2:
+            h = F.pad(h, (0, 1))
+        return s.c(s.b(F.pad(h, (0, WIDTH))[:, :WIDTH]))
+
+    with pytest.raises(
+        MarkingError, match=r"\(if h.shape.*\): a size of what 'd' returns, which depends on values, dec"
+    ):
+        partition_graph(of(forward, "a", "b", "c", "d", d=Narrowed))
+
+
+class Reversed(torch.autograd.Function):
+    """Given the layers that it calls, as a Reformer's is."""
+
+    @staticmethod
+    def forward(ctx: Any, h: torch.Tensor, layers: nn.ModuleList) -> torch.Tensor:
+        del ctx
+        return layers[0](h)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        del ctx
+        return gradient, None
+
+
+def test_a_function_that_is_given_modules():
+    """The hint speaks of modules, and of no cache."""
+
+    def forward(s, x):
+        return s.c(s.b(Reversed.apply(s.a(x), s.layers)))
+
+    made = of(forward, layers=lambda: nn.ModuleList([nn.Linear(WIDTH, WIDTH)]))
+    with pytest.raises(MarkingError, match="Reversed is given a ModuleList, which is neither") as caught:
+        partition_graph(made)
+    assert "cache" not in str(caught.value.hint)
+
+
 class Listed(nn.Module):
     """Holds a layer in a list of Python's."""
 

@@ -271,7 +271,11 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
     except Exception as error:
         said = str(error).strip().splitlines()
         if isinstance(error, GuardOnDataDependentSymNode):
-            said = ["a tensor's value decides what runs there"]
+            sized = [
+                dependence.sizes[each] for each in sorted(error.cond.free_symbols, key=str) if each in dependence.sizes
+            ]
+            what = f"a size of what {sized[0]} returns, which depends on values," if sized else "a tensor's value"
+            said = [f"{what} decides what runs there"]
         reason = said[0][:200] if said else type(error).__name__
         if reason.startswith("Constraints violated"):
             where = f", as it takes it for a number at {dependence.line}" if dependence.line else ""

@@ -35,11 +35,13 @@ class ValueDependence:
     Args:
         failed: The one whose forward did not go through without values, and why; None: there is none.
         fixing: Those whose forward took a size that may vary for a number.
+        sizes: Symbols of sizes that depend on values, and whose results have them.
         line: Where code between modules did so first; empty: nowhere.
     """
 
     failed: tuple[str, Exception] | None = None
     fixing: dict[str, None] = field(default_factory=dict)
+    sizes: dict[Any, str] = field(default_factory=dict)
     line: str = ""
 
     def modules(self, model: nn.Module, names: Sequence[str]) -> dict[str, Exception | None]:
