@@ -648,6 +648,59 @@ def test_the_line_that_fixes_the_rows_is_named():
         partition_graph(of(forward))
 
 
+MADE: list[nn.Module] = []
+FEATURES: dict[str, torch.Tensor] = {}
+
+
+class Keeping(nn.Linear):
+    """Leaves something behind."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.aux, self.cache = torch.zeros(()), dict[str, torch.Tensor]()
+        self.register_forward_hook(lambda _, __, made: FEATURES.update(hidden=made))
+
+    def forward(self, x):
+        made = super().forward(x)
+        self.aux = made.mean()
+        self.cache["h"] = made
+        return made
+
+    def penalty(self) -> torch.Tensor:
+        return self.aux * 2
+
+
+def _left(term: Callable[[Any], Any]) -> Any:
+    def model() -> nn.Module:
+        MADE[:] = [nn.Sequential(nn.Linear(WIDTH, WIDTH), Keeping(), nn.Linear(WIDTH, 1))]
+        return MADE[0]
+
+    return workload(model, loss=lambda made, y: F.mse_loss(made, y) + term(MADE[-1]))
+
+
+@pytest.mark.parametrize(
+    ("term", "name"),
+    [
+        (lambda model: model[1].aux, "aux"),
+        (lambda model: sum(getattr(each, "aux", 0) for each in model), "aux"),
+        (lambda model: model[1].cache["h"].mean(), "cache"),
+        (lambda model: model[1].penalty(), "aux"),
+        (lambda _: FEATURES["hidden"].mean(), "FEATURES"),
+    ],
+    ids=["attribute", "getattr", "dict", "method", "name at the top"],
+)  # fmt: skip
+def test_a_loss_that_reads_what_a_forward_leaves(term, name):
+    """The builder's model has it as it was built: that would be an error of the loss, or another loss in silence."""
+    with pytest.raises(MarkingError, match=f"the loss reads '{name}', which the forward of '1' changes") as caught:
+        partition_graph(_left(term))
+    assert "return it" in str(caught.value.hint)
+
+
+def test_a_loss_that_holds_the_model_for_something_else():
+    """Not all that it could reach counts: what its code names does."""
+    assert len(partition_graph(_left(len)).pieces) == 3
+
+
 class Narrowed(nn.Linear):
     """As many columns as values say."""
 

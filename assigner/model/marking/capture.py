@@ -33,6 +33,7 @@ from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.keywords import named_keywords
+from assigner.model.marking.leftovers import left_behind
 from assigner.model.marking.modules import opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone
 from assigner.model.marking.observation import LearntCall, ValueDependence
@@ -64,6 +65,7 @@ class Capture:
         rows: How many rows they have; None: no tensor is among them.
         carriers: For each of them the dimension that is the rows; None: it has none.
         domain: The inputs that it holds for.
+        left: Who changes what in Python (see `left_behind`).
         deferred_statistics: Names of the BatchNorm modules' buffers, which the runtime moves at a step's end.
     """
 
@@ -77,6 +79,7 @@ class Capture:
     rows: int | None
     carriers: list[int | None]
     domain: Domain
+    left: dict[tuple[int, str], str]
     deferred_statistics: frozenset[str]
 
     @cached_property
@@ -340,7 +343,8 @@ def _export_once(
     with kept, ready[0], ready[1], ready[2], named, calls, watched, mode, casting(autocast, "cpu"):
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
-        if caught.changes:
+        changes = caught.changes
+        if changes:
             _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic, strict=False
             ))  # fmt: skip
@@ -356,7 +360,7 @@ def _export_once(
     )
     return Capture(
         functional.graph, functional.together, program, opaque.names, opaque.calls, checks.known, leaves, rows,
-        carriers, domain, statistics,
+        carriers, domain, left_behind(opaque.leftovers, changes), statistics,
     )  # fmt: skip
 
 
