@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from cutting import check, edges, of, outputs
 from torch import nn
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from workloads import WIDTH, Reference, graph_of, language, numbers, workload
 
 from assigner.errors import MarkingError
@@ -163,7 +164,20 @@ def test_regions_that_cannot_be_cut():
             y = s.a(x) @ s.a.weight
         return s.c(s.b(y.double()))
 
-    with pytest.raises(MarkingError, match=r"region \(wrap_with_autocast\) that cannot be cut"):
+    with pytest.raises(MarkingError, match=r"region \(wrap_with_autocast\) that cannot be cut \("):
+        partition_graph(of(forward))
+
+
+def test_a_region_in_vmap():
+    """Masks that transformers makes with torch.vmap have regions inside: it is vmap that is refused, with the line."""
+
+    def forward(s, x):
+        table = torch.ones(WIDTH, dtype=torch.bool)
+        with TransformGetItemToIndex():
+            mask = torch.vmap(lambda n: table[n])(torch.arange(WIDTH))
+        return s.c(s.b(s.a(x) * mask))
+
+    with pytest.raises(MarkingError, match=r"torch\.vmap between partitions \(mask = torch.vmap"):
         partition_graph(of(forward))
 
 
@@ -621,6 +635,121 @@ def test_the_model_is_left_alone():
     for model in models:
         assert all("_call_impl" not in module.__dict__ for module in model.modules())
         assert all(parameter.device.type == "meta" for parameter in model.parameters())
+
+
+def test_the_line_that_fixes_the_rows_is_named():
+    """A list of the rows makes a capture one for their number, though no code of the user's says a number."""
+
+    def forward(s, x):
+        rows = list(s.a(x))
+        return s.c(s.b(torch.stack(rows)))
+
+    with pytest.raises(MarkingError, match=r"takes it for a number at .*test_capture\.py:\d+ \(rows = list\("):
+        partition_graph(of(forward))
+
+
+MADE: list[nn.Module] = []
+FEATURES: dict[str, torch.Tensor] = {}
+
+
+class Keeping(nn.Linear):
+    """Leaves something behind."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.aux, self.cache = torch.zeros(()), dict[str, torch.Tensor]()
+        self.register_forward_hook(lambda _, __, made: FEATURES.update(hidden=made))
+
+    def forward(self, x):
+        made = super().forward(x)
+        self.aux = made.mean()
+        self.cache["h"] = made
+        return made
+
+    def penalty(self) -> torch.Tensor:
+        return self.aux * 2
+
+
+def _left(term: Callable[[Any], Any]) -> Any:
+    def model() -> nn.Module:
+        MADE[:] = [nn.Sequential(nn.Linear(WIDTH, WIDTH), Keeping(), nn.Linear(WIDTH, 1))]
+        return MADE[0]
+
+    return workload(model, loss=lambda made, y: F.mse_loss(made, y) + term(MADE[-1]))
+
+
+@pytest.mark.parametrize(
+    ("term", "name"),
+    [
+        (lambda model: model[1].aux, "aux"),
+        (lambda model: sum(getattr(each, "aux", 0) for each in model), "aux"),
+        (lambda model: model[1].cache["h"].mean(), "cache"),
+        (lambda model: model[1].penalty(), "aux"),
+        (lambda _: FEATURES["hidden"].mean(), "FEATURES"),
+    ],
+    ids=["attribute", "getattr", "dict", "method", "name at the top"],
+)  # fmt: skip
+def test_a_loss_that_reads_what_a_forward_leaves(term, name):
+    """The builder's model has it as it was built: that would be an error of the loss, or another loss in silence."""
+    with pytest.raises(MarkingError, match=f"the loss reads '{name}', which the forward of '1' changes") as caught:
+        partition_graph(_left(term))
+    assert "return it" in str(caught.value.hint)
+
+
+def test_a_loss_that_holds_the_model_for_something_else():
+    """Not all that it could reach counts: what its code names does."""
+    assert len(partition_graph(_left(len)).pieces) == 3
+
+
+class Narrowed(nn.Linear):
+    """As many columns as values say."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return super().forward(x)[:, : 1 + int((x > 0).sum()) % 3]
+
+
+def test_a_size_that_decides_is_no_value():
+    """Where code between partitions compares sizes, the error names the partition whose result has such a size."""
+
+    def forward(s, x):
+        h = s.d(s.a(x))
+        if h.shape[1] < 2:
+            h = F.pad(h, (0, 1))
+        return s.c(s.b(F.pad(h, (0, WIDTH))[:, :WIDTH]))
+
+    with pytest.raises(
+        MarkingError, match=r"\(if h.shape.*\): a size of what 'd' returns, which depends on values, dec"
+    ):
+        partition_graph(of(forward, "a", "b", "c", "d", d=Narrowed))
+
+
+class Reversed(torch.autograd.Function):
+    """Given the layers that it calls, as a Reformer's is."""
+
+    @staticmethod
+    def forward(ctx: Any, h: torch.Tensor, layers: nn.ModuleList) -> torch.Tensor:
+        del ctx
+        return layers[0](h)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        del ctx
+        return gradient, None
+
+
+def test_a_function_that_is_given_modules():
+    """The hint speaks of modules, and of no cache."""
+
+    def forward(s, x):
+        return s.c(s.b(Reversed.apply(s.a(x), s.layers)))
+
+    made = of(forward, layers=lambda: nn.ModuleList([nn.Linear(WIDTH, WIDTH)]))
+    with pytest.raises(MarkingError, match="Reversed is given a ModuleList, which is neither") as caught:
+        partition_graph(made)
+    assert "cache" not in str(caught.value.hint)
 
 
 class Listed(nn.Module):

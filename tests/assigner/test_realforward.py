@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -99,6 +101,26 @@ def test_a_forward_that_fails_with_values_too():
         MarkingError, match=r"cannot be traced at .*numpy.*; on a few rows with values it fails at .*five rows"
     ):
         partition_graph(workload(Strict))
+
+
+def test_other_arguments_than_learnt():
+    """What a capture gives to a module must be what it was given with values."""
+
+    class Hidden(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            return self.last(self.middle(x, None if type(x) is torch.Tensor else x.sum()))
+
+    class Counting(nn.Linear):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+            x.detach().numpy()
+            return super().forward(x if mask is None else x + mask)
+
+    made = dataclasses.replace(workload(Counting), model=lambda: Hidden(Counting(WIDTH, WIDTH)))
+    with pytest.raises(
+        MarkingError, match=r"decides what 'middle' is given: tensors of \[2\] dim.* and of \[2, 0\] in"
+    ):
+        partition_graph(made)
 
 
 def test_other_results_than_learnt():

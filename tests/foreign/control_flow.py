@@ -77,16 +77,32 @@ def _(net, h):
         return h
 
 
-@middle("print of a shape and an assert on a value", refusal="value|assert")
+@middle("an assert on a value")
 def _(net, h):
     assert torch.isfinite(h).all(), "not finite"
     return net.second(h)
 
 
-@middle("torch._assert and torch._check on values", refusal="value|assert")
+@middle("torch._assert on values")
 def _(net, h):
     torch._assert((h.abs() <= 1).all(), "tanh is within one")
     return net.second(h)
+
+
+@middle("distributions of torch between marks, whose arguments are checked")
+def _(net, h):
+    spread = torch.distributions.Normal(h, torch.exp(h))
+    return net.second(spread.log_prob(torch.zeros_like(h)))
+
+
+@middle("a check of values whose error the root catches", inherent=True, refusal="value decides")
+def _(net, h):
+    try:
+        if h.max() > 0.5:
+            raise ValueError
+        return net.second(h)
+    except ValueError:
+        return net.second(h / 2)
 
 
 @case("global state switched in forward: deterministic algorithms", *MARKS, refusal="determin")

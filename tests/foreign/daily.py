@@ -126,7 +126,7 @@ DAILY = frozenset(
         "a branch on a tensor's value at the root",
         "divides by the number of rows",
         "a boolean mask picks rows, put back by index_put",
-        "torch._assert and torch._check on values",
+        "torch._assert on values",
         "inside a partition: a number of columns that a value decides, padded again",
         # optimizers and loops
         "optimizer: clipping by the global norm in step",

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from foreign.huggingface import WORDS, answered, classified, hugging_face, ids, masked, tagged
+import torch
+import transformers
+from foreign.case import case
+from foreign.huggingface import LENGTH, TOLERANCE, WORDS, answered, classified, hugging_face, ids, masked, tagged
+from workloads import sgd
+
+from assigner.model.workload import Workload
 
 BERT = {
     "vocab_size": WORDS,
@@ -194,3 +200,50 @@ hugging_face(
     pad_token_id=0,
     attn_implementation="sdpa",
 )
+NYSTROM = {
+    **THREE, "num_landmarks": 3, "segment_means_seq_len": LENGTH, "eos_token_id": 2, "bos_token_id": 1
+}  # fmt: skip
+
+
+def all_seen(rows, generator):
+    """A text without padding, with a mask that says so, and its class."""
+    inputs, _ = classified(rows, generator)
+    return {**inputs, "attention_mask": torch.ones(rows, LENGTH)}, None
+
+
+def seen_by_form(rows, generator):
+    """The same, with a mask of the form that its layers take."""
+    inputs, _ = classified(rows, generator)
+    return {**inputs, "attention_mask": torch.zeros(rows, 1, 1, LENGTH, dtype=torch.float64)}, None
+
+
+hugging_face(
+    "Nystromformer, whose layers take no mask of transformers' own",
+    "NystromformerForSequenceClassification",
+    "nystromformer.encoder.layer.*",
+    all_seen,
+    refusal="attention_mask of four dimensions",
+    usual=False,
+    **NYSTROM,
+)
+hugging_face(
+    "Nystromformer, given a mask of four dimensions",
+    "NystromformerForSequenceClassification",
+    "nystromformer.encoder.layer.*",
+    seen_by_form,
+    usual=False,
+    **NYSTROM,
+)
+
+
+@case("transformers: BERT, nothing masked, NumPy reads what its layers make", tolerance=TOLERANCE)
+def read_by_numpy():
+    def build():
+        cls = transformers.BertForSequenceClassification
+        model = cls._from_config(cls.config_class(**THREE), dtype=torch.float64)
+        for layer in model.bert.encoder.layer:
+            layer.register_forward_hook(lambda _, __, output: output.detach().numpy().mean() and None)
+        return model
+
+    marks = ("bert.embeddings", "bert.encoder.layer.*", "classifier")
+    return Workload(build, all_seen, lambda output, _: output.loss, sgd, 8, marks=marks, seed=5, name="test")

@@ -8,9 +8,10 @@ What a training script hands over becomes pieces that a rank can build and run a
                                           them look at a whole micro-batch
     keywords                              inputs that a forward takes as **kwargs
     collecting                            hidden states that transformers collects of its layers
-    interception, regions, decisions, isolation, leftovers, surroundings
+    interception, regions, decisions, checks, isolation, leftovers, surroundings
                                           what the forward does that no graph holds, caught while it runs: hooks,
-                                          regions without gradient, both ways of a decision, Python state
+                                          regions without gradient, both ways of a decision, checks of values, Python
+                                          state
     functional, writing, families, nodes  a graph without writes: what stands in it for them; which values lie in one
                                           memory; what a node says
     fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values

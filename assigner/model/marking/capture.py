@@ -26,12 +26,14 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError
 from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.marking.casting import casting
+from assigner.model.marking.checks import Check, Checks
 from assigner.model.marking.domain import Domain, find_domain, input_key, input_structure
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.keywords import named_keywords
+from assigner.model.marking.leftovers import left_behind
 from assigner.model.marking.modules import opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone
 from assigner.model.marking.observation import LearntCall, ValueDependence
@@ -58,10 +60,12 @@ class Capture:
         program: The export that it came from.
         opaque: Names of the modules that are one call.
         calls: The opaque calls by their number in the graph.
+        checks: What raises in it, by its number.
         inputs: The flattened example inputs, (args, kwargs).
         rows: How many rows they have; None: no tensor is among them.
         carriers: For each of them the dimension that is the rows; None: it has none.
         domain: The inputs that it holds for.
+        left: Who changes what in Python (see `left_behind`).
         deferred_statistics: Names of the BatchNorm modules' buffers, which the runtime moves at a step's end.
     """
 
@@ -70,10 +74,12 @@ class Capture:
     program: ExportedProgram
     opaque: list[str]
     calls: list[OpaqueCall]
+    checks: list[Check]
     inputs: list[Any]
     rows: int | None
     carriers: list[int | None]
     domain: Domain
+    left: dict[tuple[int, str], str]
     deferred_statistics: frozenset[str]
 
     @cached_property
@@ -205,9 +211,10 @@ def capture(
     with unregistered_named(model), silence(), torch.set_grad_enabled(training):
         learnt: dict[str, Sequence[LearntCall]] = {}
         opened: dict[str, CrossingError] = {}
+        checks = Checks(model)
         while True:
             names, dependence = opaque_modules(model, marked, opened), ValueDependence()
-            export = partial(_export, model, names, inputs, autocast=autocast, known=row_leaves)
+            export = partial(_export, model, names, inputs, autocast=autocast, known=row_leaves, checks=checks)
             try:
                 try:
                     return _first_export(export, learnt, dependence, type(model).__name__, any_rows=any_rows)
@@ -253,6 +260,7 @@ def _first_export(
         if dependence.failed is not None:
             break  # however little varies, that module needs values
     dependence.fixing.clear()  # in the last try nothing but the rows may vary
+    dependence.line = ""
     return _or_explain(lambda: export(last, learnt=learnt, dependence=dependence), name, dependence)
 
 
@@ -266,11 +274,16 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
     except Exception as error:
         said = str(error).strip().splitlines()
         if isinstance(error, GuardOnDataDependentSymNode):
-            said = ["a tensor's value decides what runs there"]
+            sized = [
+                dependence.sizes[each] for each in sorted(error.cond.free_symbols, key=str) if each in dependence.sizes
+            ]
+            what = f"a size of what {sized[0]} returns, which depends on values," if sized else "a tensor's value"
+            said = [f"{what} decides what runs there"]
         reason = said[0][:200] if said else type(error).__name__
         if reason.startswith("Constraints violated"):
+            where = f", as it takes it for a number at {dependence.line}" if dependence.line else ""
             raise MarkingError(
-                f"the forward of {name} works for one number of rows alone",
+                f"the forward of {name} works for one number of rows alone{where}",
                 hint="a list with an entry for each row, int(x.shape[0]) or a loop over the rows makes it so: use"
                 " tensors whose first dimension is the rows, or mark a larger module that contains the line",
             ) from error
@@ -289,11 +302,18 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
 # An entry of the cache, with symbols for sizes, costs more than it saves: a tenth to a third. Export has its own mode.
 @torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # type: ignore[untyped-decorator]
 def _export(
+    model: nn.Module, names: Sequence[str], inputs: Any, dims: _Dims, *, checks: Checks, **words: Any
+) -> Capture:
+    return checks.carried(lambda: _export_once(model, names, inputs, dims, checks=checks, **words))
+
+
+def _export_once(
     model: nn.Module,
     names: Sequence[str],
     inputs: Any,
     dims: _Dims,
     *,
+    checks: Checks,
     autocast: str | None,
     known: RowLeaves | None,
     learnt: Mapping[str, Sequence[LearntCall]],
@@ -313,7 +333,7 @@ def _export(
                 n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
             }
     opaque = OpaqueCalls(model, names, autocast, learnt, dependence)
-    caught = Interceptions(model, opaque)
+    caught = Interceptions(model, opaque, checks)
     with mode:
         anchor = torch.empty((), requires_grad=True, device="cpu")
     calls, watched = replaced(opaque, anchor), caught.active()
@@ -323,7 +343,8 @@ def _export(
     with kept, ready[0], ready[1], ready[2], named, calls, watched, mode, casting(autocast, "cpu"):
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
-        if caught.changes:
+        changes = caught.changes
+        if changes:
             _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic, strict=False
             ))  # fmt: skip
@@ -338,8 +359,8 @@ def _export(
         for key in module._buffers
     )
     return Capture(
-        functional.graph, functional.together, program, opaque.names, opaque.calls, leaves, rows, carriers, domain,
-        statistics,
+        functional.graph, functional.together, program, opaque.names, opaque.calls, checks.known, leaves, rows,
+        carriers, domain, left_behind(opaque.leftovers, changes), statistics,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from assigner.model.marking.capture import Capture, capture, find_carriers
 from assigner.model.marking.domain import input_key
 from assigner.model.marking.glue import Ownership, is_size, value_bytes
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
+from assigner.model.marking.leftovers import check_loss
 from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.opaque import is_call
@@ -50,7 +51,8 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
         marks: Name patterns in place of the workload's own; None: those; empty: none. Marks in code stay.
 
     Raises:
-        MarkingError: nothing is marked, or the forward cannot be cut there; the message has the line.
+        MarkingError: nothing is marked, or the forward cannot be cut there; the message has the line. Or the loss
+            reads what a forward leaves on the model.
         UsageError: the model is to be trained, and its builder gives it in eval mode.
     """
     deferred = DeferredModel(workload.model, seed=workload.seed)
@@ -63,6 +65,7 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
         deferred.model, list(marked), example[0], autocast=workload.autocast, row_leaves=row_leaves,
         learner=_learner(deferred, examples, example[0], row_leaves, workload.autocast, training=True),
     )  # fmt: skip
+    check_loss(workload.loss, deferred.model, captured.left)
     read = Memento(modules_outside(deferred.model, captured.opaque), beside=deferred.model.modules(), top="read")
     cut = Cutter(deferred, marked, captured, workload.autocast).cut()
     return replace(cut, row_leaves=row_leaves, read=read, examples=examples)

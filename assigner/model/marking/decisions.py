@@ -43,26 +43,46 @@ class _Decider:
         self.asked = 0
         self.line = ""
 
-    @contextlib.contextmanager
-    def answering(self, environment: ShapeEnv) -> Iterator[None]:
-        """Answer in this environment while the block runs."""
-        ask = environment.evaluate_sym_node
+    def answer(self, node: Any, _: GuardOnDataDependentSymNode) -> Any:
+        """The answer to one decision; None: there is none."""
+        if node.pytype not in _ANSWERS or self.asked >= _MOST:
+            return None
+        self.line = self.line or running_line()
+        self.asked += 1
+        return _ANSWERS[node.pytype][self.usual != (self.asked - 1 == self.flipped)]
 
-        def evaluate(node: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return ask(node, *args, **kwargs)
-            except GuardOnDataDependentSymNode:
-                if node.pytype not in _ANSWERS or self.asked >= _MOST:
-                    raise
-                self.line = self.line or running_line()
-                self.asked += 1
-                return _ANSWERS[node.pytype][self.usual != (self.asked - 1 == self.flipped)]
 
-        environment.evaluate_sym_node = evaluate  # type: ignore[method-assign, assignment]
+@contextlib.contextmanager
+def answering(environment: ShapeEnv, answer: Callable[[Any, GuardOnDataDependentSymNode], Any]) -> Iterator[None]:
+    """Answer in a shape environment what it cannot, while the block runs.
+
+    Args:
+        environment: Of fake tensors.
+        answer: Gives a sympy value for a node and the error that it would be; None: it is that error.
+    """
+    ask = environment.evaluate_sym_node
+    around = vars(environment).get(_ASK)
+
+    def evaluate(node: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            yield
-        finally:
-            del environment.evaluate_sym_node
+            return ask(node, *args, **kwargs)
+        except GuardOnDataDependentSymNode as error:
+            found = answer(node, error)
+            if found is None:
+                raise
+            return found
+
+    setattr(environment, _ASK, evaluate)
+    try:
+        yield
+    finally:
+        if around is None:
+            delattr(environment, _ASK)
+        else:
+            setattr(environment, _ASK, around)
+
+
+_ASK = "evaluate_sym_node"
 
 
 def decided(
@@ -85,7 +105,7 @@ def decided(
     decider = _Decider(usual=False)
     found, failure = [], None
     try:
-        with decider.answering(environment):
+        with answering(environment, decider.answer):
             found.append(run())
     except Exception as error:  # noqa: BLE001 - raised below, unless another way goes through
         failure = error
@@ -96,7 +116,7 @@ def decided(
     others = [_Decider(usual=True), *(_Decider(usual=False, flipped=n) for n in range(min(decider.asked, _FLIPPED)))]
     for other in others:
         undo()
-        with contextlib.suppress(Exception), other.answering(environment):  # a way that raises is one not taken
+        with contextlib.suppress(Exception), answering(environment, other.answer):  # a way that raises is one not taken
             found.append(run())
     if not found:
         assert failure is not None

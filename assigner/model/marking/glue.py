@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import is_random
+from assigner.model.marking.checks import is_check
 from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.nodes import behind, is_item
 from assigner.model.marking.opaque import is_call
@@ -112,6 +113,7 @@ class Ownership:
             elif is_size(node) or (
                 node.op == "call_function"
                 and not is_call(node)
+                and not is_check(node)
                 and not _is_random(node)
                 and node not in self.counted
                 and all(argument in free for argument in node.all_input_nodes)

@@ -7,6 +7,7 @@
     tensor.data                   a view without gradient; `.data =` writes to it
     torch.inference_mode          torch.no_grad, which has the same gradients
     torch.distributed             one process: the workers of a plan are not copies of the model
+    a decision that only checks   a node that raises as the code does (see `checks`)
     autograd.grad, backward       refused
     Python's and NumPy's random, seeds, counters, flags      refused: the graph would have the first call's for ever
 
@@ -27,6 +28,7 @@ import torch
 import torch._dynamo
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.modules import module as module_hooks
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
@@ -46,9 +48,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from assigner.model.deferred.memento import StateChange
+    from assigner.model.marking.checks import Checks
 
 _library = torch.library.Library("assigner", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("hook(int number, Tensor(a!) tensor) -> ()")  # type: ignore[no-untyped-call]
+_LIBRARIES = ("torch", "transformers")
 _LARGER = "mark a module that contains this line: what is inside a partition runs as it is"
 
 
@@ -68,14 +72,15 @@ class Interceptions:
     Args:
         model: Whose forward; still with its own parameters, which may have attributes hung on them, as muP does.
         opaque: Makes the opaque calls.
+        checks: Answers decisions on values.
 
     Attributes:
         hooks: The hooks on tensors, by their number in the graph.
         changes: Python state that the last forward left changed.
     """
 
-    def __init__(self, model: nn.Module, opaque: OpaqueCalls) -> None:
-        self.model, self.opaque = model, opaque
+    def __init__(self, model: nn.Module, opaque: OpaqueCalls, checks: Checks) -> None:
+        self.model, self.opaque, self.checks = model, opaque, checks
         self.hooks: list[Callable[..., Any] | None] = []
         self.changes: list[StateChange] = []
         parameters = model.named_parameters(remove_duplicate=False)
@@ -93,7 +98,7 @@ class Interceptions:
             for name, attributes in self._hung.items():  # export has put tensors of its own in the parameters' places
                 vars(self.model.get_parameter(name)).update(attributes)
             self.opaque.begin()
-            with self._watched(), self._caught(), as_single_process():
+            with self._watched(), self._caught(), as_single_process(), self.checks.answered((args, kwargs)):
                 output = original(*args, **kwargs)
             register_dataclasses(output)
             return output
@@ -164,6 +169,7 @@ class Interceptions:
                 (torch.compiler, "is_exporting", _asked_by_user(torch.compiler.is_exporting)),
                 (torch._dynamo, "is_compiling", _asked_by_user(torch._dynamo.is_compiling)),
                 (torch._utils, "is_compiling", _asked_by_user(torch._utils.is_compiling)),
+                (ShapeEnv, "_set_replacement", self._replacement(ShapeEnv._set_replacement)),
                 (torch.inference_mode, "__enter__", _enter_inference(torch.inference_mode.__enter__)),
                 (torch.inference_mode, "__exit__", _leave_inference(torch.inference_mode.__exit__)),
             ):  # fmt: skip
@@ -205,6 +211,16 @@ class Interceptions:
             return _Handle(self.hooks, number)
 
         return register_hook
+
+    def _replacement(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Take down where a size that may vary is taken for a number."""
+
+        def replace(environment: ShapeEnv, symbol: Any, size: Any, *args: Any, **kwargs: Any) -> None:
+            if size.is_number and not within_call():
+                self.opaque.dependence.line = self.opaque.dependence.line or running_line()
+            original(environment, symbol, size, *args, **kwargs)
+
+        return replace
 
 
 class _Handle:
@@ -287,7 +303,26 @@ def _leave_inference(original: Callable[..., Any]) -> Callable[..., Any]:
     return leave
 
 
-def _asked_by_user(original: Callable[..., Any]) -> Callable[..., Any]:
+@contextlib.contextmanager
+def masks_as_captured() -> Iterator[list[bool]]:
+    """What transformers makes masks with does in the block as in a capture, where no value says that none is needed.
+
+    Yields:
+        A list that is filled once it has done so.
+    """
+    asked: list[bool] = []
+
+    def compiles() -> bool:
+        outside = not within_call()
+        asked.extend([True] * outside)
+        return outside
+
+    told = _asked_by_user(compiles, ("transformers",))
+    with _replaced(torch.compiler, "is_compiling", told), _replaced(torch.compiler, "is_exporting", told):
+        yield asked
+
+
+def _asked_by_user(original: Callable[..., Any], libraries: Sequence[str] = _LIBRARIES) -> Callable[..., Any]:
     """The code of models asks whether it is compiled: in a pipeline it is not.
 
     Torch's own has to know, and what transformers makes masks and caches with.
@@ -297,7 +332,7 @@ def _asked_by_user(original: Callable[..., Any]) -> Callable[..., Any]:
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and (name := str(frame.f_globals.get("__name__", ""))) == _ASKS_FOR_OTHERS:
             frame = frame.f_back
-        is_library = frame is not None and name.partition(".")[0] in _LIBRARIES and not name.startswith(_MODELS)
+        is_library = frame is not None and name.partition(".")[0] in libraries and not name.startswith(_MODELS)
         return is_library and bool(original())
 
     return ask
@@ -316,7 +351,6 @@ def _caller(depth: int) -> str:
     return str(sys._getframe(depth).f_globals.get("__name__", "")).split(".")[0]
 
 
-_LIBRARIES = ("torch", "transformers")
 _MODELS, _ASKS_FOR_OTHERS = "transformers.models.", "transformers.utils.import_utils"
 
 

@@ -176,9 +176,17 @@ def check_plain(label: str, values: Iterable[Any], does: str) -> None:
         if not isinstance(leaf, _PLAIN):
             raise CrossingError(
                 f"{label} {does} a {type(leaf).__name__}, which is neither a tensor nor a plain value",
-                hint="use tensors, numbers, text, None, or tuples, lists and dicts of them; a Hugging Face model"
-                " makes no cache with use_cache=False in its config",
+                hint=_MODULES if isinstance(leaf, nn.Module) else _PLAINLY,
             )
+
+
+_PLAINLY = (
+    "use tensors, numbers, text, None, or tuples, lists and dicts of them; a Hugging Face model makes no cache with"
+    " use_cache=False in its config"
+)
+_MODULES = (
+    "mark a larger module that contains the call: a module has weights, which belong to the partition that calls it"
+)
 
 
 def check_bare(label: str, tensors: Sequence[torch.Tensor], does: str, usual: Container[str]) -> None:

@@ -5,21 +5,25 @@
     self.others[0].calls             in another partition, which holds the module without having registered it
 
 A capture takes back what a partition's forward leaves in Python, so this code would read what the builder has put in;
-and so would code that reads it earlier in the forward, of the last one.
+and so would code that reads it earlier in the forward, of the last one. A loss that reads what any forward leaves on
+the builder's model (`MADE[0].moe.aux`) finds it there as it was built, for what runs are the partitions' copies.
 """
 
 from __future__ import annotations
 
 import contextlib
+import types
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from assigner.errors import MarkingError
-from assigner.model.deferred.reach import STANDARD
+from assigner.model.deferred.reach import STANDARD, reach
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from assigner.model.deferred.memento import Memento
+    from assigner.model.deferred.memento import Memento, StateChange
     from assigner.model.marking.fakeforward import Named
 
 
@@ -29,6 +33,10 @@ class Leftovers:
     Args:
         running: The partition whose forward runs; empty: none does.
         inside: The modules of each, with it, by its name.
+
+    Attributes:
+        left: Who has changed an attribute of which module, by the module's id and the attribute's name, in the last
+            block of `guarded`; of other holders the name is empty.
     """
 
     def __init__(self, running: Callable[[], str], inside: Mapping[str, Named]) -> None:
@@ -40,6 +48,7 @@ class Leftovers:
         self._changed: dict[tuple[int, str], str] = {}
         self._read: set[tuple[int, str]] = set()
         self._stack = contextlib.ExitStack()
+        self.left: dict[tuple[int, str], str] = {}
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -47,7 +56,9 @@ class Leftovers:
         with self._stack:
             for kind in dict.fromkeys(type(module) for _, module in self._modules):
                 self._watch(kind)
+            self.left.clear()
             yield
+        self.left.update(self._changed)
         self._changed.clear()
         self._read.clear()
 
@@ -64,6 +75,9 @@ class Leftovers:
         """
         changes = values.changes()
         changed = {id(each.holder) for each in changes}
+        self.left.update(
+            {(id(each.holder), ""): partition for each in changes if not isinstance(each.holder, nn.Module)}
+        )
         for _, module in inside:
             keys = {each.key for each in changes if each.holder is module}
             keys |= {key for key, value in module.__dict__.items() if id(value) in changed}
@@ -93,6 +107,63 @@ class Leftovers:
 
 _OTHERS = STANDARD | {"training", "__dict__", "__class__"}
 """What changes, or is read, all the time."""
+
+
+def left_behind(leftovers: Leftovers, changes: Sequence[StateChange]) -> dict[tuple[int, str], str]:
+    """Who has changed what in one forward, by the holder's id and the key; of a container the key is empty.
+
+    Args:
+        leftovers: Of its partitions.
+        changes: Of its code between them.
+    """
+    found = {(id(each.holder), each.key if isinstance(each.holder, nn.Module) else ""): "" for each in changes}
+    return {**found, **leftovers.left}
+
+
+def check_loss(loss: Callable[..., Any] | None, model: nn.Module, left: Mapping[tuple[int, str], str]) -> None:
+    """A loss has the builder's model at most, which no partition's forward has changed.
+
+    It may hold the model for other reasons: what counts is that its code, with the methods of the model that it names,
+    has the attribute's name.
+
+    Args:
+        loss: `Workload.loss`.
+        model: The builder's.
+        left: What its forward changes, as `left_behind` gives it.
+
+    Raises:
+        MarkingError: it reads what a forward leaves behind.
+    """
+    if loss is None or not left:
+        return
+    methods = {
+        id(each): each for module in model.modules() for kind in type(module).__mro__ for each in vars(kind).values()
+        if isinstance(each, types.FunctionType)
+    }  # fmt: skip
+    places = {id(value): str(place.key) for place, value in reach({"loss": loss})}
+    names = set[str]()
+    for _, value in reach({"loss": loss}, beside=model.modules()):  # what modules hold, as hooks, no loss calls
+        if isinstance(value, types.FunctionType) and id(value) not in methods:
+            names |= _words(value.__code__)
+    while called := [key for key, each in methods.items() if each.__name__ in names]:
+        names |= set().union(*(_words(methods.pop(key).__code__) for key in called))
+    for (holder, key), partition in left.items():
+        name = key or places.get(holder, "")
+        if holder in places and name in names:
+            whose = f"the forward of {partition!r}" if partition else "the model's forward"
+            raise MarkingError(
+                f"the loss reads {name!r}, which {whose} changes: the loss has the model as it was built, for what runs"
+                " are copies of its partitions",
+                hint="return it from the model's forward: the loss is given all that this returns",
+            )
+
+
+def _words(code: types.CodeType) -> set[str]:
+    """The names and texts in a function's code."""
+    found = {*code.co_names, *code.co_freevars}
+    for each in code.co_consts:
+        found |= _words(each) if isinstance(each, types.CodeType) else {each} if isinstance(each, str) else set()
+    return found
 
 
 def _read_elsewhere(partition: str, name: str) -> MarkingError:

@@ -35,6 +35,17 @@ def storages(node: fx.Node) -> tuple[int, ...]:
     Raises:
         MarkingError: torch.func or torch.vmap has wrapped them.
     """
+    leaves = check_unwrapped(node)
+    found = [int(leaf.untyped_storage()._cdata) for leaf in leaves if leaf.layout is torch.strided]
+    return tuple(dict.fromkeys(found))
+
+
+def check_unwrapped(node: fx.Node) -> list[torch.Tensor]:
+    """The tensors in a node's value.
+
+    Raises:
+        MarkingError: torch.func or torch.vmap has wrapped them.
+    """
     leaves = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, leaves)):
         raise MarkingError(
@@ -42,8 +53,7 @@ def storages(node: fx.Node) -> tuple[int, ...]:
             hint="write it with operations over the whole batch: no capture follows torch.func, not even in"
             " a partition",
         )
-    found = [int(leaf.untyped_storage()._cdata) for leaf in leaves if leaf.layout is torch.strided]
-    return tuple(dict.fromkeys(found))
+    return leaves
 
 
 def tensors_of(node: fx.Node) -> Iterator[fx.Node]:

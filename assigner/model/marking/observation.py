@@ -35,10 +35,14 @@ class ValueDependence:
     Args:
         failed: The one whose forward did not go through without values, and why; None: there is none.
         fixing: Those whose forward took a size that may vary for a number.
+        sizes: Symbols of sizes that depend on values, and whose results have them.
+        line: Where code between modules did so first; empty: nowhere.
     """
 
     failed: tuple[str, Exception] | None = None
     fixing: dict[str, None] = field(default_factory=dict)
+    sizes: dict[Any, str] = field(default_factory=dict)
+    line: str = ""
 
     def modules(self, model: nn.Module, names: Sequence[str]) -> dict[str, Exception | None]:
         """The modules that should run with values, and why; others of the same class have the same forward.
@@ -115,6 +119,9 @@ RETURNED = "return the tensor itself, without .item(), int() or float(), or mark
 """What to do about a number that a module returns by value: a larger module that returns it as well helps nobody."""
 
 
+_FEW = "the rows that it was run on"
+
+
 @dataclass(frozen=True)
 class LearntCall:
     """What several observations of one call have in common."""
@@ -133,7 +140,8 @@ class LearntCall:
         for other in self.calls[1:]:
             others, theirs = pytree.tree_flatten(other.effects.results)
             kinds = [[(each.dtype, len(each.sizes)) for each in call.made] for call in (first, other)]
-            if theirs != structure or kinds[0] != kinds[1] or len(other.given) != len(first.given):
+            self._check_given([*map(len, other.given)], "other batches")
+            if theirs != structure or kinds[0] != kinds[1]:
                 raise MarkingError(
                     f"what {self.label} returns is not the same for all batches: its structure, or a tensor's type or"
                     " number of dimensions, changes",
@@ -144,6 +152,21 @@ class LearntCall:
                     f"{self.label} returns a plain value that depends on its input",
                     hint=RETURNED,
                 )
+
+    def _check_given(self, dims: list[int], where: str) -> None:
+        """What it is given must be alike, too.
+
+        Raises:
+            MarkingError: elsewhere these are other tensors, by their numbers of dimensions.
+        """
+        first = [*map(len, self.calls[0].given)]
+        if dims != first:
+            raise MarkingError(
+                f"a value decides what {self.label} is given: tensors of {first} dimensions for {_FEW}, and of {dims}"
+                f" in {where}",
+                hint="give it the same tensors each time, as a mask also where nothing is masked; or mark a larger"
+                " module that contains the decision",
+            )
 
     @property
     def effects(self) -> CallEffects:
@@ -164,7 +187,11 @@ class LearntCall:
         Args:
             given: What it is given in the capture; a size of theirs that was the same in all calls becomes a number.
             environment: Of their sizes.
+
+        Raises:
+            MarkingError: these are other tensors than in the calls.
         """
+        self._check_given([each.dim() for each in given], "a capture, which knows no values")
         known = self._varying(given)
         sizes: dict[tuple[int, ...], Any] = {}
         found = []

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from torch import fx, nn
 from torch._guards import detect_fake_mode
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
@@ -270,7 +270,7 @@ class OpaqueCalls:
                     made = learnt.fakes(fakes, environment)
                 seen.append(learnt.effects)
                 _session.wanting[number] = learnt.effects.wanting
-                return fresh_results(with_own_sizes(made), [*fakes, *own.values()])
+                return fresh_results(self._sized(label, made), [*fakes, *own.values()])
             inner_args, inner_kwargs = fill(arguments, fakes, numbers)
             with _told(label), self._noticed(name, fakes):
                 effects, made, strange = contextvars.copy_context().run(
@@ -286,7 +286,7 @@ class OpaqueCalls:
             check_bare(label, made, "returns", _usual_attributes())
             seen.append(effects)
             _session.wanting[number] = effects.wanting
-            return fresh_results(with_own_sizes([each.detach() for each in made]), [*fakes, *own.values()])
+            return fresh_results(self._sized(label, [each.detach() for each in made]), [*fakes, *own.values()])
 
         _session.forwards.append(run)
         _session.trains.append(any(each.requires_grad for _, module in inside for each in module._parameters.values()
@@ -294,6 +294,13 @@ class OpaqueCalls:
         made = torch.ops.assigner.call(number, tensors, sizes)
         self.calls.append(OpaqueCall(name, function, arguments, seen[-1], learnt is not None))
         return fill(seen[-1].results, made)
+
+    def _sized(self, label: str, made: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What a call returns, with symbols of its own for sizes that depend on values."""
+        found = with_own_sizes(made)
+        for size in (size for tensor in found for size in tensor.shape if isinstance(size, torch.SymInt)):
+            self.dependence.sizes.update(dict.fromkeys(free_unbacked_symbols(size), label))
+        return found
 
     def _learnt(self, name: str) -> LearntCall | None:
         """What was learnt of the next call of a module; None: its forward needs no values."""

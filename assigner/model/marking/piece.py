@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx, nn
@@ -12,6 +12,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
+from assigner.model.marking.checks import is_check
 from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.glue import is_size
 from assigner.model.marking.graph import Piece, Size, Value
@@ -148,8 +149,8 @@ class PieceBuilder:
         owner = self.ownership.owner.get(node, self.place)
         if owner != self.place:
             return self._read(self.cutter.crossing[node], node)
-        if is_call(node):
-            return self._call(node)
+        if is_call(node) or is_check(node):
+            return self._call(node) if is_call(node) else self._check(node)
         if is_item(node) and isinstance(whole := self.copy(node.args[0]), _Single):  # type: ignore[arg-type]
             return whole.node
         made = self.graph.node_copy(node, self._value)
@@ -211,6 +212,11 @@ class PieceBuilder:
         made = self._called(call, tensors, sizes, node)
         self.graph.call_function(resume_gradients, (enabled,))
         return made
+
+    def _check(self, node: fx.Node) -> fx.Node:
+        """What raises where a value is not as it must be."""
+        number, found, _ = cast("tuple[int, fx.Node, bool]", node.args)
+        return self.graph.call_function(self.cutter.captured.checks[number].enforced(), (self._value(found),))
 
     def _called(self, call: OpaqueCall, tensors: list[Any], sizes: list[Any], node: fx.Node) -> Any:
         """The call's tensors: as a list, or alone where it returns just one."""

@@ -26,6 +26,7 @@ from assigner.model.deferred import DeferredModel, slot_of
 from assigner.model.deferred.memento import Memento
 from assigner.model.marking.casting import casting
 from assigner.model.marking.fakeforward import is_tensor, own_tensors
+from assigner.model.marking.interception import masks_as_captured
 from assigner.model.marking.isolation import check_plain
 from assigner.model.marking.modules import modules_inside
 from assigner.model.marking.observation import LearntCall, Made, Observation
@@ -184,10 +185,12 @@ def learn(
         calls = RealCalls(deferred.model, names, autocast, weights.holding)
         args, kwargs = pytree.tree_unflatten(list(batch), structure)
         failure: Exception | None = None
+        masks: list[bool] = []
         try:
             with (
                 _as_it_was(deferred.model), weights.around(), replaced(calls, torch.empty((), device="cpu")),
-                as_single_process(), torch.set_grad_enabled(training), casting(autocast, "cpu"),
+                as_single_process(), masks_as_captured() as masks, torch.set_grad_enabled(training),
+                casting(autocast, "cpu"),
             ):  # fmt: skip
                 calls.begin()
                 deferred.model(*args, **kwargs)
@@ -197,7 +200,7 @@ def learn(
             failure = error
         for name, why in wanted.items():
             if name not in calls.seen:
-                raise _failed(name, why, failure)
+                raise _failed(name, why, failure, masks=bool(masks))
         runs.append(calls.seen)
     return {
         name: [
@@ -208,7 +211,7 @@ def learn(
     }  # fmt: skip
 
 
-def _failed(name: str, why: Exception | None, failure: Exception | None) -> MarkingError:
+def _failed(name: str, why: Exception | None, failure: Exception | None, *, masks: bool) -> MarkingError:
     """Why a module can neither be followed nor run; where both have one reason, as for wrong inputs, that alone."""
     rows = f"the forward of {name!r} takes the number of rows for a plain number"
     first = rows if why is None else f"the forward of {name!r} cannot be traced at {_reason(why)}"
@@ -217,8 +220,14 @@ def _failed(name: str, why: Exception | None, failure: Exception | None) -> Mark
     return MarkingError(
         f"{first}{second}",
         hint="write it with tensor operations, or see to it that it runs on the CPU with batches of 4, 8 and 12 rows of"
-        " such inputs",
+        f" such inputs{_MASKED if masks else ''}",
     )
+
+
+_MASKED = (
+    ". In a capture transformers gives its layers a mask of (rows, 1, queries, keys) also where nothing is masked: with"
+    " an attention_mask of four dimensions in the inputs they get that one"
+)
 
 
 def _reason(error: Exception) -> str:

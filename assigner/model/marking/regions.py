@@ -14,6 +14,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 
 from assigner.errors import MarkingError
+from assigner.model.marking.nodes import check_unwrapped, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,8 +41,9 @@ def without_regions(module: fx.GraphModule, *, autocast: bool) -> fx.Graph:
                 inner, *given = args[4:]
                 note = {}
             else:
+                check_unwrapped(node)
                 raise MarkingError(
-                    f"the forward has a region ({node.target.__name__}) that cannot be cut",
+                    f"the forward has a region ({node.target.__name__}) that cannot be cut ({line_of(node)})",
                     hint="mark a larger module that contains it (torch.autocast, a condition, a loop)",
                 )
             body = without_regions(getattr(module, str(inner.target)), autocast=autocast)
