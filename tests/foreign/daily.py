@@ -52,6 +52,8 @@ DAILY = frozenset(
         "checkpoint of a function of the root between marks, use_reentrant=False",
         "checkpoint of a block with dropout, masks kept by its RNG state",
         "checkpoint behind a frozen embedding whose hook calls requires_grad_, use_reentrant=True",
+        "checkpoint inside marked blocks behind the root's own requires_grad_ of a frozen result",
+        "checkpoint inside marked blocks behind the detached one of two results of a partition",
         "blind: selective checkpoint by a policy, at the root",
         # buffers
         "moving mean by assignment, unmarked",

@@ -3,6 +3,7 @@
     autograd.Function.apply       an opaque call: its own backward runs where its forward does
     torch.utils.checkpoint        the function itself: what a partition keeps is the plan's decision
     tensor.register_hook          a node that registers the hook where the tensor is made
+    tensor.requires_grad_         a node that has it require one, where none lies behind it
     nn.TransformerEncoder         looks whether a mask is causal, for speed: the mask is used as it is
     tensor.data                   a view without gradient; `.data =` writes to it
     torch.inference_mode          torch.no_grad, which has the same gradients
@@ -39,6 +40,7 @@ from assigner.model.deferred.reach import files_of, kept_objects, reach
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
+from assigner.model.marking.writing import hooked, wanted
 from assigner.model.singleprocess import as_single_process
 from assigner.usercode import running_line
 
@@ -70,13 +72,13 @@ class Interceptions:
         opaque: Makes the opaque calls.
 
     Attributes:
-        hooks: The hooks on tensors, by their number in the graph.
+        hooks: What is done to tensors, by its number in the graph; None: nothing any more.
         changes: Python state that the last forward left changed.
     """
 
     def __init__(self, model: nn.Module, opaque: OpaqueCalls) -> None:
         self.model, self.opaque = model, opaque
-        self.hooks: list[Callable[..., Any] | None] = []
+        self.hooks: list[Callable[[torch.Tensor], torch.Tensor] | None] = []
         self.changes: list[StateChange] = []
         parameters = model.named_parameters(remove_duplicate=False)
         self._hung = {name: {**vars(each)} for name, each in parameters if vars(each)}
@@ -155,6 +157,8 @@ class Interceptions:
                 (torch.autograd.graph.saved_tensors_hooks, "__enter__",
                  _refused(torch.autograd.graph.saved_tensors_hooks.__enter__, "changes what autograd saves",
                           allowed=_saves_alone)),
+                (FakeTensor, "requires_grad_", self._require(tensor.requires_grad_)),
+                (FakeTensor, "requires_grad", property(_TRUE_REQUIRES_GRAD.__get__, self._set_requires_grad)),
                 (FakeTensor, "data", property(_data, _set_data)),
                 (FakeTensor, "grad_fn", property(_grad_fn)),
                 (transformer, "_detect_is_causal_mask", _is_said_to_be_causal),
@@ -197,18 +201,41 @@ class Interceptions:
                     f"the hook that is registered at {running_line()} holds {held}, which may be another worker's",
                     hint=f"write the hook as a function of the gradient and plain numbers; or {_LARGER}",
                 )
-            number = len(self.hooks)
-            self.hooks.append(hook)
-            torch.ops.assigner.hook(number, tensor)
-            return _Handle(self.hooks, number)
+            return _Handle(self.hooks, self._do(hooked(hook), tensor))
 
         return register_hook
+
+    def _do(self, what: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> int:
+        """Have the graph do something to a tensor, once it is made."""
+        number = len(self.hooks)
+        self.hooks.append(what)
+        torch.ops.assigner.hook(number, tensor)
+        return number
+
+    def _require(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+            before = tensor.requires_grad
+            original(tensor, requires_grad)
+            if not within_call() and not isinstance(tensor, nn.Parameter):
+                if requires_grad and not before:
+                    self._do(wanted, tensor)
+                elif before and not requires_grad:
+                    raise MarkingError(
+                        f"the forward has a tensor require no gradient any more, at {running_line()}",
+                        hint=f"go on with tensor.detach(), which is another one; or {_LARGER}",
+                    )
+            return tensor
+
+        return requires_grad_
+
+    def _set_requires_grad(self, tensor: torch.Tensor, requires_grad: bool) -> None:
+        self._require(_TRUE_REQUIRES_GRAD.__set__)(tensor, requires_grad)
 
 
 class _Handle:
     """What registering a hook gives."""
 
-    def __init__(self, hooks: list[Callable[..., Any] | None], number: int) -> None:
+    def __init__(self, hooks: list[Callable[[torch.Tensor], torch.Tensor] | None], number: int) -> None:
         self._hooks, self._number = hooks, number
 
     def remove(self) -> None:
@@ -343,6 +370,7 @@ def _set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 _TRUE_DATA: Any = torch._C.TensorBase.__dict__["data"]
 _TRUE_GRAD_FN: Any = torch._C.TensorBase.__dict__["grad_fn"]
+_TRUE_REQUIRES_GRAD: Any = torch._C.TensorBase.__dict__["requires_grad"]
 
 
 def _clear_caches(model: nn.Module, kept: Mapping[int, list[int]] | None = None) -> dict[int, list[int]]:
