@@ -17,8 +17,6 @@ Only code of the model that is outside every opaque call is looked at: what is i
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -35,8 +33,8 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
+from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.reach import files_of, kept_objects, reach
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
@@ -45,7 +43,7 @@ from assigner.model.singleprocess import as_single_process
 from assigner.usercode import running_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
 
     from assigner.model.deferred.memento import StateChange
 
@@ -74,12 +72,14 @@ class Interceptions:
     Attributes:
         hooks: What is done to tensors, by its number in the graph; None: nothing any more.
         changes: Python state that the last forward left changed.
+        made: The cached functions that have made objects in it, of which nobody knows what it then did to them.
     """
 
     def __init__(self, model: nn.Module, opaque: OpaqueCalls) -> None:
         self.model, self.opaque = model, opaque
         self.hooks: list[Callable[[torch.Tensor], torch.Tensor] | None] = []
         self.changes: list[StateChange] = []
+        self.made: list[str] = []
         parameters = model.named_parameters(remove_duplicate=False)
         self._hung = {name: {**vars(each)} for name, each in parameters if vars(each)}
 
@@ -94,20 +94,22 @@ class Interceptions:
                 return original(*args, **kwargs)
             for name, attributes in self._hung.items():  # export has put tensors of its own in the parameters' places
                 vars(self.model.get_parameter(name)).update(attributes)
+            before = clear_caches(self.model)
             self.opaque.begin()
             with self._watched(), self._caught(), as_single_process():
                 output = original(*args, **kwargs)
+            self.made = that_made(self.model, before)
             register_dataclasses(output)
             return output
 
         values = Memento(self.model.named_modules(), parameters=True, top="whole")
-        kept = _clear_caches(self.model)
+        kept = clear_caches(self.model)
         self.model.__dict__["_call_impl"] = call
         try:
             yield
         finally:
             del self.model.__dict__["_call_impl"]
-            _clear_caches(self.model, kept)
+            clear_caches(self.model, kept)
             values.restore()
 
     @contextlib.contextmanager
@@ -371,40 +373,6 @@ def _set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
 _TRUE_DATA: Any = torch._C.TensorBase.__dict__["data"]
 _TRUE_GRAD_FN: Any = torch._C.TensorBase.__dict__["grad_fn"]
 _TRUE_REQUIRES_GRAD: Any = torch._C.TensorBase.__dict__["requires_grad"]
-
-
-def _clear_caches(model: nn.Module, kept: Mapping[int, list[int]] | None = None) -> dict[int, list[int]]:
-    """Empty what functools.cache keeps in the files of a model: fake tensors must neither stay there nor come.
-
-    An object that the user's code makes once, and sets up, is no tensor: it stays, and its function with it.
-
-    Args:
-        model: That model.
-        kept: What this gave before the forward; what came since goes again. None: it comes next.
-
-    Returns:
-        The objects that stay, by the cached functions' ids.
-    """
-    files = files_of(dict.fromkeys(map(type, model.modules())))
-    met = itertools.chain.from_iterable(vars(sys.modules[name]).values() for name in files)
-    stay: dict[int, list[int]] = {}
-    for value in itertools.chain(met, (each for _, each in reach({}, model.named_modules(), top="whole"))):
-        if isinstance(value, functools._lru_cache_wrapper) and id(value) not in stay:
-            objects = kept_objects(value)
-            if kept is None:
-                is_kept = bool(objects) and not _lead_to_tensors(objects)
-            else:
-                is_kept = [*map(id, objects)] == kept.get(id(value))
-            if is_kept:
-                stay[id(value)] = [*map(id, objects)]
-            else:
-                value.cache_clear()
-    return stay
-
-
-def _lead_to_tensors(objects: Sequence[Any]) -> bool:
-    met = reach({str(n): each for n, each in enumerate(objects)})
-    return any(isinstance(each, torch.Tensor) for _, each in met)
 
 
 @contextlib.contextmanager
