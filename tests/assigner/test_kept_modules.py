@@ -65,6 +65,15 @@ def told(change):
         (lambda kept: kept.norm.register_forward_hook(print), "has changed 1.norm._forward_hooks"),
         (lambda kept: kept.inner.requires_grad_(requires_grad=False), "has changed a weight or a buffer"),
         (lambda kept: nn.init.zeros_(kept.inner.weight), "has changed a weight or a buffer"),
+        (
+            lambda kept: setattr(kept.inner.weight, "data", kept.inner.weight.data * 0.9),
+            "has changed a weight or a buffer",
+        ),
+        (lambda kept: setattr(kept.norm.running_mean, "data", kept.norm.running_var.data), "a weight or a buffer"),
+        (
+            lambda kept: setattr(kept.inner.bias, "data", kept.inner.bias.data.flip(0)),
+            "has changed a weight or a buffer",
+        ),
     ],
 )
 def test_a_loop_that_changes_modules_which_the_builder_has_kept_is_refused(change, words):
@@ -72,7 +81,14 @@ def test_a_loop_that_changes_modules_which_the_builder_has_kept_is_refused(chang
     assert all(words in each for each in told(change))
 
 
-@pytest.mark.parametrize("change", [lambda kept: setattr(kept, "p", 1 / 2), lambda kept: kept.table.update(scale=1.0)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kept: setattr(kept, "p", 1 / 2),
+        lambda kept: kept.table.update(scale=1.0),
+        lambda kept: setattr(kept.inner.weight, "data", kept.inner.weight.data),
+    ],
+)
 def test_a_loop_that_leaves_them_as_they_are_goes_on(change):
     """The same value is no change, nor is what they share with the script."""
     assert told(change) == [""] * 4
