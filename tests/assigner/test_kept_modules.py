@@ -133,3 +133,28 @@ def test_what_an_imported_file_holds_reaches_the_partitions():
         second = pipeline.forward(one.make_batch(8, 0)[0])
         SETTINGS.TABLE["scale"] = 1.0
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("remat", ["never", "always"])
+def test_a_second_pipeline_goes_on_with_what_a_function_of_the_file_has_counted(remat):
+    """A default of a function outlives the model, as in plain torch: the first model's calls count in the second."""
+
+    def counted(y, calls=[0]):  # noqa: B006 - as people write it
+        calls[0] += 1
+        return y / (1 + calls[0] % 5)
+
+    class Counted(nn.Linear):
+        def forward(self, x):
+            return counted(super().forward(x))
+
+    one = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Counted(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "*")
+    found, expected = [], []
+    for _ in range(2):
+        torch.manual_seed(one.seed)
+        model = one.model()
+        expected += [one.compute_loss(model(one.make_batch(8, n)[0]), one.make_batch(8, n)[1]).item() for n in range(3)]
+    counted.__defaults__[0][0] = 0
+    for _ in range(2):
+        with pipeline_of(one, make_plan(one, micro_batches=1), remat=remat) as pipeline:
+            found += [pipeline.step(one.make_batch(8, n), update=False) for n in range(3)]
+    assert found == pytest.approx(expected)
