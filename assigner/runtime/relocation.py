@@ -31,6 +31,7 @@ import torch
 from assigner.errors import UsageError
 from assigner.location import rank_of
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking.owncopies import copied_values
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 from assigner.runtime.forward.lossvalues import plain_values
@@ -183,6 +184,12 @@ def relocate(
     return RelocatedShare(found, moments)
 
 
+def _look(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What the script can change of a tensor so that torch counts no change to it."""
+    stride = tensor.stride() if tensor.layout is torch.strided else ()
+    return tensor.requires_grad, tensor.shape, stride, storage_of(tensor)
+
+
 class OutsideValues:
     """What each partition of the model can reach beside its own, and what the script can of the builder's modules.
 
@@ -209,8 +216,10 @@ class OutsideValues:
         for training in (True, False) if graph.deferred.kept else ():
             with graph.deferred.mode(training=training):
                 self._kept[training] = Memento.of(copied_values(graph.deferred.kept, graph.deferred.outside))
-        kept = {id(each): each for module in graph.deferred.kept.values() for each in module.parameters()}
-        self._wanting = [(each, each.requires_grad) for each in kept.values()]
+        held = [(*module.parameters(), *module.buffers()) for module in graph.deferred.kept.values()]
+        kept = {id(each): each for tensors in held for each in tensors}
+        # `.data =` counts as no change; an alias keeps the memory's address from being that of another
+        self._tensors = [(each, _look(each), each.detach()) for each in kept.values()]
 
     def check_kept(self, *, training: bool) -> None:
         """Refuse what the script has changed on modules that it holds beside the pipeline, which has copies of them.
@@ -237,7 +246,7 @@ class OutsideValues:
             return True
         then = self._kept[training]
         is_same = then.is_untouched() or not then.has_changed()
-        return is_same and all(each.requires_grad == wanted for each, wanted in self._wanting)
+        return is_same and all(_look(each) == looked for each, looked, _ in self._tensors)
 
     def digests(self) -> list[float]:
         """Of what has changed, partition by partition; 0: nothing."""

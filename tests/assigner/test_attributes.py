@@ -144,9 +144,9 @@ class Held(Part):
         return self.twins[0](self.inner(x)) + self.twins[1](x)
 
 
-def moved(change):
+def moved(change, kind=Held):
     """What a move of a partition with such a module says to another worker, or on this one."""
-    made = made_of(lambda: Held(change))
+    made = made_of(lambda: kind(change))
     with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
         for n in range(2):
             pipeline.step(made.make_batch(8, n))
@@ -158,6 +158,23 @@ def moved(change):
             return error.message, share.attributes("middle")
         pipeline.move(make_plan(made, micro_batches=1))
         return "", share.attributes("middle")
+
+
+class Pickled(Held):
+    """Has a way of its own to be copied, without one of its attributes."""
+
+    def __init__(self, change=lambda _: None):
+        super().__init__(change)
+        self.cache = {}
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "cache"}
+
+
+def test_what_a_forward_deletes_is_missed_where_a_module_has_its_own_way_to_be_copied():
+    """What copies of it have never had is not."""
+    assert moved(lambda _: None, Pickled) == ("", {"middle.calls": 2})
+    assert "deleted middle.text" in moved(lambda s: delattr(s, "text"), Pickled)[0]
 
 
 def test_what_forwards_leave_alone_is_the_same():

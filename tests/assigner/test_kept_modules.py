@@ -65,6 +65,15 @@ def told(change):
         (lambda kept: kept.norm.register_forward_hook(print), "has changed 1.norm._forward_hooks"),
         (lambda kept: kept.inner.requires_grad_(requires_grad=False), "has changed a weight or a buffer"),
         (lambda kept: nn.init.zeros_(kept.inner.weight), "has changed a weight or a buffer"),
+        (
+            lambda kept: setattr(kept.inner.weight, "data", kept.inner.weight.data * 0.9),
+            "has changed a weight or a buffer",
+        ),
+        (lambda kept: setattr(kept.norm.running_mean, "data", kept.norm.running_var.data), "a weight or a buffer"),
+        (
+            lambda kept: setattr(kept.inner.bias, "data", kept.inner.bias.data.flip(0)),
+            "has changed a weight or a buffer",
+        ),
     ],
 )
 def test_a_loop_that_changes_modules_which_the_builder_has_kept_is_refused(change, words):
@@ -72,7 +81,14 @@ def test_a_loop_that_changes_modules_which_the_builder_has_kept_is_refused(chang
     assert all(words in each for each in told(change))
 
 
-@pytest.mark.parametrize("change", [lambda kept: setattr(kept, "p", 1 / 2), lambda kept: kept.table.update(scale=1.0)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kept: setattr(kept, "p", 1 / 2),
+        lambda kept: kept.table.update(scale=1.0),
+        lambda kept: setattr(kept.inner.weight, "data", kept.inner.weight.data),
+    ],
+)
 def test_a_loop_that_leaves_them_as_they_are_goes_on(change):
     """The same value is no change, nor is what they share with the script."""
     assert told(change) == [""] * 4
@@ -117,3 +133,28 @@ def test_what_an_imported_file_holds_reaches_the_partitions():
         second = pipeline.forward(one.make_batch(8, 0)[0])
         SETTINGS.TABLE["scale"] = 1.0
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("remat", ["never", "always"])
+def test_a_second_pipeline_goes_on_with_what_a_function_of_the_file_has_counted(remat):
+    """A default of a function outlives the model, as in plain torch: the first model's calls count in the second."""
+
+    def counted(y, calls=[0]):  # noqa: B006 - as people write it
+        calls[0] += 1
+        return y / (1 + calls[0] % 5)
+
+    class Counted(nn.Linear):
+        def forward(self, x):
+            return counted(super().forward(x))
+
+    one = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Counted(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "*")
+    found, expected = [], []
+    for _ in range(2):
+        torch.manual_seed(one.seed)
+        model = one.model()
+        expected += [one.compute_loss(model(one.make_batch(8, n)[0]), one.make_batch(8, n)[1]).item() for n in range(3)]
+    counted.__defaults__[0][0] = 0
+    for _ in range(2):
+        with pipeline_of(one, make_plan(one, micro_batches=1), remat=remat) as pipeline:
+            found += [pipeline.step(one.make_batch(8, n), update=False) for n in range(3)]
+    assert found == pytest.approx(expected)

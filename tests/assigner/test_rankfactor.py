@@ -56,7 +56,11 @@ class Ranks:
             for (factor, some), each in zip(found, self.factors, strict=True)
         ]
         norms = [[rankfactor._norm(each, kind) for each in clipped] for kind in (2.0, float("inf"), 1.0)]
-        self.told = [[factor for factor, _ in found], [float(bool(some)) for _, some in found], *norms]
+        extents = [
+            rankfactor._extent(some, each._parameters, each._names)
+            for (_, some), each in zip(found, self.factors, strict=True)
+        ]
+        self.told = [[factor for factor, _ in found], extents, *norms]
         self.factors[0].check()
 
 
@@ -199,3 +203,14 @@ def test_a_norm_of_some_parameters_of_each_rank_is_refused() -> None:
 def test_a_layer_may_be_clipped_by_itself() -> None:
     """All of its parameters and no others."""
     Ranks(3, layers, names=PAIRS).check()
+
+
+def all_but_the_last(rank: int, held: Sequence[nn.Parameter]) -> None:
+    """All of a model but the last layer of its last rank, by each rank's norm of them."""
+    nn.utils.clip_grad_norm_(held if rank == 0 else held[:2], 1.0)
+
+
+def test_a_norm_of_all_but_a_layer_is_refused() -> None:
+    """What is left of the last rank's parameters are one layer's; the other ranks' are of several."""
+    with pytest.raises(UsageError, match="has multiplied some gradients of worker:0 by"):
+        Ranks(2, all_but_the_last, names=PAIRS).check()

@@ -273,3 +273,140 @@ class FrozenStem(Frozen):
         for block in self.blocks:
             x = self.run(block, x)
         return self.head(x)
+
+
+class Asking(Stack):
+    """Blocks with a reentrant checkpoint inside; `lead` makes what the first one reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Inner(use_reentrant=True) for _ in range(3))
+
+    def lead(self, x):
+        return x
+
+    def forward(self, ids):
+        x = self.lead(self.embed(ids))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class FrozenAsking(Asking):
+    def __init__(self):
+        super().__init__()
+        self.embed.requires_grad_(False)
+
+
+@stack("checkpoint inside marked blocks behind a frozen embedding: the first one alone does not train", *MARKS)
+class FirstAlone(FrozenAsking):
+    pass
+
+
+@stack("checkpoint inside marked blocks behind the root's own requires_grad_ of a frozen result", *MARKS)
+class RootRequires(FrozenAsking):
+    def lead(self, x):
+        return x.requires_grad_() if self.training else x
+
+
+@stack("checkpoint inside marked blocks behind the root's own x.requires_grad = True, then written", *MARKS)
+class RootSets(FrozenAsking):
+    def lead(self, x):
+        x = x * 2
+        x.requires_grad = True
+        with torch.no_grad():
+            x.add_(0.1)
+        return x
+
+
+@stack("checkpoint inside the second marked block alone that reads what the root has require a gradient", *MARKS)
+class SecondReader(FrozenAsking):
+    def forward(self, ids):
+        x = self.embed(ids)
+        y = self.blocks[0](x)
+        z = self.blocks[1](x.requires_grad_())
+        return self.head(self.blocks[2](y + z))
+
+
+@stack("checkpoint inside marked blocks behind a trained embedding, detached at the root", *MARKS)
+class RootDetaches(Asking):
+    def lead(self, x):
+        return x.detach()
+
+
+class Detached(nn.Embedding):
+    """Trained by what it returns beside."""
+
+    def forward(self, ids):
+        x = super().forward(ids)
+        return x.detach(), x
+
+
+@stack("checkpoint inside marked blocks behind the detached one of two results of a partition", *MARKS)
+class DetachedResult(Asking):
+    def __init__(self):
+        super().__init__()
+        self.embed = Detached(TOKENS, WIDTH)
+
+    def forward(self, ids):
+        x, beside = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x + beside)
+
+
+@stack("checkpoint inside marked blocks behind a frozen one that reads a detached result", "mix", *MARKS)
+class DetachedBefore(DetachedResult):
+    def __init__(self):
+        super().__init__()
+        self.mix = Feed().requires_grad_(False)
+
+    def forward(self, ids):
+        x, beside = self.embed(ids)
+        x = self.mix(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x + beside)
+
+
+@stack("checkpoint of a marked block at the root that reads a detached result", *MARKS)
+class DetachedAtRoot(DetachedResult):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Feed() for _ in range(3))
+
+    def forward(self, ids):
+        x, beside = self.embed(ids)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return self.head(x + beside)
+
+
+@stack("checkpoint inside marked blocks behind a result that is filled in slice by slice", *MARKS)
+class Filled(Asking):
+    class Table(nn.Embedding):
+        def forward(self, ids):
+            x = super().forward(ids)
+            made = torch.empty_like(x)
+            made[:, :1], made[:, 1:] = x[:, :1], x[:, 1:]
+            return made
+
+    def __init__(self):
+        super().__init__()
+        self.embed = self.Table(TOKENS, WIDTH)
+
+
+@stack("checkpoint inside marked blocks behind a result that is detached in the first step alone", *MARKS,
+       inherent=True, refusal="has a gradient now, and had none in the forward that the model was cut by")  # fmt: skip
+class Warming(Asking):
+    class Table(nn.Embedding):
+        calls = 0
+
+        def forward(self, ids):
+            self.calls += self.training
+            x = super().forward(ids)
+            return x if self.calls > 1 else x.detach()
+
+    def __init__(self):
+        super().__init__()
+        self.embed = self.Table(TOKENS, WIDTH)

@@ -52,6 +52,8 @@ DAILY = frozenset(
         "checkpoint of a function of the root between marks, use_reentrant=False",
         "checkpoint of a block with dropout, masks kept by its RNG state",
         "checkpoint behind a frozen embedding whose hook calls requires_grad_, use_reentrant=True",
+        "checkpoint inside marked blocks behind the root's own requires_grad_ of a frozen result",
+        "checkpoint inside marked blocks behind the detached one of two results of a partition",
         "blind: selective checkpoint by a policy, at the root",
         # buffers
         "moving mean by assignment, unmarked",
@@ -75,6 +77,7 @@ DAILY = frozenset(
         "LoRA adapters over frozen layers",
         "tied embedding and head",
         # Python's state, and draws
+        "calls counted in an object that a cached function makes in the first one, in a marked module",
         "call counter at the root",
         "LayerDrop by random.random() at the root",
         "noise of np.random, in a marked module",

@@ -566,6 +566,67 @@ class InCache(nn.Linear):
         return super().forward(x) * self.settings().factor
 
 
+class Count:
+    n = 0
+
+
+@inside("calls counted in an object that a cached function makes in the first one", inherent=True)
+class MadeInFirst(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.count = functools.lru_cache(4)(Count)
+
+    def forward(self, x):
+        self.count().n += 1
+        return super().forward(x) / self.count().n
+
+
+@inside("a flag of an object that a cached function makes in every third call", inherent=True)
+class MadeAnew(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.calls, self.flag = 0, functools.cache(lambda _: Count())
+
+    def forward(self, x):
+        flag = self.flag(self.calls // 3)
+        self.calls += 1
+        factor, flag.n = 1.0 + flag.n, 1
+        return super().forward(x) * factor
+
+
+class Log:
+    def __init__(self):
+        self.calls = []
+
+
+@functools.lru_cache
+def log():
+    return Log()
+
+
+@inside("calls listed in an object of a cached function of the file", inherent=True)
+class InCacheOfFile(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        log.cache_clear()
+
+    def forward(self, x):
+        log().calls.append(1)
+        return super().forward(x) / len(log().calls)
+
+
+@case("calls counted at the root in an object that a cached function makes in the first one", *MARKS, inherent=True,
+      refusal="outside its partitions")  # fmt: skip
+class RootMadeInFirst(Net):
+    def __init__(self):
+        super().__init__()
+        self.count = functools.cache(Count)
+
+    def forward(self, x):
+        self.count().n += 1
+        return super().forward(x) / self.count().n
+
+
 def ticks(calls=[0]):  # noqa: B006 - as people write it
     calls[0] += 1
     return calls[0]

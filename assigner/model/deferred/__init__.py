@@ -14,7 +14,7 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
     mutation                      which operations write
     likeness, outside             tensors with what the builder hung on them; objects that the script holds too
     reach, memento                what code can reach when it runs, and that as it is at one time
-    contents                      what of it lies in C: generators, arrays
+    contents, caches              what of it lies in C: generators, arrays; and in functions that keep what they make
 
 Source of the idea: deferred initialisation by record and replay, as in torchdistx (2022).
 """

@@ -344,7 +344,7 @@ def _export_once(
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
         changes = caught.changes
-        if changes:
+        if changes or caught.made:
             _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic, strict=False
             ))  # fmt: skip
@@ -373,13 +373,15 @@ def _check_repeated(
 ) -> None:
     """The forward leaves Python state changed: a second call must do the same, and change nothing more.
 
-    A tensor that follows from the inputs' shapes alone (a mask that is kept) is none of that: it is made anew.
+    So it must where a cached function has made objects: of those that were there before, changes are seen. A tensor
+    that follows from the inputs' shapes alone (a mask that is kept) is none of that: it is made anew.
 
     Raises:
         MarkingError: it does not.
     """
     changes = [change for change in caught.changes if not _is_kept_mask(change, program)]
-    if not changes:
+    made = [f"what {name} has made" for name in caught.made]
+    if not changes and not made:
         return
     first, calls = _in_words(program, opaque), len(opaque.calls)
     hooks = list(caught.hooks)
@@ -390,8 +392,9 @@ def _check_repeated(
     further = [change for change in caught.changes if not _is_replaced_tensor(change)]
     if same and not further and not _reads_replaced(program, changes):
         return
+    found = [*(change.name for change in (*further, *changes)), *made]
     raise MarkingError(
-        f"the forward of {type(model).__name__} changes {(further or changes)[0].name} outside its partitions: a"
+        f"the forward of {type(model).__name__} changes {found[0]} outside its partitions: a"
         " captured graph would do what the first call did for ever",
         hint="keep it in a buffer (register_buffer) that tensor operations change, or mark a larger module that"
         " contains the line",

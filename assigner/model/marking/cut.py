@@ -20,11 +20,11 @@ from assigner.model.deferred.memento import Memento
 from assigner.model.marking.capture import Capture, capture, find_carriers
 from assigner.model.marking.domain import input_key
 from assigner.model.marking.glue import Ownership, is_size, value_bytes
+from assigner.model.marking.gradients import asked, requiring, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
 from assigner.model.marking.leftovers import check_loss
 from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_outside
-from assigner.model.marking.opaque import is_call
 from assigner.model.marking.piece import PieceBuilder
 from assigner.model.marking.realforward import Examples, learn
 from assigner.model.marking.rows import EXAMPLE_ROWS, batch_rows
@@ -228,7 +228,10 @@ class Cutter:
         )  # fmt: skip
         self.names = [marked[name].name or name for name in self.ownership.order]
         self.outputs = self._outputs()
-        self.crossing = self._crossing()
+        reads = [self._needed(place) for place in range(len(self.names))]
+        self.crossing = self._crossing({node for each in reads for node in each})
+        self.requiring = requiring(captured, self.ownership, deferred.tensors())
+        self.asked = asked(captured, self.ownership, reads)
 
     def _outputs(self) -> list[Any]:
         """The leaves of the model's output, as nodes or constants."""
@@ -261,9 +264,8 @@ class Cutter:
                     self._foreign(place, each, found)
         return list(found)
 
-    def _crossing(self) -> dict[fx.Node, Value]:
+    def _crossing(self, wanted: Collection[fx.Node]) -> dict[fx.Node, Value]:
         """Every node whose value leaves its partition, numbered within it in the order of the graph."""
-        wanted = {node for place in range(len(self.names)) for node in self._needed(place)}
         count: dict[int, int] = defaultdict(int)
         found = {}
         for node in self.captured.graph.nodes:
@@ -277,9 +279,9 @@ class Cutter:
         """All pieces, and what is known of the values between them."""
         pieces = tuple(PieceBuilder(self, place).build() for place in range(len(self.names)))
         shapes = {value: self._shape(node, value) for node, value in self.crossing.items()}
-        calls = [(node, self.captured.calls[int(node.args[0])]) for node in self.ownership.nodes if is_call(node)]
-        wanting = {self.names[self.ownership.owner[node]] for node, call in calls if call.effects.wanting}
-        values = _with_gradients(shapes, pieces, self.deferred, wanting)
+        requires = {value for node, value in self.crossing.items() if node in self.requiring}
+        exactly = {value for node, value in self.crossing.items() if node in self.asked}
+        values = with_gradients(shapes, pieces, self.deferred.tensors(), requires, exactly)
         pieces = tuple(replace(piece, kind=_kind(piece, values, is_last=piece is pieces[-1])) for piece in pieces)
         return PartitionGraph(self.deferred, pieces, values, self._output(), tuple(self.marked), self.captured.domain)
 
@@ -348,25 +350,6 @@ def _same_tensor(deferred: DeferredModel) -> dict[str, tuple[str, ...]]:
     for name, tensor in deferred.tensors().items():
         names[id(tensor)].append(name)
     return {name: tuple(every) for every in names.values() for name in every}
-
-
-def _with_gradients(
-    values: Mapping[Value, ValueShape], pieces: Sequence[Piece], deferred: DeferredModel, wanting: Collection[str]
-) -> dict[Value, ValueShape]:
-    """A value bears a gradient if it is a float and a trainable parameter lies behind it.
-
-    So does one of a partition that has something of its own require one (`wanting`), as `h.requires_grad_()` does.
-    """
-    tensors = deferred.tensors()
-    trained = set(wanting)
-    for piece in pieces:
-        own = any(tensors[name].requires_grad for name in piece.parameters)
-        fed = any(value.partition in trained and values[value].gradient for value in piece.reads)
-        if own or fed:
-            trained.add(piece.name)
-    return {
-        value: replace(shape, gradient=shape.gradient and value.partition in trained) for value, shape in values.items()
-    }
 
 
 def _kind(piece: Piece, values: Mapping[Value, ValueShape], *, is_last: bool) -> str:

@@ -14,6 +14,7 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.model.deferred.mutation import DROPOUTS, storage_of
 
@@ -247,6 +248,24 @@ def gradients_taken(given: Sequence[torch.Tensor]) -> Iterator[set[tuple[int, in
         yield found
     finally:
         autograd._engine_run_backward = original
+
+
+@contextlib.contextmanager
+def checkpoints_entered() -> Iterator[list[Any]]:
+    """The functions that a block runs under reentrant checkpoints, as far as it has come."""
+    found: list[Any] = []
+    function: Any = CheckpointFunction
+    original = function.forward
+
+    def forward(*args: Any) -> Any:
+        found.append(args[1])
+        return original(*args)
+
+    function.forward = staticmethod(forward)
+    try:
+        yield found
+    finally:
+        function.forward = staticmethod(original)
 
 
 def _edge(tensor: torch.Tensor) -> tuple[Any, int] | None:

@@ -29,7 +29,7 @@ from assigner.model.marking.families import STATE, Member, StorageFamily, opaque
 from assigner.model.marking.interception import is_hook
 from assigner.model.marking.nodes import behind, brings_data, fresh_values, is_item, line_of, storages, tensors_of
 from assigner.model.marking.opaque import is_call
-from assigner.model.marking.writing import STORES, ViewStep, after, hooked, snapshot, stored, stored_once, write
+from assigner.model.marking.writing import STORES, ViewStep, after, snapshot, stored, stored_once, wanted, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ class Functional:
         graph: As exported, without regions; nodes under no_grad have `without_gradient` in their meta.
         kinds: What each placeholder stands for, by its name.
         calls: The opaque calls.
-        hooks: The hooks on tensors.
+        hooks: What is done to tensors.
 
     Attributes:
         graph: The new graph.
@@ -58,7 +58,7 @@ class Functional:
         graph: fx.Graph,
         kinds: Mapping[str, tuple[InputKind, str]],
         calls: Sequence[OpaqueCall],
-        hooks: Sequence[Callable[..., Any] | None],
+        hooks: Sequence[Callable[[torch.Tensor], torch.Tensor] | None],
     ) -> None:
         self.old, self.kinds, self.calls, self.hooks = graph, kinds, calls, hooks
         self.graph = fx.Graph()
@@ -196,10 +196,13 @@ class Functional:
         if hook is None:  # it was removed again
             return
         read = self._read(tensor)
-        made = self._new(hooked(hook), (read,), like=read)
-        self._join(read, made)
+        made = self._new(hook, (read,), like=read)
+        if hook is not wanted:  # which a reader may do as well
+            self._join(read, made)
         if tensor in self._members:
             self._members[tensor].made = made
+            if hook is wanted and self._members[tensor].family.current is read:
+                self._members[tensor].family.current = made
         else:
             self._values[tensor] = made
 

@@ -3,6 +3,7 @@
     autograd.Function.apply       an opaque call: its own backward runs where its forward does
     torch.utils.checkpoint        the function itself: what a partition keeps is the plan's decision
     tensor.register_hook          a node that registers the hook where the tensor is made
+    tensor.requires_grad_         a node that has it require one, where none lies behind it
     nn.TransformerEncoder         looks whether a mask is causal, for speed: the mask is used as it is
     tensor.data                   a view without gradient; `.data =` writes to it
     torch.inference_mode          torch.no_grad, which has the same gradients
@@ -17,8 +18,6 @@ Only code of the model that is outside every opaque call is looked at: what is i
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -36,16 +35,17 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
+from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.reach import files_of, kept_objects, reach
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
+from assigner.model.marking.writing import hooked, wanted
 from assigner.model.singleprocess import as_single_process
 from assigner.usercode import running_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from assigner.model.deferred.memento import StateChange
     from assigner.model.marking.checks import Checks
@@ -75,14 +75,16 @@ class Interceptions:
         checks: Answers decisions on values.
 
     Attributes:
-        hooks: The hooks on tensors, by their number in the graph.
+        hooks: What is done to tensors, by its number in the graph; None: nothing any more.
         changes: Python state that the last forward left changed.
+        made: The cached functions that have made objects in it, of which nobody knows what it then did to them.
     """
 
     def __init__(self, model: nn.Module, opaque: OpaqueCalls, checks: Checks) -> None:
         self.model, self.opaque, self.checks = model, opaque, checks
-        self.hooks: list[Callable[..., Any] | None] = []
+        self.hooks: list[Callable[[torch.Tensor], torch.Tensor] | None] = []
         self.changes: list[StateChange] = []
+        self.made: list[str] = []
         parameters = model.named_parameters(remove_duplicate=False)
         self._hung = {name: {**vars(each)} for name, each in parameters if vars(each)}
 
@@ -97,20 +99,22 @@ class Interceptions:
                 return original(*args, **kwargs)
             for name, attributes in self._hung.items():  # export has put tensors of its own in the parameters' places
                 vars(self.model.get_parameter(name)).update(attributes)
+            before = clear_caches(self.model)
             self.opaque.begin()
             with self._watched(), self._caught(), as_single_process(), self.checks.answered((args, kwargs)):
                 output = original(*args, **kwargs)
+            self.made = that_made(self.model, before)
             register_dataclasses(output)
             return output
 
         values = Memento(self.model.named_modules(), parameters=True, top="whole")
-        kept = _clear_caches(self.model)
+        kept = clear_caches(self.model)
         self.model.__dict__["_call_impl"] = call
         try:
             yield
         finally:
             del self.model.__dict__["_call_impl"]
-            _clear_caches(self.model, kept)
+            clear_caches(self.model, kept)
             values.restore()
 
     @contextlib.contextmanager
@@ -160,6 +164,8 @@ class Interceptions:
                 (torch.autograd.graph.saved_tensors_hooks, "__enter__",
                  _refused(torch.autograd.graph.saved_tensors_hooks.__enter__, "changes what autograd saves",
                           allowed=_saves_alone)),
+                (FakeTensor, "requires_grad_", self._require(tensor.requires_grad_)),
+                (FakeTensor, "requires_grad", property(_TRUE_REQUIRES_GRAD.__get__, self._set_requires_grad)),
                 (FakeTensor, "data", property(_data, _set_data)),
                 (FakeTensor, "grad_fn", property(_grad_fn)),
                 (transformer, "_detect_is_causal_mask", _is_said_to_be_causal),
@@ -205,10 +211,7 @@ class Interceptions:
                     f"the hook that is registered at {running_line()} holds {held}, which may be another worker's",
                     hint=f"write the hook as a function of the gradient and plain numbers; or {_LARGER}",
                 )
-            number = len(self.hooks)
-            self.hooks.append(hook)
-            torch.ops.assigner.hook(number, tensor)
-            return _Handle(self.hooks, number)
+            return _Handle(self.hooks, self._do(hooked(hook), tensor))
 
         return register_hook
 
@@ -222,11 +225,37 @@ class Interceptions:
 
         return replace
 
+    def _do(self, what: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> int:
+        """Have the graph do something to a tensor, once it is made."""
+        number = len(self.hooks)
+        self.hooks.append(what)
+        torch.ops.assigner.hook(number, tensor)
+        return number
+
+    def _require(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+            before = tensor.requires_grad
+            original(tensor, requires_grad)
+            if not within_call() and not isinstance(tensor, nn.Parameter):
+                if requires_grad and not before:
+                    self._do(wanted, tensor)
+                elif before and not requires_grad:
+                    raise MarkingError(
+                        f"the forward has a tensor require no gradient any more, at {running_line()}",
+                        hint=f"go on with tensor.detach(), which is another one; or {_LARGER}",
+                    )
+            return tensor
+
+        return requires_grad_
+
+    def _set_requires_grad(self, tensor: torch.Tensor, requires_grad: bool) -> None:
+        self._require(_TRUE_REQUIRES_GRAD.__set__)(tensor, requires_grad)
+
 
 class _Handle:
     """What registering a hook gives."""
 
-    def __init__(self, hooks: list[Callable[..., Any] | None], number: int) -> None:
+    def __init__(self, hooks: list[Callable[[torch.Tensor], torch.Tensor] | None], number: int) -> None:
         self._hooks, self._number = hooks, number
 
     def remove(self) -> None:
@@ -379,40 +408,7 @@ def _set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 _TRUE_DATA: Any = torch._C.TensorBase.__dict__["data"]
 _TRUE_GRAD_FN: Any = torch._C.TensorBase.__dict__["grad_fn"]
-
-
-def _clear_caches(model: nn.Module, kept: Mapping[int, list[int]] | None = None) -> dict[int, list[int]]:
-    """Empty what functools.cache keeps in the files of a model: fake tensors must neither stay there nor come.
-
-    An object that the user's code makes once, and sets up, is no tensor: it stays, and its function with it.
-
-    Args:
-        model: That model.
-        kept: What this gave before the forward; what came since goes again. None: it comes next.
-
-    Returns:
-        The objects that stay, by the cached functions' ids.
-    """
-    files = files_of(dict.fromkeys(map(type, model.modules())))
-    met = itertools.chain.from_iterable(vars(sys.modules[name]).values() for name in files)
-    stay: dict[int, list[int]] = {}
-    for value in itertools.chain(met, (each for _, each in reach({}, model.named_modules(), top="whole"))):
-        if isinstance(value, functools._lru_cache_wrapper) and id(value) not in stay:
-            objects = kept_objects(value)
-            if kept is None:
-                is_kept = bool(objects) and not _lead_to_tensors(objects)
-            else:
-                is_kept = [*map(id, objects)] == kept.get(id(value))
-            if is_kept:
-                stay[id(value)] = [*map(id, objects)]
-            else:
-                value.cache_clear()
-    return stay
-
-
-def _lead_to_tensors(objects: Sequence[Any]) -> bool:
-    met = reach({str(n): each for n, each in enumerate(objects)})
-    return any(isinstance(each, torch.Tensor) for _, each in met)
+_TRUE_REQUIRES_GRAD: Any = torch._C.TensorBase.__dict__["requires_grad"]
 
 
 @contextlib.contextmanager

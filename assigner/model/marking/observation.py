@@ -89,7 +89,8 @@ class CallEffects:
         aliases: Results by their number that share memory with others.
         changed: Names, in the model, of its module's own parameters and buffers that it changes.
         differentiated: Pairs of the given tensors; see `gradients_taken`.
-        wanting: Results by their number that were seen to require a gradient; others may, where parameters are trained.
+        wanting: Results by their number that require a gradient, or may.
+        asks: With gradients, it runs a reentrant checkpoint: without an input that requires one nothing in it gets one.
     """
 
     results: Any
@@ -98,6 +99,7 @@ class CallEffects:
     changed: frozenset[str]
     differentiated: frozenset[tuple[int, int]]
     wanting: frozenset[int]
+    asks: bool
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,7 @@ class LearntCall:
             frozenset().union(*(each.changed for each in seen)),
             frozenset().union(*(each.differentiated for each in seen)),
             frozenset().union(*(each.wanting for each in seen)),
+            any(each.asks for each in seen),
         )
 
     def fakes(self, given: Sequence[torch.Tensor], environment: ShapeEnv) -> list[torch.Tensor]:

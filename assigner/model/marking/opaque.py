@@ -35,6 +35,7 @@ from assigner.model.marking.fakeforward import (
     agreed,
     aliases_of,
     any_way,
+    checkpoints_entered,
     current_tensor,
     fresh_results,
     gradients_taken,
@@ -88,7 +89,6 @@ class _Session:
     """The calls of the capture that is going on; the operator's implementations look them up here."""
 
     forwards: list[Any] = field(default_factory=list)
-    trains: list[bool] = field(default_factory=list)
     wanting: dict[int, frozenset[int]] = field(default_factory=dict)
     depth: int = 0
     running: str = ""
@@ -126,9 +126,7 @@ _trained_twins: Callable[..., Any] = _Trained.apply
 def _autograd_call(number: int, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
     with torch._C._AutoDispatchBelowAutograd():
         made = torch.ops.assigner.call(number, tensors, sizes)
-    trains = torch.is_grad_enabled() and (_session.trains[number] or any(each.requires_grad for each in tensors))
-    wanting = range(len(made)) if trains else sorted(_session.wanting[number])
-    able = [n for n in wanting if made[n].is_floating_point() or made[n].is_complex()]
+    able = [n for n in sorted(_session.wanting[number]) if made[n].is_floating_point() or made[n].is_complex()]
     found = list(made)
     if able:
         with torch.enable_grad():  # a forward's own `requires_grad_` does so under torch.no_grad(), too
@@ -289,8 +287,6 @@ class OpaqueCalls:
             return fresh_results(self._sized(label, [each.detach() for each in made]), [*fakes, *own.values()])
 
         _session.forwards.append(run)
-        _session.trains.append(any(each.requires_grad for _, module in inside for each in module._parameters.values()
-                                   if each is not None))  # fmt: skip
         made = torch.ops.assigner.call(number, tensors, sizes)
         self.calls.append(OpaqueCall(name, function, arguments, seen[-1], learnt is not None))
         return fill(seen[-1].results, made)
@@ -336,13 +332,15 @@ class OpaqueCalls:
         written: set[int] = set()
         differentiated: set[tuple[int, int]] = set()
         wanting: set[int] = set()
+        asking: list[Any] = []
+        trains = any(each.requires_grad for each in (*given, *own.values()))
         ways: list[dict[int, Alias]] = []
 
         def attempt() -> Any:
             short = contextlib.nullcontext() if environment is None else OneRecurrentStep()
             with (
                 short, casting_within(self.autocast), Writes() as writes, IdleDropouts(), _inner(name),
-                gradients_taken(given) as gradients,
+                gradients_taken(given) as gradients, checkpoints_entered() as entered,
             ):  # fmt: skip
                 try:
                     found = forward()
@@ -352,7 +350,10 @@ class OpaqueCalls:
             register_dataclasses(found)
             written.update(writes.storages)
             leaves = [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]
-            wanting.update(n for n, each in enumerate(leaves) if each.requires_grad)
+            for n, each in enumerate(leaves):  # a write to a view says nothing of it to the whole fake tensor
+                if each.requires_grad or (trains and torch.is_grad_enabled() and storage_of(each) in writes.storages):
+                    wanting.add(n)
+            asking.extend(entered if torch.is_grad_enabled() else ())
             ways.append(aliases_of(given, leaves))
             return found
 
@@ -374,7 +375,7 @@ class OpaqueCalls:
         results, made, sizes = split(result)
         places = frozenset(n for n, each in enumerate(given) if storage_of(each) in written)
         effects = CallEffects(
-            results, places, any_way(ways), changed, frozenset(differentiated), frozenset(wanting)
+            results, places, any_way(ways), changed, frozenset(differentiated), frozenset(wanting), bool(asking)
         )  # fmt: skip
         return effects, made, sizes
 
@@ -443,7 +444,6 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
     """
     modules = {opaque.model.get_submodule(name): name for name in reversed(opaque.names)}
     _session.forwards.clear()
-    _session.trains.clear()
     _session.wanting.clear()
     _session.anchor = anchor
     with opaque.leftovers.guarded(), contextlib.ExitStack() as stack:
@@ -457,7 +457,6 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
             yield
         finally:
             _session.forwards.clear()
-            _session.trains.clear()
             _session.wanting.clear()
             _session.anchor = None
 

@@ -34,7 +34,7 @@ def build_module(
     root.update({name: tensors[name] for name in piece.state})
     for node in piece.graph.nodes:
         if node.op == "call_module":
-            root[str(node.target)] = _copied(deferred, str(node.target), tensors)
+            root[str(node.target)] = copied_module(deferred, str(node.target), tensors)
     for name in piece.state:
         owner = next((each for each in root if name.startswith(each + ".")), None)
         if owner is not None:
@@ -43,7 +43,7 @@ def build_module(
     return _assemble(root, piece, device)
 
 
-def _copied(deferred: DeferredModel, name: str, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+def copied_module(deferred: DeferredModel, name: str, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
     """A submodule of the pipeline's own, with the objects of the script's that it holds.
 
     A tensor that was computed and is kept as an attribute, as old weight_norm's `weight`, is made anew in forward:

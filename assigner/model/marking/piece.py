@@ -15,6 +15,7 @@ from assigner.errors import UsageError
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.glue import is_size
+from assigner.model.marking.gradients import as_captured
 from assigner.model.marking.graph import Piece, Size, Value
 from assigner.model.marking.nodes import is_item
 from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
@@ -124,9 +125,14 @@ class PieceBuilder:
     def _leaving(self, node: fx.Node) -> fx.Node:
         """The copy of a value that others read, in the captured type: autocast has other rules on other devices."""
         made: fx.Node = self.copies[node]
-        if self.cutter.autocast is None or not node.meta["val"].is_floating_point():
+        if not node.meta["val"].is_floating_point():
             return made
-        return self.graph.call_function(torch.ops.aten.to.dtype, (made, node.meta["val"].dtype))
+        if self.cutter.autocast is not None:
+            made = self.graph.call_function(torch.ops.aten.to.dtype, (made, node.meta["val"].dtype))
+        requires = node in self.cutter.requiring
+        if node in self.cutter.asked and (self.cutter.asked[node] or not requires):
+            made = self.graph.call_function(as_captured(self.cutter.names[self.place], requires=requires), (made,))
+        return made
 
     def _order_placeholders(self) -> None:
         """Reads first, then sizes, as `Piece` promises; they were made as the nodes needed them."""

@@ -191,6 +191,11 @@ def hooked(hook: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
     return register
 
 
+def wanted(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that requires a gradient: itself, or where nothing lies behind it, one that ends there."""
+    return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
 def after(tensor: torch.Tensor, call: Any) -> torch.Tensor:
     """A tensor as it is after a call that has written to it."""
     del call

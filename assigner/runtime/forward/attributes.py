@@ -24,6 +24,7 @@ from torch import fx, nn
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS, contents_of
 from assigner.model.deferred.reach import HOOKS, STANDARD, is_users, reach, slots_of
+from assigner.model.marking.partitionmodule import copied_module
 from assigner.model.plainvalues import to_json
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def changed_attributes(module: nn.Module, deferred: DeferredModel) -> dict[str, 
     return found
 
 
-def check_rebuilt(module: nn.Module, deferred: DeferredModel) -> None:
+def check_rebuilt(module: fx.GraphModule, deferred: DeferredModel) -> None:
     """Refuse what forwards have changed on a partition's modules where one that is built anew could not get it.
 
     Raises:
@@ -65,11 +66,13 @@ def check_rebuilt(module: nn.Module, deferred: DeferredModel) -> None:
         )
 
 
-def _unlike(module: nn.Module, deferred: DeferredModel) -> Iterator[str]:
+def _unlike(module: fx.GraphModule, deferred: DeferredModel) -> Iterator[str]:
     likeness, modules = _Likeness(module, deferred), {id(each) for each in module.modules()}
     for path, each, built in _copies(module, deferred):
         gone = built.__dict__.keys() - each.__dict__.keys()
-        if gone and _copies_all(type(each)):
+        if gone and not _copies_all(type(each)):
+            gone &= _copied_anew(path, module, deferred).__dict__.keys()
+        if gone:
             yield f"deleted {path}.{min(gone)}"
         now, then = each._modules, built._modules
         for name in {**then, **now}:
@@ -83,6 +86,13 @@ def _unlike(module: nn.Module, deferred: DeferredModel) -> Iterator[str]:
     for name, value in changed_attributes(module, deferred).items():
         if callable(value) and any(id(each) in modules for _, each in reach({name: value})):
             yield f"set {name} to a {type(value).__name__} that leads to the partition's own modules"
+
+
+def _copied_anew(path: str, module: fx.GraphModule, deferred: DeferredModel) -> nn.Module:
+    """A module of a partition as a copy of the builder's has it; what it belongs to is copied as a whole."""
+    called = (str(node.target) for node in module.graph.nodes if node.op == "call_module")
+    whole = next(each for each in called if f"{path}.".startswith(f"{each}."))
+    return copied_module(deferred, whole, {}).get_submodule(path[len(whole) + 1 :])
 
 
 def _copies_all(kind: type[nn.Module]) -> bool:

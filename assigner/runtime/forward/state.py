@@ -19,7 +19,7 @@ import contextlib
 import itertools
 import operator
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,12 +27,15 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from assigner.errors import UsageError
+from assigner.model.deferred.caches import cached_functions
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.reach import is_users, reach
+from assigner.model.deferred.reach import is_users, kept_objects, reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from assigner.model.deferred.caches import Cached
 
 
 @dataclass(slots=True)
@@ -146,6 +149,7 @@ class ForwardStart:
         memento: Python values as they were; None: the forward will not run again.
         counts: Of the changes to tensors, and where their values lie.
         loose: Of the changes to tensors that are attributes of modules and no buffers, where the memento has them.
+        made: The objects that cached functions have made so far.
     """
 
     tensors: list[HeldTensor]
@@ -153,6 +157,7 @@ class ForwardStart:
     memento: Memento | None
     counts: list[int]
     loose: list[int]
+    made: list[int] = field(default_factory=list)
 
     def needs(self, late: LateWrites) -> bool:
         """Whether a recompute from here reads what is overwritten; an attribute may have come into being since."""
@@ -190,6 +195,7 @@ class PartitionState:
         self._written_slots: set[tuple[int, str]] = set()
         self._loose: dict[int, torch.Tensor] = {}
         self._silent: dict[int, torch.Tensor] = {}
+        self._cached: tuple[Cached, ...] | None = None  # None: no forward runs again
 
     def begin(self, *, runs_again: bool) -> ForwardStart:
         """A forward in training comes next.
@@ -200,6 +206,8 @@ class PartitionState:
         self._look()
         if self.was_watched and not runs_again and not self.writes:  # the rule
             return ForwardStart([], [], None, self.counts(), [])
+        if runs_again and self._cached is None:
+            self._cached = tuple(cached_functions(self._changeable))
         memento = self.values() if runs_again else None
         writes = dict(self.writes)
         if memento is not None:
@@ -215,7 +223,7 @@ class PartitionState:
             for each in (self._tensors if self.written and memento is not None else ())
             if each in self.written and id(each) not in writes
         ]
-        return ForwardStart(start, others, memento, self.counts(), _versions(memento))
+        return ForwardStart(start, others, memento, self.counts(), _versions(memento), self._made())
 
     def end(self, start: ForwardStart, storages: Iterable[int] = ()) -> LateWrites | None:
         """The forward is done.
@@ -255,6 +263,14 @@ class PartitionState:
             return None
         versions = {id(tensor): version for tensor, version in zip(self._tensors, start.counts[:half], strict=True)}
         return LateWrites(late, loose, any(versions.get(id(each)) == each._version for each in late))
+
+    def _made(self) -> list[int]:
+        """The objects that cached functions have made."""
+        return [id(each) for cached in self._cached or () for each in kept_objects(cached)]
+
+    def has_made(self, start: ForwardStart) -> bool:
+        """Cached functions have made others since a forward began, which would find them as it has left them."""
+        return start.memento is not None and self._made() != start.made
 
     def _untold(self, new: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Running values, whose changes torch counts nowhere: the number of batches beside them has changed."""
@@ -344,7 +360,7 @@ class PartitionState:
 
     def values(self) -> Memento:
         """The Python values that the partition's forwards can find, as they are now."""
-        return Memento(self._changeable, backwards=False)
+        return Memento(self._changeable, [self._cached] if self._cached else [], backwards=False)
 
     def counts(self) -> list[int]:
         """What torch counts of changes, and where values lie: `.data = ` counts as no change."""

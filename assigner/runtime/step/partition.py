@@ -208,14 +208,14 @@ class PartitionRunner:
             outputs, late = self._watched(start, place, reads, sizes)
         if late is not None:
             self._overwrite(late)
-        can_run_again = late is None
+        can_run_again = late is None and not self.state.has_made(start)
         outputs = self._finished(outputs, place, runs_again=runs_again and can_run_again)
         if runs_again and can_run_again:
             self._starts[place.micro_batch] = start
             if self._users:
                 let_go(self.state.modules)
             return tuple(output.detach() for output in outputs)
-        # what it started from is lost where it was not known to write that
+        # what it started from is lost where it was not known to write that, or has made objects that stay
         graph = _Graph(self._roots(outputs), self.state.left(), is_hooked=hooks_so_far() != hooks)
         if self._is_plain is None:
             self._is_plain = not graph.is_hooked and are_made_here(graph.roots, range(first, nodes_so_far()))

@@ -8,7 +8,7 @@ a rank's were multiplied by one number then, by unlike ones on unlike ranks, and
 several ranks at once, or on one in some updates in a row, by another number each time. What a script does to each
 parameter by itself, or by its name, leaves no such norm. So it is where a script clips some of the parameters, as all
 weights: those that were multiplied on a rank have that norm, and the others are as they were. (All of one module and no
-others may be clipped by themselves, rightly.)
+others may be clipped by themselves, rightly. So it counts only beside a rank whose multiplied ones are no module.)
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ _REPEATED = 3e-4  # likewise, of one rank's from update to update
 _TIMES = 2  # so often it has to be the same
 _NORMS = (2.0, math.inf, 1.0)
 _UNKNOWN, _SEVERAL = math.nan, math.inf
+_WHOLE, _WHOLE_MODULE, _PART, _MODULE = 0.0, 1.0, 2.0, 3.0
+"""What was multiplied of a rank's parameters: all of them, which may be those of one module, or some, likewise."""
 
 
 @dataclass
@@ -112,7 +114,11 @@ class RankFactor:
             return
         if not any(factor > 0 and abs(factor - 1) > _ROUNDING for factor in factors):
             return  # each is of one parameter, which may have been clipped by itself
-        in_part = any(self._member.numbers(float(bool(some))))
+        extents = self._member.numbers(_extent(some, parameters, self._names))
+        in_part = any(each in (_PART, _MODULE) for each in extents)
+        changed = {extents[rank] for rank, each in known.items() if abs(each - 1) > _ROUNDING}
+        if _MODULE in changed and changed <= {_MODULE, _WHOLE_MODULE}:
+            return  # each may have been clipped by itself
         which = "some" if in_part else "all"
         clipped = some or (() if in_part and abs(abs(factor) - 1) <= _ROUNDING else parameters)
         for kind in _NORMS:
@@ -153,8 +159,8 @@ def _factor(
 ) -> tuple[float, list[nn.Parameter]]:
     """By what one number gradients were multiplied, and which; no parameters: all of them.
 
-    The number is NaN: nobody can say; infinite: there are several, or all of one module and no others, which may be
-    treated by itself; below 0: it is of one parameter, which may be, too.
+    The number is NaN: nobody can say; infinite: there are several; below 0: it is of one parameter, or of all of one
+    module and no others, which may be treated by themselves.
     """
     found = []
     for parameter, at, before in seen:
@@ -168,13 +174,23 @@ def _factor(
     if middle <= 0 or any(abs(each - middle) > _ROUNDING * middle for each in numbers):
         return _SEVERAL, []
     some = [parameter for _, parameter in multiplied] if len(multiplied) < len(found) else []
-    if len(some) > 1:
-        paths = zip(*(names[id(each)].split(".")[:-1] for each in some), strict=False)
-        module = [parts[0] for parts in itertools.takewhile(lambda parts: len({*parts}) == 1, paths)]
-        within = [each for _, each in found if names[id(each)].split(".")[: len(module)] == module]
-        if len(within) == len(some):
-            return _SEVERAL, []
-    return middle if len(multiplied) > 1 else -middle, some
+    by_itself = len(multiplied) == 1 or (bool(some) and _are_module(some, [each for _, each in found], names))
+    return -middle if by_itself else middle, some
+
+
+def _extent(some: Sequence[nn.Parameter], every: Sequence[nn.Parameter], names: Mapping[int, str]) -> float:
+    """What was multiplied: some of a rank's parameters; none: every one."""
+    if _are_module(some or every, every, names):
+        return _MODULE if some else _WHOLE_MODULE
+    return _PART if some else _WHOLE
+
+
+def _are_module(some: Sequence[nn.Parameter], among: Sequence[nn.Parameter], names: Mapping[int, str]) -> bool:
+    """Some parameters are all those of one module that are among these."""
+    paths = zip(*(names[id(each)].split(".")[:-1] for each in some), strict=False)
+    module = [parts[0] for parts in itertools.takewhile(lambda parts: len({*parts}) == 1, paths)]
+    within = [each for each in among if names[id(each)].split(".")[: len(module)] == module]
+    return bool(module) and len(within) == len(some)
 
 
 def _norm(parameters: Sequence[nn.Parameter], kind: float) -> float:
