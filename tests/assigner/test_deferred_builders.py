@@ -218,7 +218,7 @@ def test_values_that_torch_keeps_to_itself():
     ) as caught:
         deferred.materialise(["product"])
     assert "torch.tensor" in caught.value.hint
-    with pytest.raises(UsageError, match=r"uses as bare are not known"):
+    with pytest.raises(UsageError, match=r"uses (as bare|at .*\(bare=.*) are not known"):  # torch 2.15 tells the line
         deferred.materialise(["bare"])
     torch.manual_seed(0)
     assert torch.equal(deferred.materialise(["layer.weight"])["layer.weight"], builder().layer.weight)
