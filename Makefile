@@ -10,7 +10,7 @@ DEMO_STEPS ?= 40
 # One worker; the best plan with one worker a stage and one stage a worker; the best of all, with shared stages.
 DEMO_PLANS := single pipeline plan
 
-.PHONY: demo test test-long test-all gpu lint types docs clean
+.PHONY: demo test test-long test-all other-torch test-other-torch gpu lint types docs clean
 
 # What the program needs, and in TOOLS what its tests, checks and documentation need.
 $(READY): pyproject.toml constraints.txt
@@ -55,6 +55,21 @@ test-long: $(TOOLS)
 test-all: $(TOOLS)
 	$(PYTEST)
 
+# With another torch of the range in pyproject.toml than constraints.txt has, in an environment of its own: both ends of
+# the range before a release, and in CI what captures and trains a model, under the newest one that can be had.
+TORCH ?= torch>=2.14,<2.16
+OTHER := .venv-other
+OTHER_TESTS ?= -m 'not long'
+$(OTHER)/.tools: pyproject.toml
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/pip install --quiet '$(TORCH)' --editable '.[dev]'
+	touch $(OTHER)/.tools
+
+other-torch: $(OTHER)/.tools
+
+test-other-torch: other-torch
+	PYTHONDONTWRITEBYTECODE= $(OTHER)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(OTHER_TESTS)
+
 # What needs a GPU, in 15 minutes and without a network, on the interpreter that has torch for it; benchmarks/gpu/README.md.
 gpu:
 	$(PYTHON) benchmarks/gpu/run.py
@@ -71,4 +86,4 @@ docs: $(TOOLS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
-	rm -rf .venv demo site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(OTHER) demo site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -23,9 +23,14 @@ def is_leaf(node: Node) -> bool:
 
 
 def edge_of(tensor: torch.Tensor) -> GradientEdge:
-    """Where a backward starts that has the gradient of this tensor, which needs one."""
+    """Where a backward starts that has the gradient of this tensor, which needs one.
+
+    The node of a Function that is written in Python may not own its graph; an edge that torch makes of it does.
+    """
     node = tensor.grad_fn
-    return get_gradient_edge(tensor) if node is None else GradientEdge(node, tensor.output_nr)
+    if node is None or isinstance(node, torch._C._FunctionBase):
+        return get_gradient_edge(tensor)
+    return GradientEdge(node, tensor.output_nr)
 
 
 def hooks_so_far() -> int:
