@@ -65,6 +65,7 @@ class ValueShape:
         shape: Its sizes; None: they depend on data.
         order: Its dimensions from the outermost in memory to the innermost, where that is not their own order: a
             message carries values alone, and what reads them may ask for strides.
+        asked: Code behind it looks whether it requires a gradient.
     """
 
     bytes_per_sample: float
@@ -73,6 +74,7 @@ class ValueShape:
     gradient: bool
     shape: tuple[int | Size, ...] | None
     order: tuple[int, ...] | None = None
+    asked: bool = False
 
     def laid_out(self, received: torch.Tensor) -> torch.Tensor:
         """A value that has come in a message, as it lies in its maker's memory."""
