@@ -286,6 +286,7 @@ class Pipeline(ModelState):
                 program, micro_batches, self._batches, loss_factor=factor, outputs_to=outputs_to,
                 reduction=self._installed.gradients.reduction,
             )  # fmt: skip
+            self._installed.share.read_elsewhere.check()
             self._installed.gradients.end(program, self._installed.executor, self._batches)
             if not update:
                 self._installed.gradients.factor.note()
@@ -350,6 +351,7 @@ class Pipeline(ModelState):
             self._outside.check_kept(training=False)
             call += self._loss_values.begin()
             result = self._installed.inference.evaluate(call, batch, self._batches, outputs_to)
+            self._installed.share.read_elsewhere.check()
             self._loss_values.end()
         return result
 

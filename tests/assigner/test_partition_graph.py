@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from cutting import check, edges, of
 from torch import nn
 from torch.utils import _pytree as pytree
 from workloads import WIDTH, graph_of, language, pairs, skips, tokens, towers, workload
 
+from assigner.errors import UsageError
 from assigner.model.marking import partition, partition_graph
+from assigner.model.marking.gradients import check_asked
+from assigner.model.marking.graph import Value
 from assigner.runtime.plangraph import plan_graph
 
 
@@ -59,6 +63,24 @@ def test_a_value_with_several_readers():
         (0, "parts.1"),
         (0, "last"),
     ]
+
+
+class Asks(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * (2.0 if x.requires_grad else 1.0)
+
+
+def test_values_that_code_behind_them_asks_whether_they_require_a_gradient():
+    """What leads to one counts; on the maker's rank a reader finds it as it is, and another rank does not."""
+    graph = graph_of(workload(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), Asks(8, 8), nn.Linear(8, 8))))
+    assert [graph.values[Value(name, 0)].asked for name in ("0", "1", "2")] == [True, True, False]
+    made = torch.ones(())
+    check_asked("0", made, gradient=True, sent=False)
+    check_asked("0", made.clone().requires_grad_(), gradient=True, sent=True)
+    with pytest.raises(UsageError, match="'0' has no gradient now, and had one"):
+        check_asked("0", made, gradient=True, sent=True)
+    with pytest.raises(UsageError, match="'0' has a gradient now, and had none"):
+        check_asked("0", made.clone().requires_grad_(), gradient=False, sent=False)
 
 
 def test_a_value_is_not_sent_twice():

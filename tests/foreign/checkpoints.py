@@ -410,3 +410,62 @@ class Warming(Asking):
     def __init__(self):
         super().__init__()
         self.embed = self.Table(TOKENS, WIDTH)
+
+
+def freeze_embedding(step, parameters, _):
+    for name, parameter in parameters.items():
+        if name.startswith("embed"):
+            parameter.requires_grad_(step != 1)
+
+
+@stack("checkpoint inside marked blocks, the loop freezes the embedding in front for a step", *MARKS,
+       loop=freeze_embedding)  # fmt: skip
+class LoopFreezes(Asking):
+    pass
+
+
+@stack("checkpoint inside the last marked block, the loop freezes all that is trained in front for a step", *MARKS,
+       loop=freeze_embedding)  # fmt: skip
+class LoopFreezesInFront(Stack):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Tanh(), nn.GELU(), Inner(use_reentrant=True)])
+
+
+@stack("checkpoint of marked blocks at the root, the loop freezes the embedding in front for a step", *MARKS,
+       loop=freeze_embedding, refusal="has no gradient now, and had one in the forward")  # fmt: skip
+class LoopFreezesRoot(Stack):
+    def run(self, block, x):
+        return checkpoint(block, x, use_reentrant=True)
+
+
+class Weighed(Feed):
+    def forward(self, x):
+        return super().forward(x) * (2.0 if x.requires_grad else 1.0)
+
+
+@stack("marked blocks ask whether x.requires_grad, the loop freezes all that is trained in front for a step", *MARKS,
+       loop=freeze_embedding)  # fmt: skip
+class LoopFreezesAsked(Stack):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Tanh(), Weighed(), Weighed()])
+
+
+@stack("marked blocks ask whether x.requires_grad of what a tensor made in the forward makes require one", *MARKS)
+class MadeToRequire(LoopFreezesAsked):
+    class Table(nn.Embedding):
+        def forward(self, ids):
+            x = super().forward(ids)
+            return x.detach() + torch.zeros_like(x, requires_grad=True)
+
+    def __init__(self):
+        super().__init__()
+        self.embed = self.Table(TOKENS, WIDTH).requires_grad_(False)
+
+
+@stack("the root asks whether h.requires_grad, the loop freezes the embedding in front for a step", *MARKS,
+       loop=freeze_embedding, refusal="has no gradient now, and had one in the forward")  # fmt: skip
+class LoopFreezesRootAsked(Stack):
+    def run(self, block, x):
+        return block(x) * (2.0 if self.training and x.requires_grad else 1.0)

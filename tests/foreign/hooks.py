@@ -360,3 +360,53 @@ class FirstTime(Net):
     def __init__(self):
         super().__init__()
         self.second = self.Hooking()
+
+
+class Late(nn.Linear):
+    """Begins to leave something only after the capture."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.calls, self.aux = 0, 0.0
+
+    def forward(self, x):
+        self.calls += 1
+        made = super().forward(x)
+        if self.calls > 2:
+            self.aux = float(made.detach().pow(2).mean())
+        return made
+
+
+@case("the root reads an attribute that a marked layer's forward changes from the third call on", *MARKS,
+      inherent=True, refusal="changes its attribute 'aux', and code outside of it reads that")  # fmt: skip
+class LateLeft(Net):
+    def __init__(self):
+        super().__init__()
+        self.first = Late(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return super().forward(x) + self.first.aux
+
+
+@case("the root reads vars(layer) in which a marked layer's forward counts", *MARKS,
+      refusal="changes its attribute 'calls', and code outside of it reads that")  # fmt: skip
+class VarsRead(LateLeft):
+    def forward(self, x):
+        return Net.forward(self, x) + vars(self.first)["calls"]
+
+
+class Flipping(nn.Linear):
+    def forward(self, x):
+        self.training = not self.training
+        return super().forward(x)
+
+
+@case("the root reads the mode of a marked layer whose forward changes it", *MARKS,
+      refusal="changes its attribute 'training', and code outside of it reads that")  # fmt: skip
+class FlippingMode(Net):
+    def __init__(self):
+        super().__init__()
+        self.first = Flipping(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return super().forward(x) * (2.0 if self.first.training else 1.0)

@@ -66,6 +66,7 @@ class Capture:
         carriers: For each of them the dimension that is the rows; None: it has none.
         domain: The inputs that it holds for.
         left: Who changes what in Python (see `left_behind`).
+        read_elsewhere: What code outside of partitions reads of their modules (see `Leftovers.read`).
         deferred_statistics: Names of the BatchNorm modules' buffers, which the runtime moves at a step's end.
     """
 
@@ -80,6 +81,7 @@ class Capture:
     carriers: list[int | None]
     domain: Domain
     left: dict[tuple[int, str], str]
+    read_elsewhere: frozenset[tuple[str, str]]
     deferred_statistics: frozenset[str]
 
     @cached_property
@@ -360,7 +362,8 @@ def _export_once(
     )
     return Capture(
         functional.graph, functional.together, program, opaque.names, opaque.calls, checks.known, leaves, rows,
-        carriers, domain, left_behind(opaque.leftovers, changes), statistics,
+        carriers, domain, left_behind(opaque.leftovers, changes), opaque.leftovers.read,
+        statistics,
     )  # fmt: skip
 
 

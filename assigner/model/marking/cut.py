@@ -68,7 +68,7 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     check_loss(workload.loss, deferred.model, captured.left)
     read = Memento(modules_outside(deferred.model, captured.opaque), beside=deferred.model.modules(), top="read")
     cut = Cutter(deferred, marked, captured, workload.autocast).cut()
-    return replace(cut, row_leaves=row_leaves, read=read, examples=examples)
+    return replace(cut, row_leaves=row_leaves, read=read, read_elsewhere=captured.read_elsewhere, examples=examples)
 
 
 def check_mode(workload: Workload, deferred: DeferredModel) -> None:
@@ -142,7 +142,7 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
                 deferred, graph.examples, inputs, graph.row_leaves, graph.last.autocast, training=training
             ),
         )  # fmt: skip
-    return Cutter(deferred, marked, captured, graph.last.autocast, base=graph).cut()
+    return Cutter(deferred, marked, captured, graph.last.autocast, base=graph, training=training).cut()
 
 
 def _on_cpu(leaf: Any) -> Any:
@@ -216,9 +216,11 @@ class Cutter:
         captured: Capture,
         autocast: str | None,
         base: PartitionGraph | None = None,
+        *,
+        training: bool = True,
     ) -> None:
         self.deferred, self.marked, self.captured, self.autocast = deferred, marked, captured, autocast
-        self.base = base
+        self.base, self.training = base, training
         self.symbols = Symbols(captured)
         self.called = {mark.name or name: name for name, mark in marked.items()}
         homes = {} if base is None else {part: self.called[name] for part, name in base.homes.items()}
@@ -230,7 +232,7 @@ class Cutter:
         self.outputs = self._outputs()
         reads = [self._needed(place) for place in range(len(self.names))]
         self.crossing = self._crossing({node for each in reads for node in each})
-        self.requiring = requiring(captured, self.ownership, deferred.tensors())
+        self.requiring = requiring(captured, self.ownership, deferred.tensors(), training=training)
         self.asked = asked(captured, self.ownership, reads)
 
     def _outputs(self) -> list[Any]:
@@ -280,8 +282,8 @@ class Cutter:
         pieces = tuple(PieceBuilder(self, place).build() for place in range(len(self.names)))
         shapes = {value: self._shape(node, value) for node, value in self.crossing.items()}
         requires = {value for node, value in self.crossing.items() if node in self.requiring}
-        exactly = {value for node, value in self.crossing.items() if node in self.asked}
-        values = with_gradients(shapes, pieces, self.deferred.tensors(), requires, exactly)
+        asked_for = {value for node, value in self.crossing.items() if node in self.asked}
+        values = with_gradients(shapes, pieces, self.deferred.tensors(), requires, asked_for, training=self.training)
         pieces = tuple(replace(piece, kind=_kind(piece, values, is_last=piece is pieces[-1])) for piece in pieces)
         return PartitionGraph(self.deferred, pieces, values, self._output(), tuple(self.marked), self.captured.domain)
 

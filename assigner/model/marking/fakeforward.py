@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -251,8 +253,11 @@ def gradients_taken(given: Sequence[torch.Tensor]) -> Iterator[set[tuple[int, in
 
 
 @contextlib.contextmanager
-def checkpoints_entered() -> Iterator[list[Any]]:
-    """The functions that a block runs under reentrant checkpoints, as far as it has come."""
+def gradients_asked() -> Iterator[list[Any]]:
+    """What a block does, as far as it has come, that depends on whether a tensor requires a gradient.
+
+    It runs functions under reentrant checkpoints, or the user's code in it asks a tensor that is no parameter.
+    """
     found: list[Any] = []
     function: Any = CheckpointFunction
     original = function.forward
@@ -261,11 +266,32 @@ def checkpoints_entered() -> Iterator[list[Any]]:
         found.append(args[1])
         return original(*args)
 
-    function.forward = staticmethod(forward)
-    try:
-        yield found
-    finally:
-        function.forward = staticmethod(original)
+    def asking(plain: Any) -> property:
+        def requires_grad(tensor: torch.Tensor) -> bool:
+            if not isinstance(tensor, nn.Parameter) and is_asked_by_user():
+                found.append(tensor)
+            return bool(plain.__get__(tensor))
+
+        return property(requires_grad, plain.__set__)
+
+    with contextlib.ExitStack() as stack:
+        for kind in (FakeTensor, torch.Tensor):  # what the first one has may be its own
+            own = vars(kind).get("requires_grad")
+            kind.requires_grad = asking(own or kind.requires_grad)  # type: ignore[assignment]
+            if own is None:
+                stack.callback(delattr, kind, "requires_grad")
+            else:
+                stack.callback(setattr, kind, "requires_grad", own)
+        function.forward = staticmethod(forward)
+        try:
+            yield found
+        finally:
+            function.forward = staticmethod(original)
+
+
+def is_asked_by_user() -> bool:
+    """The code that asks the caller is neither torch's nor this package's."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "assigner")
 
 
 def _edge(tensor: torch.Tensor) -> tuple[Any, int] | None:

@@ -1,12 +1,14 @@
 """Which values between partitions bear a gradient.
 
 A value that may have one has one: its readers send a gradient back, and its maker goes on from there if it needs to.
-Where a reader asks for it, as a reentrant checkpoint does, it has one exactly if it had one in the capture:
+Where code behind it looks, as a reentrant checkpoint does, it has one exactly if it had one in the capture:
 
     h = self.frozen(x).requires_grad_()     has one, though nothing is trained behind it
     h = self.trained(x).detach()            has none, though the partition is trained
 
-What leads to such a value counts likewise. Each forward is checked: later ones must not decide otherwise.
+What leads to such a value counts likewise. Readers on the maker's rank find it as this forward has left it, so that a
+loop may freeze what lies in front. A message says nothing of that, and neither does a graph between partitions that
+was captured once: there, what later forwards decide otherwise is refused.
 """
 
 from __future__ import annotations
@@ -17,14 +19,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.export.graph_signature import InputKind
 
-from assigner.errors import UsageError
 from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.nodes import is_item
 from assigner.model.marking.opaque import is_call
-from assigner.model.marking.writing import wanted
+from assigner.model.marking.writing import decided_otherwise, still_required, wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from torch import fx
 
@@ -33,13 +34,16 @@ if TYPE_CHECKING:
     from assigner.model.marking.graph import Piece, Value, ValueShape
 
 
-def requiring(captured: Capture, ownership: Ownership, tensors: Mapping[str, torch.Tensor]) -> set[fx.Node]:
+def requiring(
+    captured: Capture, ownership: Ownership, tensors: Mapping[str, torch.Tensor], *, training: bool
+) -> set[fx.Node]:
     """The nodes whose values require a gradient, or may.
 
     Args:
         captured: The forward.
         ownership: Of its nodes.
         tensors: The model's, by name.
+        training: With gradients; without them, only what a forward has asked one for requires it.
     """
     found: set[fx.Node] = set()
     for node in ownership.nodes:
@@ -52,50 +56,46 @@ def requiring(captured: Capture, ownership: Ownership, tensors: Mapping[str, tor
         elif node.target is torch.ops.aten.detach.default or is_call(node):
             requires = False
         else:
-            requires = node.target is wanted or any(each in found for each in node.all_input_nodes)
+            requires = node.target is wanted or (training and any(each in found for each in node.all_input_nodes))
         if requires:
             found.add(node)
     return found
 
 
-def asked(captured: Capture, ownership: Ownership, reads: Sequence[Sequence[fx.Node]]) -> dict[fx.Node, bool]:
-    """The values between partitions that must require a gradient as in the capture.
+def asked(captured: Capture, ownership: Ownership, reads: Sequence[Sequence[fx.Node]]) -> set[fx.Node]:
+    """The values between partitions of which code behind them looks whether they require a gradient.
 
     Args:
         captured: The forward.
         ownership: Of its nodes.
         reads: What each partition reads of others.
-
-    Returns:
-        They, each with whether its reader itself asks.
     """
     asking = {
         ownership.owner[node]
         for node in ownership.nodes
-        if is_call(node) and captured.calls[opaque_arguments(node)[0]].effects.asks
+        if node.target is still_required or (is_call(node) and captured.calls[opaque_arguments(node)[0]].effects.asks)
     }
-    found: dict[fx.Node, bool] = {}
+    found: set[fx.Node] = set()
     for place in reversed(range(len(reads))):
         if place in asking or any(ownership.owner[each] == place for each in found):
-            found.update({each: place in asking or found.get(each, False) for each in reads[place]})
+            found.update(reads[place])
     return found
 
 
-def as_captured(partition: str, *, requires: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What looks at a value that leaves a partition: whether it requires a gradient was decided in the capture."""
+def check_asked(partition: str, made: torch.Tensor, *, gradient: bool, sent: bool) -> None:
+    """Look at a value that code behind it looks at; see `asked`.
 
-    def check(tensor: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled() and tensor.requires_grad != requires:
-            raise UsageError(
-                f"a result of partition {partition!r} {'has no' if requires else 'has a'} gradient now, and"
-                f" {'had one' if requires else 'had none'} in the forward that the model was cut by: what a reentrant"
-                " checkpoint behind it does depends on that",
-                hint="checkpoint with use_reentrant=False; or detach, freeze and require gradients alike in each step",
-            )
-        return tensor
+    Args:
+        partition: Which made it.
+        made: The value.
+        gradient: One comes back for it.
+        sent: Another rank reads it too, and takes that for an answer.
 
-    check.__name__ = check.__qualname__ = f"check_{'with' if requires else 'without'}_gradient"
-    return check
+    Raises:
+        UsageError: it requires a gradient and none comes back, or it requires none and another rank does not know.
+    """
+    if made.requires_grad != gradient and (sent or not gradient):
+        raise decided_otherwise(f"a result of partition {partition!r}", requires=gradient)
 
 
 def with_gradients(
@@ -103,7 +103,9 @@ def with_gradients(
     pieces: Sequence[Piece],
     tensors: Mapping[str, torch.Tensor],
     requires: Collection[Value],
-    exactly: Collection[Value],
+    asked: Collection[Value],
+    *,
+    training: bool,
 ) -> dict[Value, ValueShape]:
     """A value bears a gradient if it is a float and a trainable parameter lies behind it.
 
@@ -112,8 +114,10 @@ def with_gradients(
         pieces: Who makes and reads them.
         tensors: The model's, by name.
         requires: Those that required one in the capture, or may have.
-        exactly: Those that must be as they were there.
+        asked: Those that code behind them looks at.
+        training: With gradients; without them no parameter has a value require one.
     """
+    exactly = asked if training else values
     trained = {value.partition for value in requires}
     for piece in pieces:
         own = any(tensors[name].requires_grad for name in piece.parameters)
@@ -121,4 +125,7 @@ def with_gradients(
         if own or fed:
             trained.add(piece.name)
     bearing = {value for value in values if (value in requires if value in exactly else value.partition in trained)}
-    return {value: replace(shape, gradient=shape.gradient and value in bearing) for value, shape in values.items()}
+    return {
+        value: replace(shape, gradient=shape.gradient and value in bearing, asked=shape.gradient and value in asked)
+        for value, shape in values.items()
+    }

@@ -65,6 +65,7 @@ class ValueShape:
         shape: Its sizes; None: they depend on data.
         order: Its dimensions from the outermost in memory to the innermost, where that is not their own order: a
             message carries values alone, and what reads them may ask for strides.
+        asked: Code behind it looks whether it requires a gradient.
     """
 
     bytes_per_sample: float
@@ -73,6 +74,7 @@ class ValueShape:
     gradient: bool
     shape: tuple[int | Size, ...] | None
     order: tuple[int, ...] | None = None
+    asked: bool = False
 
     def laid_out(self, received: torch.Tensor) -> torch.Tensor:
         """A value that has come in a message, as it lies in its maker's memory."""
@@ -179,6 +181,7 @@ class PartitionGraph:
         marks: Names of the marked modules.
         domain: The inputs that all this holds for.
         read: Python values that the model's code outside of partitions can read, as they were when it was captured.
+        read_elsewhere: What code outside of partitions reads of their modules: the modules' names, and attributes'.
         row_leaves: Which inputs carry rows; None: those that have as many as the first tensor.
         examples: Batches with values, for partitions whose forward needs them to be captured; None: there are none.
         recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
@@ -191,6 +194,7 @@ class PartitionGraph:
     marks: tuple[str, ...]
     domain: Domain
     read: Memento = field(default_factory=lambda: Memento(()), repr=False, compare=False)
+    read_elsewhere: frozenset[tuple[str, str]] = frozenset()
     row_leaves: RowLeaves | None = None
     examples: Examples | None = field(default=None, repr=False, compare=False)
     recuts: dict[bool, list[PartitionGraph]] = field(

@@ -2,6 +2,7 @@
 
     autograd.Function.apply       an opaque call: its own backward runs where its forward does
     torch.utils.checkpoint        the function itself: what a partition keeps is the plan's decision
+    tensor.requires_grad          as it is; where that is True, a node that sees to it that it stays so
     tensor.register_hook          a node that registers the hook where the tensor is made
     tensor.requires_grad_         a node that has it require one, where none lies behind it
     nn.TransformerEncoder         looks whether a mask is causal, for speed: the mask is used as it is
@@ -37,10 +38,10 @@ from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento
-from assigner.model.marking.fakeforward import is_tensor
+from assigner.model.marking.fakeforward import is_asked_by_user, is_tensor
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
-from assigner.model.marking.writing import hooked, wanted
+from assigner.model.marking.writing import hooked, still_required, wanted
 from assigner.model.singleprocess import as_single_process
 from assigner.usercode import running_line
 
@@ -165,7 +166,7 @@ class Interceptions:
                  _refused(torch.autograd.graph.saved_tensors_hooks.__enter__, "changes what autograd saves",
                           allowed=_saves_alone)),
                 (FakeTensor, "requires_grad_", self._require(tensor.requires_grad_)),
-                (FakeTensor, "requires_grad", property(_TRUE_REQUIRES_GRAD.__get__, self._set_requires_grad)),
+                (FakeTensor, "requires_grad", property(self._requires_grad, self._set_requires_grad)),
                 (FakeTensor, "data", property(_data, _set_data)),
                 (FakeTensor, "grad_fn", property(_grad_fn)),
                 (transformer, "_detect_is_causal_mask", _is_said_to_be_causal),
@@ -189,7 +190,7 @@ class Interceptions:
             if within_call() or (_is_of_torch(cls) and cls is not CheckpointFunction):
                 return original.__get__(None, cls)(*args, **kwargs)
             if cls is CheckpointFunction:
-                return _checkpointed(args[0], args[2:])
+                return self._checkpointed(args[0], args[2:])
             return self.opaque.function(_FunctionCall(cls), args, kwargs)
 
         return apply
@@ -248,6 +249,27 @@ class Interceptions:
 
         return requires_grad_
 
+    def _checkpointed(self, function: Callable[..., Any], args: Any) -> Any:
+        """A reentrant checkpoint: without an input that wants a gradient nothing in it gets one."""
+        wanting = [each for each in args if is_tensor(each) and each.requires_grad]
+        for each in wanting:
+            self._look_at(each)
+        if wanting or not torch.is_grad_enabled():
+            return function(*args)
+        with torch.no_grad():
+            return function(*args)
+
+    def _look_at(self, tensor: torch.Tensor) -> None:
+        """The graph goes on as for a tensor that requires a gradient: later forwards are checked."""
+        if torch.is_grad_enabled() and not isinstance(tensor, nn.Parameter):
+            self._do(still_required, tensor)
+
+    def _requires_grad(self, tensor: torch.Tensor) -> bool:
+        requires = bool(_TRUE_REQUIRES_GRAD.__get__(tensor))
+        if requires and not within_call() and is_asked_by_user():
+            self._look_at(tensor)
+        return requires
+
     def _set_requires_grad(self, tensor: torch.Tensor, requires_grad: bool) -> None:
         self._require(_TRUE_REQUIRES_GRAD.__set__)(tensor, requires_grad)
 
@@ -272,14 +294,6 @@ class _FunctionCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function.apply(*args, **kwargs)
-
-
-def _checkpointed(function: Callable[..., Any], args: Any) -> Any:
-    """A reentrant checkpoint: without an input that wants a gradient nothing in it gets one."""
-    if any(each.requires_grad for each in args if is_tensor(each)) or not torch.is_grad_enabled():
-        return function(*args)
-    with torch.no_grad():
-        return function(*args)
 
 
 def _is_of_torch(cls: type) -> bool:

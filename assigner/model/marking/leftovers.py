@@ -5,8 +5,10 @@
     self.others[0].calls             in another partition, which holds the module without having registered it
 
 A capture takes back what a partition's forward leaves in Python, so this code would read what the builder has put in;
-and so would code that reads it earlier in the forward, of the last one. A loss that reads what any forward leaves on
-the builder's model (`MADE[0].moe.aux`) finds it there as it was built, for what runs are the partitions' copies.
+and so would code that reads it earlier in the forward, of the last one. A forward may begin to change what others read
+after the capture: the rank that runs it looks at the end of each step (`ReadElsewhere`). A loss that reads what any
+forward leaves on the builder's model (`MADE[0].moe.aux`) finds it there as it was built, for what runs are the
+partitions' copies.
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from assigner.errors import MarkingError
+from assigner.model.deferred.contents import ATOMS
+from assigner.model.deferred.memento import ABSENT
 from assigner.model.deferred.reach import STANDARD, reach
+from assigner.model.marking.fakeforward import is_asked_by_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from assigner.model.deferred.memento import Memento, StateChange
     from assigner.model.marking.fakeforward import Named
@@ -37,11 +42,13 @@ class Leftovers:
     Attributes:
         left: Who has changed an attribute of which module, by the module's id and the attribute's name, in the last
             block of `guarded`; of other holders the name is empty.
+        read: What other code has read in it: the modules' names, each with the attribute's.
     """
 
     def __init__(self, running: Callable[[], str], inside: Mapping[str, Named]) -> None:
         self._running = running
         self._modules = [(name, module) for name, modules in inside.items() for _, module in modules]
+        self._paths = {id(module): path for modules in inside.values() for path, module in modules}
         self._homes: dict[int, set[str]] = {}
         for name, module in self._modules:
             self._homes.setdefault(id(module), set()).add(name)
@@ -49,6 +56,7 @@ class Leftovers:
         self._read: set[tuple[int, str]] = set()
         self._stack = contextlib.ExitStack()
         self.left: dict[tuple[int, str], str] = {}
+        self.read: frozenset[tuple[str, str]] = frozenset()
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -59,6 +67,7 @@ class Leftovers:
             self.left.clear()
             yield
         self.left.update(self._changed)
+        self.read = frozenset((self._paths[module], key) for module, key in self._read)
         self._changed.clear()
         self._read.clear()
 
@@ -83,7 +92,7 @@ class Leftovers:
             keys |= {key for key, value in module.__dict__.items() if id(value) in changed}
             for key in keys - _OTHERS:
                 self._changed[id(module), key] = partition
-                if (id(module), key) in self._read:
+                if not self._read.isdisjoint({(id(module), key), (id(module), _ALL)}):
                     raise _read_elsewhere(partition, key)
 
     def _watch(self, kind: type) -> None:
@@ -92,9 +101,11 @@ class Leftovers:
 
         def reading(module: Any, name: str) -> Any:
             homes = self._homes.get(id(module))
-            if homes is not None and name not in _OTHERS and self._running() not in homes:
-                if (id(module), name) in self._changed:
-                    raise _read_elsewhere(self._changed[id(module), name], name)
+            is_other = homes is not None and name not in _OTHERS and self._running() not in homes
+            if is_other and (name not in _ASKED or is_asked_by_user()):
+                for each, key in self._changed:
+                    if each == id(module) and name in (key, _ALL):
+                        raise _read_elsewhere(self._changed[each, key], key)
                 self._read.add((id(module), name))
             return plain(module, name)
 
@@ -105,8 +116,46 @@ class Leftovers:
             self._stack.callback(setattr, kind, "__getattribute__", before)
 
 
-_OTHERS = STANDARD | {"training", "__dict__", "__class__"}
+_ALL = "__dict__"
+_ASKED = {"training", _ALL}
+"""What torch and this package read all the time."""
+_OTHERS = (STANDARD | {"__class__"}) - _ASKED
 """What changes, or is read, all the time."""
+_UNLIKE = _ASKED | {"forward"}
+"""What is another on a rank's modules: evaluations set the mode, and deferred BatchNorm a forward."""
+
+
+class ReadElsewhere:
+    """The attributes of one rank's modules that code outside of their partitions has read in the capture.
+
+    Args:
+        partitions: Those of the rank, by name, as they were built.
+        read: The modules' names, each with the attribute's.
+    """
+
+    def __init__(self, partitions: Mapping[str, nn.Module], read: Collection[tuple[str, str]]) -> None:
+        spaces = [
+            (name, path, vars(module))
+            for name, partition in (partitions.items() if read else ())
+            for path, module in partition.named_modules()
+        ]
+        self._first = [
+            (name, key, space, space.get(key, ABSENT))
+            for name, path, space in spaces
+            for key in {key for where, key in read if where == path and key not in _UNLIKE}
+            | ({each for each in space if each not in _OTHERS | _UNLIKE} if (path, _ALL) in read else set())
+        ]
+
+    def check(self) -> None:
+        """Refuse what forwards have begun to change.
+
+        Raises:
+            MarkingError: an attribute is not as it was when this was made.
+        """
+        for name, key, space, first in self._first:
+            now = space.get(key, ABSENT)
+            if now is not first and (type(first) not in ATOMS or repr(now) != repr(first)):
+                raise _read_elsewhere(name, key)
 
 
 def left_behind(leftovers: Leftovers, changes: Sequence[StateChange]) -> dict[tuple[int, str], str]:

@@ -90,7 +90,7 @@ class CallEffects:
         changed: Names, in the model, of its module's own parameters and buffers that it changes.
         differentiated: Pairs of the given tensors; see `gradients_taken`.
         wanting: Results by their number that require a gradient, or may.
-        asks: With gradients, it runs a reentrant checkpoint: without an input that requires one nothing in it gets one.
+        asks: What it does depends on whether a tensor requires a gradient: see `gradients_asked`.
     """
 
     results: Any

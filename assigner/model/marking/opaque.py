@@ -35,9 +35,9 @@ from assigner.model.marking.fakeforward import (
     agreed,
     aliases_of,
     any_way,
-    checkpoints_entered,
     current_tensor,
     fresh_results,
+    gradients_asked,
     gradients_taken,
     is_tensor,
     own_tensors,
@@ -340,7 +340,7 @@ class OpaqueCalls:
             short = contextlib.nullcontext() if environment is None else OneRecurrentStep()
             with (
                 short, casting_within(self.autocast), Writes() as writes, IdleDropouts(), _inner(name),
-                gradients_taken(given) as gradients, checkpoints_entered() as entered,
+                gradients_taken(given) as gradients, gradients_asked() as asked,
             ):  # fmt: skip
                 try:
                     found = forward()
@@ -353,7 +353,7 @@ class OpaqueCalls:
             for n, each in enumerate(leaves):  # a write to a view says nothing of it to the whole fake tensor
                 if each.requires_grad or (trains and torch.is_grad_enabled() and storage_of(each) in writes.storages):
                     wanting.add(n)
-            asking.extend(entered if torch.is_grad_enabled() else ())
+            asking.extend(asked if torch.is_grad_enabled() else ())
             ways.append(aliases_of(given, leaves))
             return found
 

@@ -15,7 +15,6 @@ from assigner.errors import UsageError
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.glue import is_size
-from assigner.model.marking.gradients import as_captured
 from assigner.model.marking.graph import Piece, Size, Value
 from assigner.model.marking.nodes import is_item
 from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
@@ -125,13 +124,8 @@ class PieceBuilder:
     def _leaving(self, node: fx.Node) -> fx.Node:
         """The copy of a value that others read, in the captured type: autocast has other rules on other devices."""
         made: fx.Node = self.copies[node]
-        if not node.meta["val"].is_floating_point():
-            return made
-        if self.cutter.autocast is not None:
+        if self.cutter.autocast is not None and node.meta["val"].is_floating_point():
             made = self.graph.call_function(torch.ops.aten.to.dtype, (made, node.meta["val"].dtype))
-        requires = node in self.cutter.requiring
-        if node in self.cutter.asked and (self.cutter.asked[node] or not requires):
-            made = self.graph.call_function(as_captured(self.cutter.names[self.place], requires=requires), (made,))
         return made
 
     def _order_placeholders(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from assigner.errors import UsageError
 from assigner.model.deferred.mutation import is_random, returned_arguments, written_names
 
 if TYPE_CHECKING:
@@ -194,6 +195,27 @@ def hooked(hook: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
 def wanted(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that requires a gradient: itself, or where nothing lies behind it, one that ends there."""
     return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def still_required(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that required a gradient in the capture, where code between partitions looked at that.
+
+    Raises:
+        UsageError: it requires none any more.
+    """
+    if torch.is_grad_enabled() and not tensor.requires_grad:
+        raise decided_otherwise("a tensor between partitions", requires=True)
+    return tensor
+
+
+def decided_otherwise(what: str, *, requires: bool) -> UsageError:
+    """Whether something requires a gradient is no more as in the capture."""
+    return UsageError(
+        f"{what} {'has no' if requires else 'has a'} gradient now, and {'had one' if requires else 'had none'} in the"
+        " forward that the model was cut by: what a reentrant checkpoint, or code that asks for requires_grad, does"
+        " behind it depends on that",
+        hint="checkpoint with use_reentrant=False; or detach, freeze and require gradients alike in each step",
+    )
 
 
 def after(tensor: torch.Tensor, call: Any) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from assigner.errors import UsageError
+from assigner.model.marking.leftovers import ReadElsewhere
 from assigner.model.marking.marks import matches
 from assigner.runtime.forward.attributes import changed_attributes, check_portable, check_rebuilt, put_attributes
 from assigner.runtime.stages.updaters import updaters
@@ -38,6 +39,7 @@ class LocalPartitions:
     Attributes:
         partitions: The names of its partitions, in the order in which it runs them.
         modules: Their forwards, with their weights.
+        read_elsewhere: What code outside of them reads of these, as it was built.
         parameters: Its parameters, each once, by the first of its names in the model.
         updated: Those of them that this rank updates (see `updaters`).
         kept_updated: Those of them whose optimizer state it writes into checkpoints.
@@ -48,6 +50,7 @@ class LocalPartitions:
         self.partitions = tuple(name for stage in stages for name in stage.partitions)
         self._kept = tuple(name for name in self.partitions if plan.holders[name][0] == worker)
         self.modules = graph.build(self.partitions, device)
+        self.read_elsewhere = ReadElsewhere(self.modules, graph.read_elsewhere)
         self._graph, self._device = graph, device
         self._parameters: dict[str, dict[str, nn.Parameter]] = {}
         for name in self.partitions:

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from assigner.model.marking import PartitionGraph, Value
+from assigner.model.marking.gradients import check_asked
 from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import as_rank, as_single_process
 from assigner.runtime.batch.staterows import kept
@@ -353,9 +354,12 @@ class Executor:
             self._hand_on(piece.name, outputs, place.micro_batch)
         for output, (value, gradient, joined) in zip(outputs, neighbours.outputs[piece.name], strict=True):
             key = value, micro_batch
-            if is_sent := key in self._sent:
+            is_sent = key in self._sent
+            if self.trains and self.graph.values[value].asked:
+                check_asked(piece.name, output, gradient=gradient, sent=is_sent)
+            if is_sent:
                 step.outbox[key] = output.detach()
-            is_kept = step.keep(key, output, differentiable=gradient, joined=joined)
+            is_kept = step.keep(key, output, differentiable=gradient and output.requires_grad, joined=joined)
             if joined:
                 made[value] = output
                 if is_sent or is_kept:

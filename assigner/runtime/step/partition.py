@@ -193,10 +193,10 @@ class PartitionRunner:
             sizes: The numbers of `piece.sizes`.
 
         Returns:
-            The outputs; where a graph of them is kept, they belong to it.
+            The outputs; where a graph of them is kept, they belong to it, and else they require a gradient as if.
         """
         if not torch.is_grad_enabled():
-            return tuple(output.detach() for output in self._finished(self._run(place, reads, sizes), place))
+            return tuple(map(_apart, self._finished(self._run(place, reads, sizes), place)))
         assert self.state is not None
         runs_again, hooks = self.recomputes(place), hooks_so_far()
         first = nodes_so_far() if self._is_plain is None else 0
@@ -214,7 +214,7 @@ class PartitionRunner:
             self._starts[place.micro_batch] = start
             if self._users:
                 let_go(self.state.modules)
-            return tuple(output.detach() for output in outputs)
+            return tuple(map(_apart, outputs))
         # what it started from is lost where it was not known to write that, or has made objects that stay
         graph = _Graph(self._roots(outputs), self.state.left(), is_hooked=hooks_so_far() != hooks)
         if self._is_plain is None:
@@ -441,6 +441,11 @@ class PartitionRunner:
             edge_of(output) if is_wanted and output.requires_grad else None
             for output, is_wanted in zip(outputs, wanted, strict=True)
         ]
+
+
+def _apart(output: torch.Tensor) -> torch.Tensor:
+    """An output without its graph: what reads it must find as in a plain forward whether it requires a gradient."""
+    return output.detach().requires_grad_(output.requires_grad)
 
 
 def _overwritten(partition: str, tensor: str) -> UsageError:

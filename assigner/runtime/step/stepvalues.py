@@ -87,6 +87,12 @@ class StepValues:
     def keep(self, key: Key, tensor: torch.Tensor, *, differentiable: bool, joined: int = 0) -> bool:
         """Make a value a leaf, for the partitions of this rank that read it; so many joined ones have it anyway.
 
+        Args:
+            key: Which value.
+            tensor: It; of this rank's own, it requires a gradient as its forward left it.
+            differentiable: A gradient comes back for it.
+            joined: How many readers have it anyway.
+
         Returns:
             Whether there are such partitions.
         """
