@@ -405,12 +405,17 @@ def _of_cached(place: Place, value: functools._lru_cache_wrapper[Any], _: _Exten
     return [(place, value.__wrapped__), *((place.attribute("cache"), each) for each in kept_objects(value))]
 
 
-def kept_objects(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
-    """The objects of the user's classes, no modules or tensors, that a cached function has for its callers."""
+def cached_values(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
+    """What a cached function has for its callers, and what else it leads to."""
     held = gc.get_referents(cached)  # no other way leads there; where nothing is dropped it has them in a dict
     dicts = [each for each in held if isinstance(each, dict) and each is not cached.__dict__]
-    every = itertools.chain(held, *(each.values() for each in dicts))
+    return [*held, *itertools.chain.from_iterable(each.values() for each in dicts)]
+
+
+def kept_objects(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
+    """The objects of the user's classes, no modules or tensors, that a cached function has for its callers."""
     others = (type, types.FunctionType, nn.Module, torch.Tensor)
+    every = cached_values(cached)
     return [each for each in every if is_users(type(each).__module__) and not isinstance(each, others)]
 
 

@@ -78,7 +78,8 @@ def copied_values(modules: Mapping[str, nn.Module], known: Mapping[int, Any]) ->
         modules: By name.
         known: What stands for some objects in the copies, by their ids.
     """
-    for place, value in _walk([(Place(MODULE, name), each) for name, each in modules.items()], set(), known):
+    started = [(Place(MODULE, name or type(each).__name__), each) for name, each in modules.items()]
+    for place, value in _walk(started, set(), known):
         yield place, value
         if isinstance(value, nn.Module):
             space = value.__dict__
