@@ -38,6 +38,13 @@ def keeper_of(kind: type, keepers: Mapping[type, Keeper]) -> Keeper | None:
     return next((keepers[each] for each in kind.__mro__ if each in keepers), None)
 
 
+def memory_of(value: Any) -> Any:
+    """The array whose memory another one is a view of; any other object: itself."""
+    while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
+        value = value.base
+    return value
+
+
 def contents_of(value: Any) -> Any:
     """The contents of such an object; None: it is none."""
     keeper = keeper_of(type(value), CONTENTS)

@@ -23,7 +23,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import _disable_current_modes
 
-from assigner.model.deferred.contents import ATOMS, CONTENTS, IN_C, ITERATORS, Keeper, keeper_of
+from assigner.model.deferred.contents import ATOMS, CONTENTS, IN_C, ITERATORS, Keeper, keeper_of, memory_of
 from assigner.model.deferred.reach import (
     FILE,
     KEPT,
@@ -242,8 +242,8 @@ class Memento:
                 yield str(place), tensor
 
     def holders(self) -> set[int]:
-        """The ids of the objects whose entries are kept."""
-        return {id(_holder(each.held)) for each in self._kept}
+        """The ids of the objects whose entries are kept; of an array, that of the one whose memory it has."""
+        return {id(memory_of(_holder(each.held))) for each in self._kept}
 
 
 class _Kept(NamedTuple):

@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -83,6 +84,8 @@ class _Reach:
         if isinstance(value, _CONTAINERS):
             if len(value) <= _MOST_ITEMS:
                 yield from dict.values(value) if isinstance(value, dict) else value
+        elif isinstance(value, np.ndarray):
+            yield value.base
         elif isinstance(value, weakref.ref):
             yield value()
         elif isinstance(value, functools.partial):

@@ -51,6 +51,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
 KEPT: tuple[type, ...] = (*ATOMS, list, dict, set, deque, torch.Tensor)
 """What counts among the names at the top of a file, and of what a class keeps for all of its objects."""
+_CHANGING = (list, dict, set, deque, bytearray)
 _OF_FILES = ("types", "argparse", "_thread")
 _NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner", "numpy"}
 
@@ -406,17 +407,26 @@ def _of_cached(place: Place, value: functools._lru_cache_wrapper[Any], _: _Exten
 
 
 def cached_values(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
-    """What a cached function has for its callers, and what else it leads to."""
+    """What a cached function has for its callers; where it drops some it also has what it was called with."""
     held = gc.get_referents(cached)  # no other way leads there; where nothing is dropped it has them in a dict
-    dicts = [each for each in held if isinstance(each, dict) and each is not cached.__dict__]
-    return [*held, *itertools.chain.from_iterable(each.values() for each in dicts)]
+    others = [each for each in held if each is not cached.__dict__ and each is not cached.__wrapped__]
+    if cached.cache_parameters()["maxsize"] is None:
+        return [*itertools.chain.from_iterable(each.values() for each in others if type(each) is dict)]
+    return [each for each in others if type(each) is not dict or not any(map(_is_link, each.values()))]
+
+
+def _is_link(value: Any) -> bool:
+    return type(value).__name__ == "_lru_list_elem"
 
 
 def kept_objects(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
-    """The objects of the user's classes, no modules or tensors, that a cached function has for its callers."""
+    """What a cached function has for its callers that can change: containers, and objects of the user's classes.
+
+    No modules and tensors.
+    """
     others = (type, types.FunctionType, nn.Module, torch.Tensor)
-    every = cached_values(cached)
-    return [each for each in every if is_users(type(each).__module__) and not isinstance(each, others)]
+    every = [each for each in cached_values(cached) if not isinstance(each, others)]
+    return [each for each in every if isinstance(each, _CHANGING) or is_users(type(each).__module__)]
 
 
 def _of_container(place: Place, value: Any, extent: _Extent) -> list[_Found]:

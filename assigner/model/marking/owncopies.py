@@ -4,6 +4,8 @@
     self.note = self.seen.append               the original's list
     self.lin.parent = weakref.ref(self)        the original itself
 
+    self.part = self.table[1:3]                two arrays with one memory: deep copies have one each
+
 Where such an atom leads to something that is copied, a new one takes its place that leads to the copy. All others stay
 the objects that they are. `deepcopy` looks into its memo before it looks at an object's type: this memo makes the copy
 of an atom when it is asked for it, so atoms in cycles find what has been copied of these so far.
@@ -20,10 +22,11 @@ from collections import defaultdict, deque
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
 
 from assigner.errors import UsageError
-from assigner.model.deferred.contents import ATOMS
+from assigner.model.deferred.contents import ATOMS, memory_of
 from assigner.model.deferred.reach import MODULE, STANDARD, Names, Place, parts_of
 
 if TYPE_CHECKING:
@@ -147,6 +150,14 @@ class OwnCopies(dict[int, Any]):
         """An `lru_cache` of its own, empty as one is at first."""
         return functools.lru_cache(**atom.cache_parameters())(self._copied(atom.__wrapped__))
 
+    def _view(self, atom: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """An array in the memory of the copy of another one."""
+        whole = memory_of(atom)
+        start = atom.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        made = np.ndarray(atom.shape, atom.dtype, self._copied(whole).ravel(order="K"), start, atom.strides)
+        made.flags.writeable = atom.flags.writeable
+        return made
+
     def _reference(self, atom: weakref.ref[Any]) -> weakref.ref[Any]:
         return type(atom)(self._copied(atom()), self._copied(atom.__callback__))
 
@@ -157,7 +168,16 @@ _MAKERS: dict[type, Callable[[OwnCopies, Any], Any]] = {
     types.BuiltinMethodType: OwnCopies._method_of_c,
     functools._lru_cache_wrapper: OwnCopies._cached,
     weakref.ref: OwnCopies._reference,
+    np.ndarray: OwnCopies._view,
 }
+
+
+def _is_atom(value: Any) -> bool:
+    """Whether `deepcopy` takes it for one; of arrays, those that are views of others."""
+    if type(value) is not np.ndarray:
+        return type(value) in _MAKERS
+    whole = memory_of(value)
+    return whole is not value and type(whole) is np.ndarray and not whole.dtype.hasobject
 
 
 class _Atoms:
@@ -192,11 +212,13 @@ class _Atoms:
     def _add(self, started: Iterable[_Found]) -> None:
         """What is reached without atoms is copied."""
         for place, value in _walk(started, self._copied, self._known):
-            if type(value) in _MAKERS:
+            if isinstance(value, np.ndarray) and _is_atom(value):
+                self.chosen[id(value)] = value
+            elif _is_atom(value):
                 self._met.append((place, value))
 
     def _is_copied(self, value: Any) -> bool:
-        if type(value) in _MAKERS:
+        if _is_atom(value):
             return id(value) in self.chosen
         is_other = id(value) in self._known and self._known[id(value)] is not value
         return (id(value) in self._copied or is_other) and not isinstance(value, _FROZEN)
@@ -241,7 +263,7 @@ def _walk(started: Iterable[_Found], seen: set[int], known: Mapping[int, Any]) -
             continue
         seen.add(id(value))
         yield place, value
-        is_atom = type(value) in _MAKERS
+        is_atom = _is_atom(value)
         if not is_atom or (isinstance(value, types.MethodType) and not isinstance(value.__self__, nn.Module)):
             waiting += _parts_of(place, value)
 
