@@ -615,6 +615,25 @@ class InCacheOfFile(nn.Linear):
         return super().forward(x) / len(log().calls)
 
 
+class OneForAll:
+    def __init__(self):
+        self.n = 0
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+@inside("calls counted in an object that is its own copy", inherent=True)
+class InOneForAll(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.shared = OneForAll()
+
+    def forward(self, x):
+        self.shared.n += 1
+        return super().forward(x) / self.shared.n
+
+
 @functools.cache
 def counts():
     return [0]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assigner.model.deferred.reach import cached_values, files_of, kept_objects, reach
+from assigner.model.deferred.contents import cached_values
+from assigner.model.deferred.reach import files_of, kept_objects, reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

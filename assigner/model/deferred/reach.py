@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dis
 import functools
-import gc
 import inspect
 import itertools
 import operator
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from assigner.model.deferred.contents import ATOMS, IN_C
+from assigner.model.deferred.contents import ATOMS, IN_C, cached_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -404,19 +403,6 @@ def _of_partial(place: Place, value: functools.partial[Any], _: _Extent) -> list
 
 def _of_cached(place: Place, value: functools._lru_cache_wrapper[Any], _: _Extent) -> list[_Found]:
     return [(place, value.__wrapped__), *((place.attribute("cache"), each) for each in kept_objects(value))]
-
-
-def cached_values(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
-    """What a cached function has for its callers; where it drops some it also has what it was called with."""
-    held = gc.get_referents(cached)  # no other way leads there; where nothing is dropped it has them in a dict
-    others = [each for each in held if each is not cached.__dict__ and each is not cached.__wrapped__]
-    if cached.cache_parameters()["maxsize"] is None:
-        return [*itertools.chain.from_iterable(each.values() for each in others if type(each) is dict)]
-    return [each for each in others if type(each) is not dict or not any(map(_is_link, each.values()))]
-
-
-def _is_link(value: Any) -> bool:
-    return type(value).__name__ == "_lru_list_elem"
 
 
 def kept_objects(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:

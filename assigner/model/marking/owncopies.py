@@ -27,7 +27,7 @@ from torch import nn
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS, memory_of
-from assigner.model.deferred.reach import MODULE, STANDARD, Names, Place, parts_of
+from assigner.model.deferred.reach import MODULE, STANDARD, Names, Place, is_users, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -82,11 +82,22 @@ def copied_values(modules: Mapping[str, nn.Module], known: Mapping[int, Any]) ->
         known: What stands for some objects in the copies, by their ids.
     """
     started = [(Place(MODULE, name or type(each).__name__), each) for name, each in modules.items()]
-    for place, value in _walk(started, set(), known):
+    for place, value in _walk(started, set(), known, stops=_is_own_copy):
         yield place, value
         if isinstance(value, nn.Module):
             space = value.__dict__
             yield from ((place.attribute(key), space[key]) for key in STANDARD if isinstance(space[key], dict))
+
+
+def _is_own_copy(value: Any) -> bool:
+    """Whether its class has a `__deepcopy__` that gives the object itself: all copies share it."""
+    copier = getattr(type(value), "__deepcopy__", None)
+    if copier is None or isinstance(value, nn.Module) or not is_users(type(value).__module__):
+        return False
+    try:
+        return copier(value, {}) is value
+    except _UNCOPIED:
+        return False  # the partition that has it is refused when it is built
 
 
 def _uncopied(name: str, module: nn.Module, known: Mapping[int, Any], atoms: Mapping[int, Any]) -> str | None:
@@ -251,7 +262,13 @@ class _Atoms:
         return found
 
 
-def _walk(started: Iterable[_Found], seen: set[int], known: Mapping[int, Any]) -> Iterator[_Found]:
+def _walk(
+    started: Iterable[_Found],
+    seen: set[int],
+    known: Mapping[int, Any],
+    *,
+    stops: Callable[[Any], bool] = lambda _: False,
+) -> Iterator[_Found]:
     """What a deep copy meets, each object once; it looks into no atom, and at nothing that has a place in its memo.
 
     It copies a bound method with its object. That of a module is an atom here: it may be of another part of the model.
@@ -262,6 +279,8 @@ def _walk(started: Iterable[_Found], seen: set[int], known: Mapping[int, Any]) -
         if isinstance(value, _LEAVES) or id(value) in seen or id(value) in known:
             continue
         seen.add(id(value))
+        if stops(value):
+            continue
         yield place, value
         is_atom = _is_atom(value)
         if not is_atom or (isinstance(value, types.MethodType) and not isinstance(value.__self__, nn.Module)):
