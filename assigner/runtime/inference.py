@@ -137,7 +137,7 @@ class Inference:
 
     @contextlib.contextmanager
     def _eval_mode(self) -> Iterator[None]:
-        """This rank's modules in the mode of the model's own `eval()`; then as they were.
+        """This rank's modules, and the builder's, which a loss may ask, in the mode of `eval()`; then as they were.
 
         Those with an `eval` or `train` of their own do what it does, as merging weights, and take it back. Those that
         are left training, as some models do with BatchNorm, move their buffers: these are put back.
@@ -145,7 +145,8 @@ class Inference:
         named = [
             (name, module) for held in self.variants.planned.modules.values() for name, module in held.named_modules()
         ]
-        before = [(module, module.training) for _, module in named]
+        builders = self.variants.planned.graph.deferred.model.named_modules()
+        flagged = [(module, module.training, self._flags.get(name, False)) for name, module in (*named, *builders)]
         training = [module for name, module in named if self._flags.get(name, False)]
         buffers = [buffer for module in training for buffer in module.buffers(recurse=False)]
         kept = [buffer.clone() for buffer in buffers]
@@ -154,13 +155,13 @@ class Inference:
             with Memento(each for module in own for each in module.named_modules()).put_back():
                 for module in own:
                     module.eval()
-                for name, module in named:
-                    module.training = self._flags.get(name, False)
+                for module, _, flag in flagged:
+                    module.training = flag
                 yield
                 for module in own:
                     module.train()
         finally:
-            for module, flag in before:
+            for module, flag, _ in flagged:
                 module.training = flag
             for buffer, value in zip(buffers, kept, strict=True):
                 buffer.copy_(value)

@@ -20,6 +20,7 @@ So what has changed there since the start is held against it between the rank th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections import defaultdict
@@ -194,7 +195,8 @@ class OutsideValues:
     """What each partition of the model can reach beside its own, and what the script can of the builder's modules.
 
     The model that the builder has made holds the same objects and functions as the partitions on this rank; its modules
-    are no partition's. Numbers and texts count, as they are when this is made, and all that modules hold.
+    are no partition's, and nothing but the script changes them, wherever it holds them: in a list, a cache, or by their
+    parameters alone. Numbers and texts count, as they are when this is made, and all that modules hold.
 
     Args:
         graph: Of the model.
@@ -212,41 +214,63 @@ class OutsideValues:
             }
             self._started[piece.name] = {**{each: model.get_submodule(each) for each in paths}, **hooks}
         self._first = {name: plain_values(started) for name, started in self._started.items()}
-        self._kept = {}
-        for training in (True, False) if graph.deferred.kept else ():
+        self._kept = dict[bool, Memento]()
+        modules = dict(model.named_modules())
+        modes = {training: graph.deferred.flags(training=training) for training in (True, False)}
+        self._flags = [
+            (module, {training: flags[name] for training, flags in modes.items()}) for name, module in modules.items()
+        ]
+        for training in (True, False):
             with graph.deferred.mode(training=training):
-                self._kept[training] = Memento.of(copied_values(graph.deferred.kept, graph.deferred.outside))
-        held = [(*module.parameters(), *module.buffers()) for module in graph.deferred.kept.values()]
-        kept = {id(each): each for tensors in held for each in tensors}
+                self._kept[training] = Memento.of(copied_values(modules, graph.deferred.outside))
         # `.data =` counts as no change; an alias keeps the memory's address from being that of another
-        self._tensors = [(each, _look(each), each.detach()) for each in kept.values()]
+        self._tensors = [(each, _look(each), each.detach()) for each in self._kept[True].tensors]
+        self._replaced = [(each, each._version) for each in graph.deferred.replaced]
 
     def check_kept(self, *, training: bool) -> None:
         """Refuse what the script has changed on modules that it holds beside the pipeline, which has copies of them.
 
         Args:
-            training: False: they may also be as after `eval()`.
+            training: False: they may also be as after `eval()`, each for itself.
 
         Raises:
             UsageError: naming it.
         """
-        if self._is_as_kept(training=True) or (not training and self._is_as_kept(training=False)):
+        if self._is_as_kept(training=True):
             return
+        if not training:
+            for mode in (True, False):
+                with self._flagged(training=mode):
+                    if self._is_as_kept(training=mode):
+                        return
         changes = [f"{each.name}, of a module" for each in self._kept[True].changes()]
-        first = changes[0] if changes else "a weight or a buffer of a module"
+        first = changes[0] if changes else "a weight, a buffer or a tensor of a module"
         raise UsageError(
-            f"the script has changed {first} that it holds beside the pipeline, since that was made: the partitions are"
+            f"the script has changed {first} that the builder has made, since the pipeline was made: the partitions are"
             " copies, which would not see it",
-            hint="have forward read it from an object that the script holds, as a dict at the top of the model's file;"
-            " weights are those of pipeline.named_parameters()",
+            hint="change weights by pipeline.named_parameters(); have forward read all else from an object that the"
+            " script holds, as a dict at the top of the model's file",
         )
 
     def _is_as_kept(self, *, training: bool) -> bool:
-        if not self._kept:
-            return True
         then = self._kept[training]
-        is_same = then.is_untouched() or not then.has_changed()
-        return is_same and all(_look(each) == looked for each, looked, _ in self._tensors)
+        if not then.is_untouched() and then.has_changed():
+            return False
+        is_same = all(_look(each) == looked for each, looked, _ in self._tensors)
+        return is_same and all(each._version == version for each, version in self._replaced)
+
+    @contextlib.contextmanager
+    def _flagged(self, *, training: bool) -> Iterator[None]:
+        """Each module that is in one of the two modes is in this one while the block runs."""
+        now = [(module, module.training) for module, _ in self._flags]
+        for module, flags in self._flags:
+            if module.training in flags.values():
+                module.training = flags[training]
+        try:
+            yield
+        finally:
+            for module, flag in now:
+                module.training = flag
 
     def digests(self) -> list[float]:
         """Of what has changed, partition by partition; 0: nothing."""

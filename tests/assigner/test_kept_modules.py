@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -60,19 +62,18 @@ def told(change):
         (lambda kept: setattr(kept, "p", 0.3), "has changed 1.p, of a module"),
         (lambda kept: setattr(kept, "new", None), "has changed 1.new, of"),
         (lambda kept: kept.scales.__setitem__(0, 0.5), "has changed 1.scales"),
-        (lambda kept: kept.norm.eval(), "has changed 1.norm.training"),
         (lambda kept: setattr(kept, "inner", nn.Identity()), "has changed 1._modules['inner']"),
         (lambda kept: kept.norm.register_forward_hook(print), "has changed 1.norm._forward_hooks"),
-        (lambda kept: kept.inner.requires_grad_(requires_grad=False), "has changed a weight or a buffer"),
-        (lambda kept: nn.init.zeros_(kept.inner.weight), "has changed a weight or a buffer"),
+        (lambda kept: kept.inner.requires_grad_(requires_grad=False), "has changed a weight, a buffer"),
+        (lambda kept: nn.init.zeros_(kept.inner.weight), "has changed a weight, a buffer"),
         (
             lambda kept: setattr(kept.inner.weight, "data", kept.inner.weight.data * 0.9),
-            "has changed a weight or a buffer",
+            "has changed a weight, a buffer",
         ),
-        (lambda kept: setattr(kept.norm.running_mean, "data", kept.norm.running_var.data), "a weight or a buffer"),
+        (lambda kept: setattr(kept.norm.running_mean, "data", kept.norm.running_var.data), "a weight, a buffer"),
         (
             lambda kept: setattr(kept.inner.bias, "data", kept.inner.bias.data.flip(0)),
-            "has changed a weight or a buffer",
+            "has changed a weight, a buffer",
         ),
     ],
 )
@@ -94,34 +95,110 @@ def test_a_loop_that_leaves_them_as_they_are_goes_on(change):
     assert told(change) == [""] * 4
 
 
-def test_modules_may_be_in_eval_mode_for_an_evaluation_alone():
-    """As after `eval()` of the model."""
-    assert [bool(each) for each in told(lambda kept: kept.eval())] == [True, False, False, False]
+@pytest.mark.parametrize("change", [lambda kept: kept.eval(), lambda kept: kept.norm.eval()])
+def test_modules_may_be_in_eval_mode_for_an_evaluation_alone(change):
+    """As after `eval()` of the model, or of a part of it."""
+    found = told(change)
+    assert ".training, of a module" in found[0]
+    assert found[1:] == [""] * 3
 
 
-@pytest.mark.parametrize(
-    "keep",
-    [
-        lambda kept, module: kept.append(module),
-        lambda kept, module: kept.append(weakref.ref(module)),
-        lambda kept, module: kept.append({"deep": [(module,)]}),
-    ],
-)
-def test_what_holds_them_may_be_what_the_builder_closes_over(keep):
-    """A list, a reference that does not keep them, or a list in a list."""
-    kept = []
+def built_beside(keep):
+    """A pipeline whose builder gives something of its model to `keep`; and its workload."""
 
     def build():
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 1))
-        keep(kept, model[1])
+        model.table = torch.ones(WIDTH)
+        keep(model)
         return model
 
-    with pipeline_of(workload(build, "*"), make_plan(workload(build, "*"), micro_batches=2)) as pipeline:
-        assert list(pipeline.graph.deferred.kept) == ["1"]
-        pipeline.step(workload(build, "*").make_batch(8, 0))
-        pipeline.graph.deferred.model[1].p = 0.2
+    one = workload(build, "*")
+    return pipeline_of(one, make_plan(one, micro_batches=2)), one
+
+
+class Slotted:
+    __slots__ = ("model",)
+
+
+SLOTTED = Slotted()
+BY_NAME, BY_MODEL = weakref.WeakValueDictionary(), weakref.WeakKeyDictionary()
+
+
+@pytest.mark.parametrize(
+    ("keep", "held"),
+    [
+        (lambda model: setattr(SLOTTED, "model", model), lambda: SLOTTED.model),
+        (lambda model: BY_NAME.update(model=model), lambda: BY_NAME["model"]),
+        (lambda model: BY_MODEL.__setitem__(model, 1), lambda: [*BY_MODEL][-1]),
+    ],
+)
+def test_it_does_not_matter_what_holds_them(keep, held):
+    """An object with slots, or references that do not keep them."""
+    pipeline, one = built_beside(keep)
+    with pipeline:
+        pipeline.step(one.make_batch(8, 0))
+        held()[1].p = 0.2
         with pytest.raises(UsageError, match=r"has changed 1\.p"):
-            pipeline.step(workload(build, "*").make_batch(8, 0))
+            pipeline.step(one.make_batch(8, 0))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda parameters, _: parameters[0].requires_grad_(requires_grad=False),
+        lambda parameters, _: nn.init.zeros_(parameters[1]),
+        lambda _, table: table.fill_(0.3),
+    ],
+)
+def test_tensors_alone_may_be_held(change):
+    """By `list(model.parameters())`, or in another attribute, whose tensor the pipeline has computed anew."""
+    kept = []
+    pipeline, one = built_beside(lambda model: kept.__setitem__(slice(None), [[*model.parameters()], model.table]))
+    with pipeline:
+        pipeline.step(one.make_batch(8, 0))
+        change(*kept)
+        with pytest.raises(UsageError, match=r"a weight, a buffer or a tensor.*") as caught:
+            pipeline.step(one.make_batch(8, 0))
+        assert "pipeline.named_parameters()" in caught.value.hint
+
+
+def test_a_cached_builder_gives_the_loop_the_model_that_is_watched():
+    """The caches of a model's file are emptied for its capture, but for that one."""
+
+    @functools.cache
+    def build():
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), Counted(WIDTH, 1, build))
+
+    one = workload(build, "*")
+    with pipeline_of(one, make_plan(one, micro_batches=1)) as pipeline:
+        assert build() is pipeline.graph.deferred.model
+
+
+class Counted(nn.Linear):
+    """Leads to what has made it."""
+
+    def __init__(self, inputs, outputs, build):
+        super().__init__(inputs, outputs)
+        self.build = build
+
+
+def test_a_loss_sees_the_builders_model_in_eval_mode_while_an_evaluation_runs():
+    """A plain loop calls `eval()` on it."""
+    kept = []
+    pipeline, one = built_beside(lambda model: kept.__setitem__(slice(None), [model]))
+    pipeline.close()
+
+    modes = []
+
+    def loss(out, targets):
+        modes.append(kept[0].training)
+        return nn.functional.mse_loss(out, targets)
+
+    with pipeline_of(replace(one, loss=loss), pipeline.plan) as pipeline:
+        pipeline.step(one.make_batch(8, 0))
+        pipeline.evaluate(one.make_batch(8, 0))
+        pipeline.step(one.make_batch(8, 0))
+    assert modes == [True] * 2 + [False] * 2 + [True] * 2
 
 
 def test_what_an_imported_file_holds_reaches_the_partitions():

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from foreign.case import case
 from foreign.huggingface import LENGTH, WORDS, causal, hugging_face, translated
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs, maybe_install_capturing_hooks
+from workloads import WIDTH, workload
 
 OLD = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "use_cache": False, "vocab_size": WORDS}
 NEW = {
@@ -67,6 +76,97 @@ hugging_face(
     attn_implementation="eager",
     **GROUPED,
 )
+
+
+def states_in_loss(output: Any, _: Any) -> torch.Tensor:
+    """Each counts unlike the others."""
+    states = enumerate(output.hidden_states, start=1)
+    return output.loss + sum(n * each.square().mean() for n, each in states)
+
+
+def hooks_behind(model: Any) -> None:
+    """Layers whose hooks come when transformers' own are there."""
+    maybe_install_capturing_hooks(model.model)
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _, __, output: output * 1.5)
+
+
+hugging_face(
+    "Llama, its hidden states beside hooks of one's own before the forward",
+    "LlamaForCausalLM",
+    LLAMA,
+    causal,
+    loss=states_in_loss,
+    prepare=lambda model: model.model.layers[0].register_forward_pre_hook(lambda _, given: (given[0] * 1.5,)),
+    refusal="forward pre-hook may change",
+    output_hidden_states=True,
+    **GROUPED,
+)
+hugging_face(
+    "Llama, its hidden states before hooks of one's own",
+    "LlamaForCausalLM",
+    LLAMA,
+    causal,
+    loss=states_in_loss,
+    prepare=hooks_behind,
+    refusal="hook registered behind",
+    output_hidden_states=True,
+    **GROUPED,
+)
+hugging_face(
+    "Llama, its hidden states behind hooks of one's own",
+    "LlamaForCausalLM",
+    LLAMA,
+    causal,
+    loss=states_in_loss,
+    prepare=lambda model: model.model.layers[1].register_forward_hook(lambda _, __, output: output * 1.5),
+    output_hidden_states=True,
+    **GROUPED,
+)
+
+
+class PairConfig(PreTrainedConfig):
+    """Of `Pairs`."""
+
+    model_type = "pairs"
+
+
+class Pair(nn.Linear):
+    """Returns two tensors."""
+
+    def forward(self, x):
+        return super().forward(x).tanh(), x * 2
+
+
+class Pairs(PreTrainedModel):
+    """Collects what `BaseModelOutput` has no field for."""
+
+    config_class = PairConfig
+    _can_record_outputs = {"hidden_states": Pair, "seconds": OutputRecorder(Pair, index=1)}  # noqa: RUF012 - as they do
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layers, self.head = nn.ModuleList(Pair(WIDTH, WIDTH) for _ in range(2)), nn.Linear(WIDTH, 1)
+        self.post_init()
+
+    @capture_outputs
+    def forward(self, x):
+        for layer in self.layers:
+            x, _ = layer(x)
+        return BaseModelOutput(last_hidden_state=self.head(x))
+
+
+@case(
+    "transformers: a model of one's own that collects more than its output has fields", refusal="cannot be put together"
+)
+def collecting():
+    def loss(output, targets):
+        seconds = sum(each.square().mean() for each in output["seconds"])
+        return nn.functional.mse_loss(output.last_hidden_state, targets) + seconds
+
+    return workload(lambda: Pairs(PairConfig(output_seconds=True)), "layers.*", "head", loss=loss)
+
+
 hugging_face("Mistral", "MistralForCausalLM", LLAMA, causal, sliding_window=3, usual=False, **GROUPED)
 hugging_face("Qwen2", "Qwen2ForCausalLM", LLAMA, causal, usual=False, **{**NEW, "num_key_value_heads": 1})
 hugging_face("Qwen3", "Qwen3ForCausalLM", LLAMA, causal, usual=False, **GROUPED)

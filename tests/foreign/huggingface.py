@@ -81,7 +81,7 @@ def pictures(rows: int, generator: torch.Generator) -> Any:
 
 def hugging_face(
     name: str,
-    model: str,
+    kind: str,
     marks: str,
     batch: Any,
     *,
@@ -90,13 +90,14 @@ def hugging_face(
     random: bool = False,
     usual: bool = True,
     loss: Callable[[Any, Any], torch.Tensor] = lambda output, _: output.loss,
+    prepare: Callable[[Any], object] = lambda _: None,
     **config: Any,
 ) -> None:
     """Add a case.
 
     Args:
         name: Comes after "transformers: ".
-        model: The class, as `GPT2LMHeadModel`.
+        kind: The model's class, as `GPT2LMHeadModel`.
         marks: Name patterns, with blanks between.
         batch: Makes batches whose inputs have the labels.
         refusal: See `Case`.
@@ -104,12 +105,15 @@ def hugging_face(
         random: See `Case`.
         usual: See `Case`.
         loss: Of the outputs.
+        prepare: What the builder does with the model.
         config: What its config takes.
     """
 
     def build() -> Any:
-        cls = getattr(transformers, model)
-        return cls._from_config(cls.config_class(**config), dtype=torch.float64)
+        cls = getattr(transformers, kind)
+        model = cls._from_config(cls.config_class(**config), dtype=torch.float64)
+        prepare(model)
+        return model
 
     def make() -> Workload:
         return Workload(build, batch, loss, sgd, 8, marks=tuple(marks.split()), seed=5, name="test")

@@ -615,6 +615,91 @@ class InCacheOfFile(nn.Linear):
         return super().forward(x) / len(log().calls)
 
 
+class OneForAll:
+    def __init__(self):
+        self.n = 0
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+@inside("calls counted in an object that is its own copy", inherent=True)
+class InOneForAll(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.shared = OneForAll()
+
+    def forward(self, x):
+        self.shared.n += 1
+        return super().forward(x) / self.shared.n
+
+
+@functools.cache
+def counts():
+    return [0]
+
+
+@case(
+    "calls counted in a list of a cached function of the file, in a marked module",
+    *MARKS,
+    refusal="changes counts.cache",
+)
+class InListOfCache(Net):
+    def make(self):
+        return InListOfCache.Layer(WIDTH, WIDTH)
+
+    class Layer(nn.Linear):
+        def forward(self, x):
+            counts()[0] += 1
+            return super().forward(x) / counts()[0]
+
+
+@functools.lru_cache(4)
+def scales(width):
+    return {"scale": 1 / width, "list": [width, width]}
+
+
+@case("a dict of a cached function that a marked module reads", *MARKS)
+class DictOfCache(Net):
+    def make(self):
+        return DictOfCache.Layer(WIDTH, WIDTH)
+
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * scales(x.shape[-1])["scale"]
+
+
+@inside("an array that is a view of another one, and is counted in", inherent=True)
+class View(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.whole = np.ones((4, 3))
+        self.part = self.whole[1:3].T
+
+    def forward(self, x):
+        self.part += 1
+        return super().forward(x) / float(self.whole.sum())
+
+
+@case("an array of a marked module that is a view of the root's", *MARKS, refusal="shared with other parts")
+class Views(Net):
+    def __init__(self):
+        self.__dict__["table"] = np.zeros(4)
+        super().__init__()
+
+    def make(self):
+        return Views.Layer(self.table[:2])
+
+    class Layer(nn.Linear):
+        def __init__(self, part):
+            super().__init__(WIDTH, WIDTH)
+            self.part = part
+
+        def forward(self, x):
+            self.part[:] = self.part + 1
+            return super().forward(x) / float(self.part[0])
+
+
 @case("calls counted at the root in an object that a cached function makes in the first one", *MARKS, inherent=True,
       refusal="outside its partitions")  # fmt: skip
 class RootMadeInFirst(Net):

@@ -51,7 +51,7 @@ class DeferredModel:
     Attributes:
         model: The module tree; its parameters and buffers are meta tensors.
         outside: What its modules hold, by id, that is not the model's own (see `Outside`).
-        kept: The modules that the script holds too, by name.
+        replaced: The builder's tensors beside parameters and buffers, in whose places the model has those with values.
 
     Raises:
         UsageError: the builder looks at random values, which do not exist yet, changes tensors that it has loaded, or
@@ -78,8 +78,7 @@ class DeferredModel:
         check_hung(self.tensors())
         self._calls, self._storages = recorder.calls, recorder.storages
         self._make_unregistered(recorder)
-        outside = Outside(builder, self.model)
-        self.outside, self.kept = outside.objects, outside.modules
+        self.outside = Outside(builder, self.model).objects
 
     def _make_unregistered(self, recorder: CallRecorder) -> None:
         """Tensors that are kept beside parameters and buffers, as a table in an attribute, have their values at once.
@@ -94,6 +93,7 @@ class DeferredModel:
         memory = self.replayed({view.storage for _, view in views.values()})
         made = {key: in_likeness(each, memory[view.storage].look(view)) for key, (each, view) in views.items()}
         memento.exchange(made)
+        self.replaced = [each for each, _ in views.values()]
 
     @property
     def seeds(self) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assigner.model.deferred.contents import cached_values
 from assigner.model.deferred.reach import files_of, kept_objects, reach
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def cached_functions(modules: Iterable[tuple[str, nn.Module]]) -> list[Cached]:
 def clear_caches(model: nn.Module, kept: Mapping[int, list[int]] | None = None) -> dict[int, list[int]]:
     """Empty what functools.cache keeps in the files of a model: fake tensors must neither stay there nor come.
 
-    An object that the user's code makes once, and sets up, is no tensor: it stays, and its function with it.
+    An object that the user's code makes once, and sets up, is no tensor: it stays, and its function with it. So does
+    the model itself, where its builder is cached.
 
     Args:
         model: That model.
@@ -44,7 +46,10 @@ def clear_caches(model: nn.Module, kept: Mapping[int, list[int]] | None = None) 
         The objects that stay, by the cached functions' ids.
     """
     stay: dict[int, list[int]] = {}
+    modules = {id(each) for each in model.modules()}
     for value in cached_functions(model.named_modules()):
+        if not modules.isdisjoint(map(id, cached_values(value))):
+            continue
         objects = kept_objects(value)
         if kept is None:
             is_kept = bool(objects) and not _lead_to_tensors(objects)

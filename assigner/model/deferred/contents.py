@@ -1,4 +1,4 @@
-"""Objects whose contents lie in C, where Python's attributes do not show them: generators, arrays, buffers, iterators.
+"""Objects whose contents lie in C, where Python's attributes do not show them: generators, arrays, iterators, caches.
 
 How each of them is copied and put back stands here once: what walks over objects knows them by it, too.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import gc
 import io
 import itertools
 import pickle
@@ -20,6 +21,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
+    import functools
     from collections.abc import Callable, Iterable, Mapping
 
 ATOMS: frozenset[type] = frozenset((bool, int, float, complex, str, bytes, type(None)))
@@ -36,6 +38,26 @@ class Keeper(NamedTuple):
 def keeper_of(kind: type, keepers: Mapping[type, Keeper]) -> Keeper | None:
     """That of the first of a type's bases which has one; None: none has."""
     return next((keepers[each] for each in kind.__mro__ if each in keepers), None)
+
+
+def memory_of(value: Any) -> Any:
+    """The array whose memory another one is a view of; any other object: itself."""
+    while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
+        value = value.base
+    return value
+
+
+def cached_values(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
+    """What a cached function has for its callers; where it drops some it also has what it was called with."""
+    held = gc.get_referents(cached)  # no other way leads there; where nothing is dropped it has them in a dict
+    others = [each for each in held if each is not cached.__dict__ and each is not cached.__wrapped__]
+    if cached.cache_parameters()["maxsize"] is None:
+        return [*itertools.chain.from_iterable(each.values() for each in others if type(each) is dict)]
+    return [each for each in others if type(each) is not dict or not any(map(_is_link, each.values()))]
+
+
+def _is_link(value: Any) -> bool:
+    return type(value).__name__ == "_lru_list_elem"
 
 
 def contents_of(value: Any) -> Any:

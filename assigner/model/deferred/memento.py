@@ -23,7 +23,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import _disable_current_modes
 
-from assigner.model.deferred.contents import ATOMS, CONTENTS, IN_C, ITERATORS, Keeper, keeper_of
+from assigner.model.deferred.contents import ATOMS, CONTENTS, IN_C, ITERATORS, Keeper, keeper_of, memory_of
 from assigner.model.deferred.reach import (
     FILE,
     KEPT,
@@ -200,9 +200,10 @@ class Memento:
 
     def is_untouched(self) -> bool:
         """A quick look, for every step: all is the same objects, under the same names. False: it may have changed."""
-        spaces, names, values, rest = self._flat
+        spaces, names, values, empty, rest = self._flat
         return (
-            all(map(operator.is_, itertools.chain.from_iterable(map(dict.values, spaces)), values))
+            not any(empty)
+            and all(map(operator.is_, itertools.chain.from_iterable(map(dict.values, spaces)), values))
             and all(map(operator.is_, itertools.chain.from_iterable(spaces), names))
             and sum(map(len, spaces)) == len(values)
             and [each._version for each in self.tensors] == self._versions
@@ -210,16 +211,17 @@ class Memento:
         )
 
     @functools.cached_property
-    def _flat(self) -> tuple[list[dict[Any, Any]], list[Any], list[Any], list[_Kept]]:
-        """Modules' attributes and the dicts that are kept; what was in them; and all else."""
+    def _flat(self) -> tuple[list[dict[Any, Any]], list[Any], list[Any], list[dict[Any, Any]], list[_Kept]]:
+        """Modules' attributes and the dicts that are kept; what was in them; those that were empty; and all else."""
         in_dicts = [
             each for each in self._kept if isinstance(each.held, nn.Module | dict) and each.keeper is not _SLOTS
         ]
-        spaces = [vars(each.held) if isinstance(each.held, nn.Module) else each.held for each in in_dicts]
+        every = [(vars(each.held) if isinstance(each.held, nn.Module) else each.held, each.values) for each in in_dicts]
+        spaces, empty = ([space for space, values in every if bool(values) is full] for full in (True, False))
         names = [name for each in in_dicts for name in each.values]
         values = [value for each in in_dicts for value in each.values.values()]
         known = {id(each) for each in in_dicts}
-        return spaces, names, values, [each for each in self._kept if id(each) not in known]
+        return spaces, names, values, empty, [each for each in self._kept if id(each) not in known]
 
     def changes(self) -> list[StateChange]:
         """What is not as it was then, entry by entry.
@@ -240,8 +242,8 @@ class Memento:
                 yield str(place), tensor
 
     def holders(self) -> set[int]:
-        """The ids of the objects whose entries are kept."""
-        return {id(_holder(each.held)) for each in self._kept}
+        """The ids of the objects whose entries are kept; of an array, that of the one whose memory it has."""
+        return {id(memory_of(_holder(each.held))) for each in self._kept}
 
 
 class _Kept(NamedTuple):

@@ -2,8 +2,7 @@
 
 The pipeline's modules are copies of the builder's, and so is what the builder has made for them. What the script, or a
 file of the user's, holds too must stay the object that it is: `config.temperature *= 0.9` in the loop, on every rank,
-then reaches all partitions, as in a plain run. Modules that the script holds too, as in a list at the top of a file,
-are the builder's, and no partition's: what the loop changes on these would be lost.
+then reaches all partitions, as in a plain run.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -38,7 +38,6 @@ class Outside:
 
     Attributes:
         objects: That the model holds and that are reached without it: by id, themselves.
-        modules: Of the model that are reached without it, by name; with those in them.
     """
 
     def __init__(self, builder: Callable[[], nn.Module], model: nn.Module) -> None:
@@ -50,9 +49,6 @@ class Outside:
         held.follow(value for module in model.modules() for value in module.__dict__.values())
         shared = held.found.keys() & outside.found.keys()
         self.objects = {number: held.found[number] for number in shared if not callable(held.found[number])}
-        started = (module for module in model.modules() if id(module) in outside.found)
-        kept = {id(inner) for each in started for inner in each.modules()}
-        self.modules = {name: module for name, module in model.named_modules() if id(module) in kept}
 
 
 class _Reach:
@@ -88,6 +84,8 @@ class _Reach:
         if isinstance(value, _CONTAINERS):
             if len(value) <= _MOST_ITEMS:
                 yield from dict.values(value) if isinstance(value, dict) else value
+        elif isinstance(value, np.ndarray):
+            yield value.base
         elif isinstance(value, weakref.ref):
             yield value()
         elif isinstance(value, functools.partial):

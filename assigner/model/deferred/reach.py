@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dis
 import functools
-import gc
 import inspect
 import itertools
 import operator
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from assigner.model.deferred.contents import ATOMS, IN_C
+from assigner.model.deferred.contents import ATOMS, IN_C, cached_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -51,6 +50,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
 KEPT: tuple[type, ...] = (*ATOMS, list, dict, set, deque, torch.Tensor)
 """What counts among the names at the top of a file, and of what a class keeps for all of its objects."""
+_CHANGING = (list, dict, set, deque, bytearray)
 _OF_FILES = ("types", "argparse", "_thread")
 _NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner", "numpy"}
 
@@ -406,12 +406,13 @@ def _of_cached(place: Place, value: functools._lru_cache_wrapper[Any], _: _Exten
 
 
 def kept_objects(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
-    """The objects of the user's classes, no modules or tensors, that a cached function has for its callers."""
-    held = gc.get_referents(cached)  # no other way leads there; where nothing is dropped it has them in a dict
-    dicts = [each for each in held if isinstance(each, dict) and each is not cached.__dict__]
-    every = itertools.chain(held, *(each.values() for each in dicts))
+    """What a cached function has for its callers that can change: containers, and objects of the user's classes.
+
+    No modules and tensors.
+    """
     others = (type, types.FunctionType, nn.Module, torch.Tensor)
-    return [each for each in every if is_users(type(each).__module__) and not isinstance(each, others)]
+    every = [each for each in cached_values(cached) if not isinstance(each, others)]
+    return [each for each in every if isinstance(each, _CHANGING) or is_users(type(each).__module__)]
 
 
 def _of_container(place: Place, value: Any, extent: _Extent) -> list[_Found]:

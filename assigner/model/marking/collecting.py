@@ -49,7 +49,7 @@ def switched_off(name: str, inside: Named) -> Iterator[None]:
         return
     for inner, module in inside:
         for hook in _hooks(module) if inner != name else ():
-            if (key := inspect.getclosurevars(hook).nonlocals.get("key")) in collected:
+            if (key := _closed(hook, "key")) in collected:
                 raise MarkingError(
                     f"transformers collects {key!r} of {inner!r}, which is inside of {name!r}: the partition does not"
                     " return them",
@@ -70,11 +70,37 @@ def switched_off(name: str, inside: Named) -> Iterator[None]:
             switch.context_var.reset(token)
 
 
-def collect(module: nn.Module, args: Sequence[Any], result: Any) -> None:
-    """Have a partition's own hooks collect what it has returned."""
-    if _collected() is not None:
-        for hook in _hooks(module):
-            hook(module, args, result)
+def collect(name: str, module: nn.Module, args: Sequence[Any], result: Any) -> None:
+    """Have a partition's own hooks collect what it has returned.
+
+    Args:
+        name: The partition.
+        module: Itself.
+        args: What it was called with: its hooks before the forward may give that other ones.
+        result: What it has returned, behind all of its hooks.
+
+    Raises:
+        MarkingError: they would collect something else in a plain run: what other hooks change in the partition.
+    """
+    collected = _collected()
+    hooks = [each for each in _hooks(module) if collected is not None and _closed(each, "key") in collected]
+    for hook in hooks:
+        key = _closed(hook, "key")
+        every = [*module._forward_hooks.values()]
+        reads_arguments = _closed(hook, "capture_initial_hidden_state") and key == "hidden_states"
+        if not {*map(id, every[every.index(hook) :])} <= {*map(id, _hooks(module))}:
+            _refuse_hook(name, key, "a forward hook registered behind transformers' own may change what it returns")
+        if reads_arguments and not collected[key] and module._forward_pre_hooks:
+            _refuse_hook(name, key, "a forward pre-hook may change what it is given, which is the first of them")
+        hook(module, args, result)
+
+
+def _refuse_hook(name: str, key: str, why: str) -> None:
+    raise MarkingError(
+        f"transformers collects {key!r} of {name!r}, and {why}: the partition returns the end of its forward alone",
+        hint=f"output_{key}=False in the model's config or call, or have the model's code do what the hook does, or"
+        f" mark a larger module that contains {name!r} and reads them",
+    )
 
 
 def _collected() -> Any:
@@ -86,6 +112,11 @@ def _collected() -> Any:
 def _switch() -> Any:
     """What switches the hooks on, and has what they collect; None: the library is not loaded."""
     return getattr(sys.modules.get(_LIBRARY), "_active_collector", None)
+
+
+def _closed(hook: Callable[..., Any], name: str) -> Any:
+    """What one of the library's hooks closes over; None: it has no such name."""
+    return inspect.getclosurevars(hook).nonlocals.get(name)
 
 
 def _hooks(module: nn.Module) -> list[Callable[..., Any]]:

@@ -294,6 +294,7 @@ class Cutter:
             self.symbols.rows_dimension(each.shape) if isinstance(each, torch.Tensor) else None for each in made
         )
         spec, known = self.captured.program.call_spec.out_spec, bool(self.symbols.rows)
+        self._check_rebuilt(spec)
         tensors = self._output_tensors()
         carried = any(each is not None for each in self.captured.carriers)
         if not known and carried and self.base is not None:  # sizes tell less than the plan's graph
@@ -301,6 +302,23 @@ class Cutter:
             if base.rows_known and (base.structure, len(base.leaves)) == (spec, len(leaves)):
                 return ModelOutput(spec, leaves, base.rows, True, tensors)
         return ModelOutput(spec, leaves, rows, known, tensors)
+
+    def _check_rebuilt(self, spec: pytree.TreeSpec) -> None:
+        """A class may flatten what its constructor does not take: a `ModelOutput` to which items were added.
+
+        Raises:
+            MarkingError: the output cannot be made again of what the last partition returns.
+        """
+        try:
+            pytree.tree_unflatten(
+                [each.meta["val"] if isinstance(each, fx.Node) else each for each in self.outputs], spec
+            )
+        except TypeError as error:
+            raise MarkingError(
+                f"the model's output ({getattr(spec.type, '__name__', spec.type)}) cannot be put together of its parts:"
+                f" {error}",
+                hint="return a class that has a field for each of them, or a dict or a tuple",
+            ) from error
 
     def _output_tensors(self) -> tuple[OutputTensor | None, ...]:
         made = [each for each in self.outputs if isinstance(each, fx.Node)]

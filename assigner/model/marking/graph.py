@@ -202,12 +202,14 @@ class PartitionGraph:
     )
 
     def check_read(self) -> None:
-        """What was read when the model was captured is in the graph for ever.
+        """What was read when the model was captured is in the graph for ever: of each mode there is one.
 
         Raises:
             UsageError: some of it is another value now.
         """
         for change in self.read.changes():
+            if change.key == "training" and change.holder in self.deferred.model.modules():
+                continue
             raise UsageError(
                 f"{change.name} has changed since the model was captured: the code between its partitions can read"
                 " it, and would go on with the old value",

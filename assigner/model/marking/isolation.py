@@ -14,6 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from assigner.errors import MarkingError
+from assigner.model.deferred.contents import memory_of
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking.fakeforward import own_tensors, tensor_ids, trained_names
@@ -153,7 +154,7 @@ class Isolation:
                     f"{name!r} changes {change.name}, which nobody can put back when its forward runs again",
                     hint="keep it in a buffer or in an attribute of the module",
                 )
-            if self._owners.get(id(change.holder), {name}) - {name}:
+            if self._owners.get(id(memory_of(change.holder)), {name}) - {name}:
                 raise MarkingError(
                     f"{name!r} changes {change.name}, which is shared with other parts of the model: they may run"
                     " on another worker, which would not see that",

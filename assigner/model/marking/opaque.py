@@ -235,7 +235,7 @@ class OpaqueCalls:
             try:
                 with switched_off(name, self.isolation.inside[name]):
                     result = self._call(name, None, forward, args, kwargs)
-                collect(self.model.get_submodule(name), args, result)
+                collect(name, self.model.get_submodule(name), args, result)
                 return result
             except CrossingError as error:
                 error.module = name

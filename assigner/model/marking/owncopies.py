@@ -4,6 +4,8 @@
     self.note = self.seen.append               the original's list
     self.lin.parent = weakref.ref(self)        the original itself
 
+    self.part = self.table[1:3]                two arrays with one memory: deep copies have one each
+
 Where such an atom leads to something that is copied, a new one takes its place that leads to the copy. All others stay
 the objects that they are. `deepcopy` looks into its memo before it looks at an object's type: this memo makes the copy
 of an atom when it is asked for it, so atoms in cycles find what has been copied of these so far.
@@ -20,11 +22,12 @@ from collections import defaultdict, deque
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
 
 from assigner.errors import UsageError
-from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.reach import MODULE, STANDARD, Names, Place, parts_of
+from assigner.model.deferred.contents import ATOMS, memory_of
+from assigner.model.deferred.reach import MODULE, STANDARD, Names, Place, is_users, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -78,11 +81,23 @@ def copied_values(modules: Mapping[str, nn.Module], known: Mapping[int, Any]) ->
         modules: By name.
         known: What stands for some objects in the copies, by their ids.
     """
-    for place, value in _walk([(Place(MODULE, name), each) for name, each in modules.items()], set(), known):
+    started = [(Place(MODULE, name or type(each).__name__), each) for name, each in modules.items()]
+    for place, value in _walk(started, set(), known, stops=_is_own_copy):
         yield place, value
         if isinstance(value, nn.Module):
             space = value.__dict__
             yield from ((place.attribute(key), space[key]) for key in STANDARD if isinstance(space[key], dict))
+
+
+def _is_own_copy(value: Any) -> bool:
+    """Whether its class has a `__deepcopy__` that gives the object itself: all copies share it."""
+    copier = getattr(type(value), "__deepcopy__", None)
+    if copier is None or isinstance(value, nn.Module) or not is_users(type(value).__module__):
+        return False
+    try:
+        return copier(value, {}) is value
+    except _UNCOPIED:
+        return False  # the partition that has it is refused when it is built
 
 
 def _uncopied(name: str, module: nn.Module, known: Mapping[int, Any], atoms: Mapping[int, Any]) -> str | None:
@@ -146,6 +161,14 @@ class OwnCopies(dict[int, Any]):
         """An `lru_cache` of its own, empty as one is at first."""
         return functools.lru_cache(**atom.cache_parameters())(self._copied(atom.__wrapped__))
 
+    def _view(self, atom: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """An array in the memory of the copy of another one."""
+        whole = memory_of(atom)
+        start = atom.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        made = np.ndarray(atom.shape, atom.dtype, self._copied(whole).ravel(order="K"), start, atom.strides)
+        made.flags.writeable = atom.flags.writeable
+        return made
+
     def _reference(self, atom: weakref.ref[Any]) -> weakref.ref[Any]:
         return type(atom)(self._copied(atom()), self._copied(atom.__callback__))
 
@@ -156,7 +179,16 @@ _MAKERS: dict[type, Callable[[OwnCopies, Any], Any]] = {
     types.BuiltinMethodType: OwnCopies._method_of_c,
     functools._lru_cache_wrapper: OwnCopies._cached,
     weakref.ref: OwnCopies._reference,
+    np.ndarray: OwnCopies._view,
 }
+
+
+def _is_atom(value: Any) -> bool:
+    """Whether `deepcopy` takes it for one; of arrays, those that are views of others."""
+    if type(value) is not np.ndarray:
+        return type(value) in _MAKERS
+    whole = memory_of(value)
+    return whole is not value and type(whole) is np.ndarray and not whole.dtype.hasobject
 
 
 class _Atoms:
@@ -191,11 +223,13 @@ class _Atoms:
     def _add(self, started: Iterable[_Found]) -> None:
         """What is reached without atoms is copied."""
         for place, value in _walk(started, self._copied, self._known):
-            if type(value) in _MAKERS:
+            if isinstance(value, np.ndarray) and _is_atom(value):
+                self.chosen[id(value)] = value
+            elif _is_atom(value):
                 self._met.append((place, value))
 
     def _is_copied(self, value: Any) -> bool:
-        if type(value) in _MAKERS:
+        if _is_atom(value):
             return id(value) in self.chosen
         is_other = id(value) in self._known and self._known[id(value)] is not value
         return (id(value) in self._copied or is_other) and not isinstance(value, _FROZEN)
@@ -228,7 +262,13 @@ class _Atoms:
         return found
 
 
-def _walk(started: Iterable[_Found], seen: set[int], known: Mapping[int, Any]) -> Iterator[_Found]:
+def _walk(
+    started: Iterable[_Found],
+    seen: set[int],
+    known: Mapping[int, Any],
+    *,
+    stops: Callable[[Any], bool] = lambda _: False,
+) -> Iterator[_Found]:
     """What a deep copy meets, each object once; it looks into no atom, and at nothing that has a place in its memo.
 
     It copies a bound method with its object. That of a module is an atom here: it may be of another part of the model.
@@ -239,8 +279,10 @@ def _walk(started: Iterable[_Found], seen: set[int], known: Mapping[int, Any]) -
         if isinstance(value, _LEAVES) or id(value) in seen or id(value) in known:
             continue
         seen.add(id(value))
+        if stops(value):
+            continue
         yield place, value
-        is_atom = type(value) in _MAKERS
+        is_atom = _is_atom(value)
         if not is_atom or (isinstance(value, types.MethodType) and not isinstance(value.__self__, nn.Module)):
             waiting += _parts_of(place, value)
 
