@@ -27,6 +27,7 @@ import numpy.random  # noqa: F401 - loaded before a forward is watched: what it 
 import torch
 import torch._dynamo
 from torch import nn
+from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.modules import module as module_hooks
@@ -170,6 +171,7 @@ class Interceptions:
                 (FakeTensor, "data", property(_data, _set_data)),
                 (FakeTensor, "grad_fn", property(_grad_fn)),
                 (transformer, "_detect_is_causal_mask", _is_said_to_be_causal),
+                (decompositions, "one_layer_lstm", _flat(decompositions.one_layer_lstm)),
                 *((holder, name, _refused(getattr(holder, name), "seeds or sets a generator"))
                   for holder in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
                 (torch.compiler, "is_compiling", _asked_by_user(torch.compiler.is_compiling)),
@@ -323,6 +325,16 @@ def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
             original(tensor)
 
     return ignore
+
+
+def _flat(lstm: Callable[..., Any]) -> Callable[..., Any]:
+    """An exported LSTM layer, whose states have a dimension too many up to torch 2.11, that of the layer."""
+
+    def layer(*args: Any, **kwargs: Any) -> Any:
+        output, states = lstm(*args, **kwargs)
+        return output, tuple(each.squeeze(0) if each.dim() == output.dim() else each for each in states)
+
+    return layer
 
 
 def _enter_inference(original: Callable[..., Any]) -> Callable[..., Any]:
