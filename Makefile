@@ -43,7 +43,8 @@ demo: $(READY)
 # marked `long` and runs in test-long.
 # Three files at a time on two cores: many tests wait for ranks and for messages that must not come. Python's own cache of
 # compiled files is kept, also where the environment says otherwise: it halves what collecting takes.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+IN_PARALLEL := -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python $(IN_PARALLEL)
 
 test: $(TOOLS)
 	$(PYTEST) -m 'not long'
@@ -68,7 +69,7 @@ $(OTHER)/.tools: pyproject.toml
 other-torch: $(OTHER)/.tools
 
 test-other-torch: other-torch
-	PYTHONDONTWRITEBYTECODE= $(OTHER)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(OTHER_TESTS)
+	PYTHONDONTWRITEBYTECODE= $(OTHER)/bin/python $(IN_PARALLEL) $(OTHER_TESTS)
 
 # What needs a GPU, in 15 minutes and without a network, on the interpreter that has torch for it; benchmarks/gpu/README.md.
 gpu:

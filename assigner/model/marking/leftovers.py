@@ -103,9 +103,10 @@ class Leftovers:
             homes = self._homes.get(id(module))
             is_other = homes is not None and name not in _OTHERS and self._running() not in homes
             if is_other and (name not in _ASKED or is_asked_by_user()):
-                for each, key in self._changed:
-                    if each == id(module) and name in (key, _ALL):
-                        raise _read_elsewhere(self._changed[each, key], key)
+                keys = (key for each, key in self._changed if each == id(module)) if name == _ALL else (name,)
+                for key in keys:
+                    if (id(module), key) in self._changed:
+                        raise _read_elsewhere(self._changed[id(module), key], key)
                 self._read.add((id(module), name))
             return plain(module, name)
 

@@ -291,7 +291,10 @@ class Executor:
             reads = [value for name in names for value in self.graph.piece[name].reads if value.partition]
             readers = Counter(value for value in reads if value.partition in names and values[value].gradient)
             outputs = {
-                name: [Output(value, values[value].gradient, readers[value]) for value in self._made_by(name)]
+                name: [
+                    Output(value, values[value].gradient, readers[value], values[value].asked)
+                    for value in self._made_by(name)
+                ]
                 for name in names
             }
             self._neighbours[names] = Neighbours(names, outputs, [each for each in reads if not values[each].gradient])
@@ -352,10 +355,10 @@ class Executor:
             return
         if self.carried:
             self._hand_on(piece.name, outputs, place.micro_batch)
-        for output, (value, gradient, joined) in zip(outputs, neighbours.outputs[piece.name], strict=True):
+        for output, (value, gradient, joined, asked) in zip(outputs, neighbours.outputs[piece.name], strict=True):
             key = value, micro_batch
             is_sent = key in self._sent
-            if self.trains and self.graph.values[value].asked:
+            if asked and self.trains:
                 check_asked(piece.name, output, gradient=gradient, sent=is_sent)
             if is_sent:
                 step.outbox[key] = output.detach()
@@ -427,7 +430,7 @@ class Executor:
         if runner.finish is not None:
             return self.loss.gradients(micro_batch)
         step, outputs = self._stepped, neighbours.outputs[runner.piece.name]
-        return [step.gradient((value, micro_batch)) if gradient else None for value, gradient, _ in outputs]
+        return [step.gradient((value, micro_batch)) if gradient else None for value, gradient, *_ in outputs]
 
     def _backward_weight(self, runner: PartitionRunner, micro_batch: int) -> None:
         self.member.at = f"weight part of the backward of partition {runner.piece.name!r}, micro-batch {micro_batch}"

@@ -32,11 +32,13 @@ class Output(NamedTuple):
         value: Which.
         gradient: A gradient comes back for it.
         joined: How many partitions that its maker is joined with read it, with its graph.
+        asked: Code behind it looks whether it requires a gradient.
     """
 
     value: Value
     gradient: bool
     joined: int
+    asked: bool
 
 
 @dataclass(frozen=True)
