@@ -59,6 +59,17 @@ def calling_place() -> tuple[str, int] | None:
     return other
 
 
+def is_own_call() -> bool:
+    """Whether this package calls what is in the file that asks, by itself or through torch and Python's library."""
+    at: FrameType | None = sys._getframe(1)
+    asking = at.f_code.co_filename if at is not None else ""
+    while at is not None and (at.f_code.co_filename == asking or _is_machinery(at.f_code.co_filename)):
+        if at.f_code.co_filename != asking and at.f_code.co_filename.startswith(_own_folders()):
+            return True
+        at = at.f_back
+    return False
+
+
 @cache
 def _is_machinery(file: str) -> bool:
     return file.startswith(("<", *_machinery())) or _is_console_script(Path(file))

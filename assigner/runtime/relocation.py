@@ -33,6 +33,7 @@ from assigner.errors import UsageError
 from assigner.location import rank_of
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
+from assigner.model.deferred.originals import keep_originals
 from assigner.model.marking.owncopies import copied_values
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 from assigner.runtime.forward.lossvalues import plain_values
@@ -226,6 +227,7 @@ class OutsideValues:
         # `.data =` counts as no change; an alias keeps the memory's address from being that of another
         self._tensors = [(each, _look(each), each.detach()) for each in self._kept[True].tensors]
         self._replaced = [(each, each._version) for each in graph.deferred.replaced]
+        keep_originals(tensors)
 
     def check_kept(self, *, training: bool) -> None:
         """Refuse what the script has changed on modules that it holds beside the pipeline, which has copies of them.
@@ -254,10 +256,11 @@ class OutsideValues:
 
     def _is_as_kept(self, *, training: bool) -> bool:
         then = self._kept[training]
-        if not then.is_untouched() and then.has_changed():
-            return False
-        is_same = all(_look(each) == looked for each, looked, _ in self._tensors)
-        return is_same and all(each._version == version for each, version in self._replaced)
+        with torch._C.DisableTorchFunctionSubclass():
+            if not then.is_untouched() and then.has_changed():
+                return False
+            is_same = all(_look(each) == looked for each, looked, _ in self._tensors)
+            return is_same and all(each._version == version for each, version in self._replaced)
 
     @contextlib.contextmanager
     def _flagged(self, *, training: bool) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -148,6 +149,13 @@ def test_parts_of_a_loaded_tensor():
 
     check(builder)
     assert torch.equal(LOADED, before)
+
+
+def test_a_copy_of_a_model_that_was_there_before():
+    """Running statistics and other buffers too, with the shapes and the values that they have there."""
+    template = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    template(torch.randn(5, 3))
+    check(lambda: nn.Sequential(copy.deepcopy(template), nn.Linear(4, 1)))
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])

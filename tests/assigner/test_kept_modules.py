@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
 from dataclasses import replace
@@ -30,6 +31,11 @@ class Drop(nn.Module):
 
     def forward(self, x):
         return self.norm(self.inner(x)) * self.p * self.scales[0] * self.table["scale"]
+
+
+@torch.no_grad()
+def filled(weight):
+    weight.copy_(torch.ones(weight.shape))
 
 
 def made():
@@ -65,16 +71,10 @@ def told(change):
         (lambda kept: setattr(kept, "inner", nn.Identity()), "has changed 1._modules['inner']"),
         (lambda kept: kept.norm.register_forward_hook(print), "has changed 1.norm._forward_hooks"),
         (lambda kept: kept.inner.requires_grad_(requires_grad=False), "has changed a weight, a buffer"),
-        (lambda kept: nn.init.zeros_(kept.inner.weight), "has changed a weight, a buffer"),
-        (
-            lambda kept: setattr(kept.inner.weight, "data", kept.inner.weight.data * 0.9),
-            "has changed a weight, a buffer",
-        ),
+        (lambda kept: filled(kept.inner.bias), "has changed a weight, a buffer"),
+        (lambda kept: nn.init.zeros_(kept.norm.running_mean), "a weight, a buffer"),
         (lambda kept: setattr(kept.norm.running_mean, "data", kept.norm.running_var.data), "a weight, a buffer"),
-        (
-            lambda kept: setattr(kept.inner.bias, "data", kept.inner.bias.data.flip(0)),
-            "has changed a weight, a buffer",
-        ),
+        (lambda kept: kept.norm.running_mean.data.mul_(0.9), "a weight, a buffer"),
     ],
 )
 def test_a_loop_that_changes_modules_which_the_builder_has_kept_is_refused(change, words):
@@ -87,7 +87,9 @@ def test_a_loop_that_changes_modules_which_the_builder_has_kept_is_refused(chang
     [
         lambda kept: setattr(kept, "p", 1 / 2),
         lambda kept: kept.table.update(scale=1.0),
-        lambda kept: setattr(kept.inner.weight, "data", kept.inner.weight.data),
+        lambda kept: setattr(kept.norm.running_mean, "data", kept.norm.running_mean.data),
+        lambda kept: [(each.numel(), each.dtype, each.requires_grad) for each in kept.parameters()],
+        lambda kept: torch.optim.AdamW(each for each in kept.parameters() if each.ndim > 1),
     ],
 )
 def test_a_loop_that_leaves_them_as_they_are_goes_on(change):
@@ -146,7 +148,6 @@ def test_it_does_not_matter_what_holds_them(keep, held):
     "change",
     [
         lambda parameters, _: parameters[0].requires_grad_(requires_grad=False),
-        lambda parameters, _: nn.init.zeros_(parameters[1]),
         lambda _, table: table.fill_(0.3),
     ],
 )
@@ -160,6 +161,63 @@ def test_tensors_alone_may_be_held(change):
         with pytest.raises(UsageError, match=r"a weight, a buffer or a tensor.*") as caught:
             pipeline.step(one.make_batch(8, 0))
         assert "pipeline.named_parameters()" in caught.value.hint
+
+
+def normed():
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 1)).double()
+
+
+OWN = normed()
+
+
+@pytest.mark.parametrize("build", [lambda: OWN, lambda: copy.deepcopy(OWN)])
+@pytest.mark.parametrize(
+    ("use", "asked"),
+    [
+        (lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0), "grad"),
+        (lambda model: torch.optim.SGD(model.parameters(), 0.1).step(), "grad"),
+        (lambda model: [each.data.mul_(0.9) for each in model.parameters()], "data"),
+        (lambda model: setattr(model[0].weight, "data", torch.zeros(1)), "data"),
+        (lambda model: nn.init.zeros_(model[0].weight), "zero_"),
+        (copy.deepcopy, "__deepcopy__"),
+        (lambda model: model.state_dict(), "detach"),
+        (lambda model: model(torch.ones(2, WIDTH)), "linear"),
+        (lambda model: model[0].weight.register_hook(print), "register_hook"),
+    ],
+)
+def test_a_script_that_uses_weights_which_are_not_trained_is_refused(build, use, asked):
+    """At once, during the training and behind it: they are those that were built, whatever the pipeline has done."""
+    kept = []
+    one = workload(lambda: kept.append(build()) or kept[-1], "*")
+    with pipeline_of(one, make_plan(one, micro_batches=1)) as pipeline:
+        model = pipeline.graph.deferred.model
+        assert model is kept[0]
+        pipeline.step(one.make_batch(8, 0))
+        words = rf"the script uses 0\.weight of the model that the builder has made \({asked}\)"
+        with pytest.raises(UsageError, match=words) as caught:
+            use(model)
+        assert "pipeline.full_state_dict()" in caught.value.hint
+        pipeline.move(pipeline.plan)
+        pipeline.step(one.make_batch(8, 1))
+    with pytest.raises(UsageError, match=words):
+        use(model)
+
+
+def test_a_model_that_has_the_trained_weights_is_the_scripts_again():
+    """As after the training, to go on with it in plain torch."""
+    model = normed()
+    one = workload(lambda: model, "*")
+    with pipeline_of(one, make_plan(one, micro_batches=1)) as pipeline:
+        pipeline.step(one.make_batch(8, 0))
+        x, _ = one.make_batch(8, 1)
+        expected = pipeline.forward(x)
+        model.load_state_dict(pipeline.full_state_dict())
+    model.eval()
+    assert torch.equal(model(x), expected)
+    copied = copy.deepcopy(model).state_dict(keep_vars=True)
+    assert {type(each) for each in copied.values()} == {torch.Tensor, nn.Parameter}
+    model(x).sum().backward()
+    assert model[0].weight.grad is not None
 
 
 def test_a_cached_builder_gives_the_loop_the_model_that_is_watched():

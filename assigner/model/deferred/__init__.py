@@ -13,6 +13,7 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
                                   start, and what has no replay
     mutation                      which operations write
     likeness, outside             tensors with what the builder hung on them; objects that the script holds too
+    originals                     the builder's own tensors, which are not those that are trained
     reach, memento                what code can reach when it runs, and that as it is at one time
     contents, caches              what of it lies in C: generators, arrays; and in functions that keep what they make
 
@@ -32,6 +33,7 @@ from assigner.errors import UsageError
 from assigner.model.deferred.draws import BuilderError
 from assigner.model.deferred.likeness import check_hung, in_likeness
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.originals import unwatched
 from assigner.model.deferred.outside import Outside
 from assigner.model.deferred.recorder import CallRecorder, LooksReal, is_meta
 from assigner.model.deferred.replay import Replay, ReplayedMemory, View
@@ -63,7 +65,7 @@ class DeferredModel:
         recorder = CallRecorder()
         try:
             torch.manual_seed(seed)
-            with user_code("Workload.model"), recorder, recorder.rejection_sampling(), LooksReal(recorder):
+            with user_code("Workload.model"), recorder, recorder.rejection_sampling(), LooksReal(recorder), unwatched():
                 self.model = builder()
                 settle_mode(self.model)
         except BuilderError as error:
@@ -113,7 +115,7 @@ class DeferredModel:
     @contextlib.contextmanager
     def mode(self, *, training: bool) -> Iterator[None]:
         """The model in the mode that it was built in (training), or after its own `eval()`, while the block runs."""
-        with Memento(self.model.named_modules()).put_back():
+        with Memento(self.model.named_modules()).put_back(), unwatched():
             if not training:
                 self.model.eval()
             yield

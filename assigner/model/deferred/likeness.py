@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from assigner.errors import UsageError
+from assigner.model.deferred.originals import plain_class
 from assigner.model.deferred.recorder import is_meta
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def in_likeness(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """These values as a tensor of another one's class, with its attributes, its hooks and its `requires_grad`."""
     if isinstance(tensor, nn.Parameter):
-        kind = type(tensor) if nn.Parameter in type(tensor).__mro__ else nn.Parameter
+        kind = plain_class(tensor) if nn.Parameter in type(tensor).__mro__ else nn.Parameter
         made: torch.Tensor = torch.Tensor._make_subclass(kind, value.detach(), tensor.requires_grad)
     else:
         made = value

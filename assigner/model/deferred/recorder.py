@@ -260,6 +260,9 @@ class LooksReal(TorchFunctionMode):
             args = (self.recorder.real(args[0]), *args[1:])
             with _disable_current_modes():
                 return func(*args, **kwargs)
+        if getattr(func, "__name__", "") == "__deepcopy__" and not is_meta(args[0]):
+            with _disable_current_modes():  # it sets a tensor of this device upon the copied memory
+                return func(*args, **kwargs)
         if func in self._INDEXERS and is_meta(args[0]):
             args = (args[0], _index(args[1]), *args[2:])
         if func is torch.Tensor.new_tensor and is_meta(args[0]) and not self.recorder.is_meant(args[0]):

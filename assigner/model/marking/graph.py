@@ -18,6 +18,7 @@ from assigner.errors import UsageError
 from assigner.formats.profile import Edge, Tie
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.originals import unwatched
 from assigner.model.marking.domain import Domain
 from assigner.model.marking.marks import Mark
 from assigner.model.marking.partitionmodule import around_module, build_module
@@ -297,7 +298,8 @@ class PartitionGraph:
         known = self.deferred.tensors()
         names: dict[Any, str] = {_place(tensor): name for name, tensor in reversed(known.items())}
         try:
-            plain = self.deferred.model.state_dict(keep_vars=True)
+            with unwatched():
+                plain = self.deferred.model.state_dict(keep_vars=True)
         except Exception:  # noqa: BLE001 - it needs values
             return dict.fromkeys(self.persistent)
         found: dict[str, str | None] = {}

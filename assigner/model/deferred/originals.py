@@ -1,0 +1,139 @@
+"""The builder's own tensors, once a pipeline trains copies of them.
+
+    model = Net()                                  what a plain script has, and may still hold
+    pipeline = Pipeline(Workload(lambda: model, ...), plan)
+    pipeline.step(batch)                           trains copies, each partition on its rank
+    clip_grad_norm_(model.parameters(), 1.0)       would clip nothing: refused
+    torch.save(model.state_dict(), "model.pt")     would save what was never trained: refused
+
+A script may ask such a weight for its shape, freeze it (each step looks whether it has) and load other values into it,
+with which it is the script's own again. Frozen weights and buffers may be read. What is written through `.data` of
+them, which torch counts as no change, is counted, so that a step finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from assigner.errors import UsageError
+from assigner.usercode import is_own_call
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""The weights that are trained elsewhere, and their names."""
+_unwatched: list[None] = []
+"""An entry for each block in which code of the user's reads weights for this program."""
+
+
+def _of(*names: str, access: str = "") -> frozenset[Any]:
+    found = (getattr(torch.Tensor, name) for name in names)
+    return frozenset(getattr(each, access) if access else each for each in found)
+
+
+_ASKS = (
+    _of(
+        "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn", "nbytes", "itemsize",
+        "is_meta", "is_cpu", "is_cuda", "is_sparse", "is_nested", "is_quantized", "retains_grad", "_version",
+        "_backward_hooks", "_post_accumulate_grad_hooks", access="__get__",
+    )
+    | _of("requires_grad", access="__set__")
+    | _of(
+        "size", "dim", "numel", "nelement", "ndimension", "stride", "storage_offset", "element_size", "is_contiguous",
+        "is_floating_point", "is_complex", "is_signed", "data_ptr", "get_device", "__len__", "requires_grad_",
+    )
+)  # fmt: skip
+"""What tells nothing of values and gradients, and the flag at which every step looks."""
+_DATA = next(iter(_of("data", access="__get__")))
+
+
+class _Original(torch.Tensor):
+    """A tensor that still has the values which the builder has given it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is torch.Tensor.copy_ and isinstance(args[0], _Original) and not isinstance(args[1], _Original):
+                _have_class(args[0], plain_class(args[0]))
+            trained = [each for each in args if isinstance(each, _Original) and each in _names]
+            if trained and func not in _ASKS and not _unwatched and not is_own_call():
+                raise _untrained(_names[trained[0]], func)
+            return args[0].detach() if func == _DATA and not trained else func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._copied("__deepcopy__", memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._copied("__reduce_ex__", protocol)
+
+    def _copied(self, method: str, argument: Any) -> Any:
+        """What a method for copies gives: they have the class that the builder has made."""
+        if self in _names and not _unwatched and not is_own_call():
+            raise _untrained(_names[self], getattr(torch.Tensor, method))
+        kept = type(self)
+        _have_class(self, plain_class(self))
+        try:
+            return getattr(self, method)(argument)
+        finally:
+            _have_class(self, kept)
+
+
+class OriginalParameter(_Original, nn.Parameter):
+    """A parameter."""
+
+
+class OriginalBuffer(_Original):
+    """A buffer."""
+
+
+def _untrained(name: str, func: Any) -> UsageError:
+    """An error of a script that uses a weight which nobody trains."""
+    asked = func.__name__ if func.__name__ not in ("__get__", "__set__") else func.__self__.__name__
+    return UsageError(
+        f"the script uses {name} of the model that the builder has made ({asked}): the pipeline trains copies of its"
+        " weights, and this one stays as it was built",
+        hint="what is trained: pipeline.named_parameters(), or pipeline.full_state_dict(), which the model's own"
+        " load_state_dict takes; the optimizer is pipeline.optimizer, and pipeline.clip_grad_norm_ clips",
+    )
+
+
+def _have_class(tensor: torch.Tensor, kind: type[torch.Tensor]) -> None:
+    """The script's own references stay references to it."""
+    tensor.__class__ = kind
+
+
+def plain_class(tensor: torch.Tensor) -> type[torch.Tensor]:
+    """The class that a tensor had before it was kept."""
+    if isinstance(tensor, _Original):
+        return nn.Parameter if isinstance(tensor, OriginalParameter) else torch.Tensor
+    return type(tensor)
+
+
+def keep_originals(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse from now on that a script uses weights of which copies are trained; a class of the user's stays.
+
+    Args:
+        tensors: The builder's parameters and buffers by name.
+    """
+    for name, tensor in tensors.items():
+        if type(tensor) in (nn.Parameter, torch.Tensor):
+            _have_class(tensor, OriginalParameter if isinstance(tensor, nn.Parameter) else OriginalBuffer)
+        if isinstance(tensor, OriginalParameter) and tensor.requires_grad:
+            _names[tensor] = name
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """This program has the model's own code run in the block, as to capture its forward."""
+    _unwatched.append(None)
+    try:
+        yield
+    finally:
+        _unwatched.pop()
