@@ -70,6 +70,11 @@ def is_own_call() -> bool:
     return False
 
 
+def is_asked_by_user() -> bool:
+    """Whether the code that asks the caller is neither torch's nor this package's."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "assigner")
+
+
 @cache
 def _is_machinery(file: str) -> bool:
     return file.startswith(("<", *_machinery())) or _is_console_script(Path(file))

@@ -1,33 +1,38 @@
-"""The builder's own tensors, once a pipeline trains copies of them.
+"""The builder's own tensors and modules, once a pipeline trains copies of them.
 
     model = Net()                                  what a plain script has, and may still hold
     pipeline = Pipeline(Workload(lambda: model, ...), plan)
     pipeline.step(batch)                           trains copies, each partition on its rank
     clip_grad_norm_(model.parameters(), 1.0)       would clip nothing: refused
     torch.save(model.state_dict(), "model.pt")     would save what was never trained: refused
+    loss + model.moe.auxiliary                     what a forward leaves is on the copies: refused
 
 A script may ask such a weight for its shape, freeze it (each step looks whether it has) and load other values into it,
-with which it is the script's own again. Frozen weights and buffers may be read. What is written through `.data` of
-them, which torch counts as no change, is counted, so that a step finds it.
+with which it is the script's own again. Frozen weights and buffers with values may be read. What is written through
+`.data` of them, which torch counts as no change, is counted, so that a step finds it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assigner.errors import UsageError
-from assigner.usercode import is_own_call
+from assigner.usercode import is_asked_by_user, is_own_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""The weights that are trained elsewhere, and their names."""
+"""The tensors that are trained elsewhere or have no values, and their names."""
+_left: WeakKeyDictionary[nn.Module, Mapping[str, str]] = WeakKeyDictionary()
+"""What forwards of copies leave in a module's attributes, and where its name and whose forward: for people."""
 _unwatched: list[None] = []
 """An entry for each block in which code of the user's reads weights for this program."""
 
@@ -98,7 +103,7 @@ def _untrained(name: str, func: Any) -> UsageError:
     asked = func.__name__ if func.__name__ not in ("__get__", "__set__") else func.__self__.__name__
     return UsageError(
         f"the script uses {name} of the model that the builder has made ({asked}): the pipeline trains copies of its"
-        " weights, and this one stays as it was built",
+        " modules, and this one stays as it was built",
         hint="what is trained: pipeline.named_parameters(), or pipeline.full_state_dict(), which the model's own"
         " load_state_dict takes; the optimizer is pipeline.optimizer, and pipeline.clip_grad_norm_ clips",
     )
@@ -116,17 +121,53 @@ def plain_class(tensor: torch.Tensor) -> type[torch.Tensor]:
     return type(tensor)
 
 
-def keep_originals(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse from now on that a script uses weights of which copies are trained; a class of the user's stays.
+def keep_originals(tensors: Mapping[str, torch.Tensor], left: Mapping[nn.Module, Mapping[str, str]]) -> None:
+    """Refuse from now on that a script uses what is another on the copies; a tensor's class of the user's stays.
 
     Args:
         tensors: The builder's parameters and buffers by name.
+        left: Its modules whose attributes forwards change, with the words for each attribute.
     """
     for name, tensor in tensors.items():
         if type(tensor) in (nn.Parameter, torch.Tensor):
             _have_class(tensor, OriginalParameter if isinstance(tensor, nn.Parameter) else OriginalBuffer)
-        if isinstance(tensor, OriginalParameter) and tensor.requires_grad:
+        if isinstance(tensor, _Original) and (tensor.requires_grad or tensor.is_meta):
             _names[tensor] = name
+    for module, words in left.items():
+        if module not in _left:
+            kind: Any = type(module)
+            module.__class__ = _watched(kind)
+        _left[module] = words
+
+
+@functools.cache
+def _watched(kind: Any) -> Any:
+    """A class of modules like another one, but for what they tell of attributes that forwards of copies change."""
+
+    def reading(module: nn.Module, name: str) -> Any:
+        words = _left.get(module)
+        if words is not None and not _unwatched and (name in words or name == "__dict__") and is_asked_by_user():
+            raise _changed_elsewhere(words[name] if name in words else next(iter(words.values())))
+        return kind.__getattribute__(module, name)
+
+    def reduced(module: nn.Module, protocol: Any) -> Any:
+        module.__class__ = kind
+        try:
+            return module.__reduce_ex__(protocol)
+        finally:
+            module.__class__ = watched
+
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    watched: Any = type(kind)(kind.__name__, (kind,), {**names, "__getattribute__": reading, "__reduce_ex__": reduced})
+    return watched
+
+
+def _changed_elsewhere(words: str) -> UsageError:
+    return UsageError(
+        f"the script reads {words}: the pipeline runs copies of the modules that the builder has made, and this one"
+        " stays as it was built",
+        hint="return it from the forward: the loss, metrics and who calls pipeline.forward are given what that returns",
+    )
 
 
 @contextlib.contextmanager

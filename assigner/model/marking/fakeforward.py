@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.model.deferred.mutation import DROPOUTS, storage_of
+from assigner.usercode import is_asked_by_user
 
 Named = Sequence[tuple[str, nn.Module]]
 
@@ -287,11 +287,6 @@ def gradients_asked() -> Iterator[list[Any]]:
             yield found
         finally:
             function.forward = staticmethod(original)
-
-
-def is_asked_by_user() -> bool:
-    """The code that asks the caller is neither torch's nor this package's."""
-    return str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "assigner")
 
 
 def _edge(tensor: torch.Tensor) -> tuple[Any, int] | None:

@@ -183,6 +183,7 @@ class PartitionGraph:
         domain: The inputs that all this holds for.
         read: Python values that the model's code outside of partitions can read, as they were when it was captured.
         read_elsewhere: What code outside of partitions reads of their modules: the modules' names, and attributes'.
+        left: What forwards change of the builder's objects, as `leftovers.left_behind` gives it.
         row_leaves: Which inputs carry rows; None: those that have as many as the first tensor.
         examples: Batches with values, for partitions whose forward needs them to be captured; None: there are none.
         recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
@@ -196,6 +197,7 @@ class PartitionGraph:
     domain: Domain
     read: Memento = field(default_factory=lambda: Memento(()), repr=False, compare=False)
     read_elsewhere: frozenset[tuple[str, str]] = frozenset()
+    left: Mapping[tuple[int, str], str] = field(default_factory=dict, repr=False, compare=False)
     row_leaves: RowLeaves | None = None
     examples: Examples | None = field(default=None, repr=False, compare=False)
     recuts: dict[bool, list[PartitionGraph]] = field(

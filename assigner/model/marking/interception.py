@@ -39,12 +39,12 @@ from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento
-from assigner.model.marking.fakeforward import is_asked_by_user, is_tensor
+from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
 from assigner.model.marking.writing import hooked, still_required, wanted
 from assigner.model.singleprocess import as_single_process
-from assigner.usercode import running_line
+from assigner.usercode import is_asked_by_user, running_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
