@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assigner.errors import UsageError
@@ -65,11 +66,12 @@ class _Original(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         with torch._C.DisableTorchFunctionSubclass():
-            if func is torch.Tensor.copy_ and isinstance(args[0], _Original) and not isinstance(args[1], _Original):
+            if func is torch.Tensor.copy_ and isinstance(args[0], _Original) and not args[0].is_meta:
                 _have_class(args[0], plain_class(args[0]))
-            trained = [each for each in args if isinstance(each, _Original) and each in _names]
-            if trained and func not in _ASKS and not _unwatched and not is_own_call():
-                raise _untrained(_names[trained[0]], func)
+            given = pytree.tree_leaves((args, kwargs)) if func not in _ASKS else ()
+            trained = [each for each in given if isinstance(each, _Original) and each in _names]
+            if trained and not _unwatched and not is_own_call():
+                raise _untrained(trained[0], func)
             return args[0].detach() if func == _DATA and not trained else func(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -81,7 +83,7 @@ class _Original(torch.Tensor):
     def _copied(self, method: str, argument: Any) -> Any:
         """What a method for copies gives: they have the class that the builder has made."""
         if self in _names and not _unwatched and not is_own_call():
-            raise _untrained(_names[self], getattr(torch.Tensor, method))
+            raise _untrained(self, getattr(torch.Tensor, method))
         kept = type(self)
         _have_class(self, plain_class(self))
         try:
@@ -98,14 +100,15 @@ class OriginalBuffer(_Original):
     """A buffer."""
 
 
-def _untrained(name: str, func: Any) -> UsageError:
-    """An error of a script that uses a weight which nobody trains."""
+def _untrained(tensor: torch.Tensor, func: Any) -> UsageError:
+    """An error of a script that uses a tensor which nobody trains."""
     asked = func.__name__ if func.__name__ not in ("__get__", "__set__") else func.__self__.__name__
     return UsageError(
-        f"the script uses {name} of the model that the builder has made ({asked}): the pipeline trains copies of its"
-        " modules, and this one stays as it was built",
-        hint="what is trained: pipeline.named_parameters(), or pipeline.full_state_dict(), which the model's own"
-        " load_state_dict takes; the optimizer is pipeline.optimizer, and pipeline.clip_grad_norm_ clips",
+        f"the script uses {_names[tensor]} of the model that the builder has made ({asked}): the pipeline trains copies"
+        f" of its modules, and this one {'has no values' if tensor.is_meta else 'stays as it was built'}",
+        hint="what is trained: pipeline.named_parameters(), or pipeline.full_state_dict(), which load_state_dict of"
+        f" {'another such model' if tensor.is_meta else 'the model'} takes; the optimizer is pipeline.optimizer, and"
+        " pipeline.clip_grad_norm_ clips",
     )
 
 
