@@ -127,6 +127,7 @@ DAILY = frozenset(
         "blind: around a marked call: the default dtype",
         # control flow
         "a branch on a tensor's value at the root",
+        "a CTC loss in the forward, labels picked by a mask",
         "divides by the number of rows",
         "a boolean mask picks rows, put back by index_put",
         "torch._assert on values",
