@@ -97,6 +97,7 @@ DAILY = frozenset(
         "as_strided behind a marked transpose",
         "one module called twice",
         "the second name of a shared module as the mark",
+        "a marked module that is called by another name of the module around it (CoaT)",
         "the model writes into its own input",
         # what batches and outputs are made of
         "targets are a list of dicts of boxes (detection)",
