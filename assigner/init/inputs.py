@@ -14,6 +14,7 @@ import inspect
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assigner.init.draft import DraftInput, DraftOutput
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking.capture import fake_tensors
+from assigner.model.marking.decisions import decided
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.silence import unlogged
 
@@ -100,7 +102,8 @@ def try_inputs(model: nn.Module) -> Trial | None:
                 takes = tuple(DraftInput(name, *kind) for name, kind in zip(names, kinds, strict=True))
                 try:
                     with _Flow() as flow, _called(model, flow) as called:
-                        outputs = _call(model, takes, keywords=keywords)
+                        run = partial(_call, model, takes, keywords=keywords)
+                        outputs = decided(run, itemgetter(0), mode.shape_env, lambda: None)
                 except Exception:  # noqa: BLE001, S112 - the next guess may be the right one
                     continue
                 found = [each for each in _outputs(outputs) if each is not None]

@@ -130,6 +130,20 @@ class Round(nn.Module):
         return self.tail(torch.cat([self.refine(y) if self.ends else y, second], 1))
 
 
+def test_a_forward_that_decides_by_values():
+    """Some way through it is found."""
+
+    class Checks(Towers):
+        def forward(self, tokens):
+            if tokens.max() > 7:
+                raise ValueError(tokens)
+            made = super().forward(tokens)
+            assert made["scores"].isfinite().all()
+            return made
+
+    assert "head" in try_inputs(Checks()).called
+
+
 def test_modules_that_others_lead_back_to_are_not_proposed():
     """A layer that is called again with its own results alone, or with other inputs, can still be a partition."""
     model = Round()
