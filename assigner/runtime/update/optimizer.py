@@ -437,7 +437,7 @@ def _check_groups(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]) 
     if empty:
         raise UsageError(
             f"param group {empty[0]} of Workload.optimizer has no parameter",
-            hint="leave it out; if it is chosen by comparison with a model's own parameters (id(p) in ids, p is w): those"
+            hint="leave it out; if it is chosen by comparison with a model's parameters (id(p) in ids, p is w): those"
             " that are trained are copies, to be chosen by name, as optimizer(named_parameters) is given them",
         )
     strange = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in name_of]
