@@ -234,6 +234,37 @@ def test_what_has_no_values_tells_so(use, asked):
         assert "load_state_dict of another such model" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        (lambda model, _: set(model[0].parameters()), r"0\.weight .*__hash__"),
+        (lambda model, given: [p for _, p in given if p is model[2].weight], "param group 1 .* has no parameter"),
+        (lambda model, given: [p for _, p in given if id(p) in {*map(id, model[2].parameters())}], "has no parameter"),
+        (lambda model, given: [p for n, p in given if n in dict(model.named_parameters()) and n != "0.bias"], ""),
+    ],
+)
+def test_param_groups_are_chosen_by_name(chosen, words):
+    """None of the parameters that are trained is the model's own, which an optimizer of a plain script was given."""
+    kept = []
+
+    def optimizer(named_parameters):
+        slow = list(chosen(kept[0], named_parameters))
+        fast = [each for _, each in named_parameters if all(each is not other for other in slow)]
+        return torch.optim.SGD([{"params": fast}, {"params": slow, "lr": 0.01}], lr=0.1)
+
+    one = replace(workload(lambda: kept.append(normed()) or kept[-1], "*"), optimizer=optimizer)
+    plan = make_plan(one, micro_batches=1)
+    if words:
+        with pytest.raises(UsageError, match=words) as caught:
+            pipeline_of(one, plan)
+        assert "by name" in caught.value.hint
+        return
+    with pipeline_of(one, plan) as pipeline:
+        device = next(kept[0].parameters()).device
+        x, targets = one.make_batch(8, 0)
+        pipeline.step((x.to(device), targets.to(device)))
+
+
 def test_a_model_that_has_the_trained_weights_is_the_scripts_again():
     """As after the training, to go on with it in plain torch."""
     model = normed()

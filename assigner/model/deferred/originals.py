@@ -38,6 +38,10 @@ _unwatched: list[None] = []
 """An entry for each block in which code of the user's reads weights for this program."""
 
 
+_choosing: list[None] = []
+"""An entry while param groups are made: the parameters for them are copies, and none is in a set of these."""
+
+
 def _of(*names: str, access: str = "") -> frozenset[Any]:
     found = (getattr(torch.Tensor, name) for name in names)
     return frozenset(getattr(each, access) if access else each for each in found)
@@ -56,7 +60,7 @@ _ASKS = (
     )
 )  # fmt: skip
 """What tells nothing of values and gradients, and the flag at which every step looks."""
-_DATA = next(iter(_of("data", access="__get__")))
+_DATA, _DEVICE = (next(iter(_of(name, access="__get__"))) for name in ("data", "device"))
 
 
 class _Original(torch.Tensor):
@@ -72,7 +76,18 @@ class _Original(torch.Tensor):
             trained = [each for each in given if isinstance(each, _Original) and each in _names]
             if trained and not _unwatched and not is_own_call():
                 raise _untrained(trained[0], func)
+            if func == _DEVICE and args[0].is_meta and not _unwatched and not is_own_call():
+                return torch.device("cpu")  # where a batch may lie: `x.to(next(model.parameters()).device)`
             return args[0].detach() if func == _DATA and not trained else func(*args, **(kwargs or {}))
+
+    def __hash__(self) -> int:
+        if _choosing and self in _names and is_asked_by_user():
+            raise _untrained(
+                self,
+                torch.Tensor.__hash__,
+                "choose parameters by name: optimizer(named_parameters) is given the names",
+            )
+        return id(self)
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self._copied("__deepcopy__", memo)
@@ -100,13 +115,14 @@ class OriginalBuffer(_Original):
     """A buffer."""
 
 
-def _untrained(tensor: torch.Tensor, func: Any) -> UsageError:
+def _untrained(tensor: torch.Tensor, func: Any, hint: str = "") -> UsageError:
     """An error of a script that uses a tensor which nobody trains."""
     asked = func.__name__ if func.__name__ not in ("__get__", "__set__") else func.__self__.__name__
     return UsageError(
         f"the script uses {_names[tensor]} of the model that the builder has made ({asked}): the pipeline trains copies"
         f" of its modules, and this one {'has no values' if tensor.is_meta else 'stays as it was built'}",
-        hint="what is trained: pipeline.named_parameters(), or pipeline.full_state_dict(), which load_state_dict of"
+        hint=hint
+        or "what is trained: pipeline.named_parameters(), or pipeline.full_state_dict(), which load_state_dict of"
         f" {'another such model' if tensor.is_meta else 'the model'} takes; the optimizer is pipeline.optimizer, and"
         " pipeline.clip_grad_norm_ clips",
     )
@@ -173,11 +189,20 @@ def _changed_elsewhere(words: str) -> UsageError:
     )
 
 
-@contextlib.contextmanager
-def unwatched() -> Iterator[None]:
+def unwatched() -> contextlib.AbstractContextManager[None]:
     """This program has the model's own code run in the block, as to capture its forward."""
-    _unwatched.append(None)
+    return _noted(_unwatched)
+
+
+def choosing_parameters() -> contextlib.AbstractContextManager[None]:
+    """Param groups are made in the block."""
+    return _noted(_choosing)
+
+
+@contextlib.contextmanager
+def _noted(blocks: list[None]) -> Iterator[None]:
+    blocks.append(None)
     try:
         yield
     finally:
-        _unwatched.pop()
+        blocks.pop()

@@ -22,6 +22,7 @@ import torch
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.likeness import in_likeness
+from assigner.model.deferred.originals import choosing_parameters
 from assigner.model.plainvalues import SINGLE
 from assigner.runtime.update.optimizermemory import OptimizerMemory
 from assigner.runtime.update.separability import StepBehaviour, check_separable, is_known
@@ -410,7 +411,8 @@ def built_optimizer(
         UsageError: the builder failed, or made a group of none, or of other parameters than it was given.
     """
     whole = {name: held.get(name, stand_in) for name, stand_in in model}
-    made = workload.make_optimizer(whole.items())
+    with choosing_parameters():
+        made = workload.make_optimizer(whole.items())
     name_of = {id(parameter): name for name, parameter in whole.items()}
     _check_groups(made, name_of)
     names = [tuple(name_of[id(each)] for each in group["params"]) for group in made.param_groups]
