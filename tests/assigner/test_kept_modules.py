@@ -196,23 +196,47 @@ def test_a_script_that_uses_weights_which_are_not_trained_is_refused(build, use,
 @pytest.mark.parametrize(
     "change",
     [
-        lambda model: model.load_state_dict(normed().state_dict()),
-        lambda model: nn.init.zeros_(model[1].running_mean),
-        lambda model: setattr(model[1].running_mean, "data", model[1].running_mean.data * 2),
-        lambda model: model[1].running_mean.data.mul_(0.9),
-        lambda model: model[1].running_mean.data.copy_(torch.ones(WIDTH)),
+        lambda model: model.load_state_dict(normed().state_dict(), strict=False),
+        lambda model: nn.init.zeros_(model.scale),
+        lambda model: setattr(model.scale, "data", model.scale.data * 2),
+        lambda model: model.scale.data.mul_(0.9),
+        lambda model: model.scale.data.copy_(torch.ones(WIDTH)),
     ],
 )
 def test_what_has_values_and_is_changed(change):
-    """The next step finds it, through `.data` too. Buffers may be read."""
+    """The next step finds it, through `.data` too. Buffers may be read, but for those that forwards change."""
     model = normed()
+    model.register_buffer("scale", torch.ones(WIDTH, dtype=torch.float64))
     one = workload(lambda: model, "*")
     with pipeline_of(one, make_plan(one, micro_batches=1)) as pipeline:
-        assert copy.deepcopy(model[1].running_var).tolist() == model[1].running_var.data.tolist() == [1.0] * WIDTH
+        assert copy.deepcopy(model.scale).tolist() == model.scale.data.tolist() == [1.0] * WIDTH
+        with pytest.raises(UsageError, match=r"uses 1\.running_mean .* stays as it was built"):
+            model[1].running_mean.tolist()
         pipeline.step(one.make_batch(8, 0))
         change(model)
         with pytest.raises(UsageError, match="has changed a weight, a buffer"):
             pipeline.step(one.make_batch(8, 0))
+
+
+class Scale(nn.Parameter):
+    """A class of the script's own."""
+
+
+def test_a_class_of_the_scripts_own():
+    """It stays one, and code that was typed in is a script, too."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)).double()
+    model.scale = model[0].bias = Scale(torch.ones(WIDTH, dtype=torch.float64))
+    typed = compile(
+        "def loss(made, wanted): return (made - wanted).square().mean() + model.scale.sum()", "<stdin>", "exec"
+    )
+    exec(typed, space := {"__name__": "__main__", "model": model})
+    one = replace(workload(lambda: model, "*"), loss=space["loss"])
+    with pipeline_of(one, make_plan(one, micro_batches=1)) as pipeline:
+        assert isinstance(model.scale, Scale)
+        with pytest.raises(UsageError, match=r"the script uses (0\.bias|scale) .*sum"):
+            pipeline.step(one.make_batch(8, 0))
+        model.load_state_dict(pipeline.full_state_dict())
+    assert type(model.scale) is Scale
 
 
 @pytest.mark.parametrize(

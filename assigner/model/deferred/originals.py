@@ -8,15 +8,15 @@
     loss + model.moe.auxiliary                     what a forward leaves is on the copies: refused
 
 A script may ask such a weight for its shape, freeze it (each step looks whether it has) and load other values into it,
-with which it is the script's own again. Frozen weights and buffers with values may be read. What is written through
-`.data` of them, which torch counts as no change, is counted, so that a step finds it.
+with which it is the script's own again. Frozen weights and buffers with values may be read, but for running statistics.
+What is written through `.data` of them, which torch counts as no change, is counted, so that a step finds it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,7 +28,7 @@ from assigner.errors import UsageError
 from assigner.usercode import is_asked_by_user, is_own_call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 _names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The tensors that are trained elsewhere or have no values, and their names."""
@@ -56,8 +56,10 @@ _ASKS = (
     | _of("requires_grad", access="__set__")
     | _of(
         "size", "dim", "numel", "nelement", "ndimension", "stride", "storage_offset", "element_size", "is_contiguous",
-        "is_floating_point", "is_complex", "is_signed", "data_ptr", "get_device", "__len__", "requires_grad_",
+        "is_floating_point", "is_complex", "is_signed", "data_ptr", "get_device", "is_shared", "__len__",
+        "requires_grad_",
     )
+    | {torch.is_floating_point, torch.is_complex, torch.numel, torch.get_device, torch.is_inference, torch.typename}
 )  # fmt: skip
 """What tells nothing of values and gradients, and the flag at which every step looks."""
 _DATA, _DEVICE = (next(iter(_of(name, access="__get__"))) for name in ("data", "device"))
@@ -65,6 +67,8 @@ _DATA, _DEVICE = (next(iter(_of(name, access="__get__"))) for name in ("data", "
 
 class _Original(torch.Tensor):
     """A tensor that still has the values which the builder has given it."""
+
+    plain: ClassVar[type[torch.Tensor]]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -107,12 +111,11 @@ class _Original(torch.Tensor):
             _have_class(self, kept)
 
 
-class OriginalParameter(_Original, nn.Parameter):
-    """A parameter."""
-
-
-class OriginalBuffer(_Original):
-    """A buffer."""
+@functools.cache
+def _original(kind: Any) -> Any:
+    """A class of tensors like another one, of which a script notices that it uses them."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "plain": kind}
+    return type(kind)(kind.__name__, (_Original, kind), names)
 
 
 def _untrained(tensor: torch.Tensor, func: Any, hint: str = "") -> UsageError:
@@ -128,33 +131,35 @@ def _untrained(tensor: torch.Tensor, func: Any, hint: str = "") -> UsageError:
     )
 
 
+def plain_class(tensor: torch.Tensor) -> type[torch.Tensor]:
+    """The class that a tensor had before it was kept."""
+    return tensor.plain if isinstance(tensor, _Original) else type(tensor)
+
+
 def _have_class(tensor: torch.Tensor, kind: type[torch.Tensor]) -> None:
     """The script's own references stay references to it."""
     tensor.__class__ = kind
 
 
-def plain_class(tensor: torch.Tensor) -> type[torch.Tensor]:
-    """The class that a tensor had before it was kept."""
-    if isinstance(tensor, _Original):
-        return nn.Parameter if isinstance(tensor, OriginalParameter) else torch.Tensor
-    return type(tensor)
-
-
-def keep_originals(tensors: Mapping[str, torch.Tensor], left: Mapping[nn.Module, Mapping[str, str]]) -> None:
-    """Refuse from now on that a script uses what is another on the copies; a tensor's class of the user's stays.
+def keep_originals(
+    tensors: Mapping[str, torch.Tensor], moving: Collection[str], left: Mapping[nn.Module, Mapping[str, str]]
+) -> None:
+    """Refuse from now on that a script uses what is another on the copies.
 
     Args:
         tensors: The builder's parameters and buffers by name.
+        moving: The names of those that forwards change, as running statistics.
         left: Its modules whose attributes forwards change, with the words for each attribute.
     """
     for name, tensor in tensors.items():
-        if type(tensor) in (nn.Parameter, torch.Tensor):
-            _have_class(tensor, OriginalParameter if isinstance(tensor, nn.Parameter) else OriginalBuffer)
-        if isinstance(tensor, _Original) and (tensor.requires_grad or tensor.is_meta):
+        if not isinstance(tensor, _Original):
+            kind: Any = type(tensor)
+            _have_class(tensor, _original(kind))
+        if tensor.requires_grad or tensor.is_meta or name in moving:
             _names[tensor] = name
     for module, words in left.items():
         if module not in _left:
-            kind: Any = type(module)
+            kind = type(module)
             module.__class__ = _watched(kind)
         _left[module] = words
 
