@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx, nn
 
-from assigner.model.deferred.memento import Memento
 from assigner.runtime.batch.needs import given_pair
 from assigner.runtime.step.executor import Executor
 from assigner.runtime.step.loss import check_groups
@@ -139,8 +138,9 @@ class Inference:
     def _eval_mode(self) -> Iterator[None]:
         """This rank's modules, and the builder's, which a loss may ask, in the mode of `eval()`; then as they were.
 
-        Those with an `eval` or `train` of their own do what it does, as merging weights, and take it back. Those that
-        are left training, as some models do with BatchNorm, move their buffers: these are put back.
+        Those with an `eval` or `train` of their own do what it does, as merging weights, and what `train()` does behind
+        it, as in a script's loop. Those that are left training, as some models do with BatchNorm, move their buffers:
+        these are put back.
         """
         named = [
             (name, module) for held in self.variants.planned.modules.values() for name, module in held.named_modules()
@@ -152,15 +152,14 @@ class Inference:
         kept = [buffer.clone() for buffer in buffers]
         own = outermost(module for _, module in named if has_own_mode(module))
         try:
-            with Memento(each for module in own for each in module.named_modules()).put_back():
-                for module in own:
-                    module.eval()
-                for module, _, flag in flagged:
-                    module.training = flag
-                yield
-                for module in own:
-                    module.train()
+            for module in own:
+                module.eval()
+            for module, _, flag in flagged:
+                module.training = flag
+            yield
         finally:
+            for module in own:
+                module.train()
             for module, flag, _ in flagged:
                 module.training = flag
             for buffer, value in zip(buffers, kept, strict=True):

@@ -108,6 +108,33 @@ def made_of(name: str) -> Workload:
     return MODELS[name]()
 
 
+class Counting(nn.Linear):
+    """Counts, in evaluations too; one whose `train` is its own."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) / self.calls
+
+    def train(self, mode=True):
+        return super().train(mode)
+
+
+def test_what_a_forward_counts_in_an_evaluation():
+    """Stays, where the module has a `train` of its own, too."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Counting(), nn.Linear(WIDTH, 1)), "*")
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
+        for n in range(3):
+            batch = made.make_batch(8, n)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
+            expected = made.loss(reference.output(batch[0]), batch[1])
+            assert pipeline.evaluate(batch) == pytest.approx(expected.item(), abs=EXACT)
+
+
 @pytest.mark.parametrize("remat", ["never", "always"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_models_own_modes(name, remat):

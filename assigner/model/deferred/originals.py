@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,12 +28,13 @@ from assigner.errors import UsageError
 from assigner.usercode import is_asked_by_user, is_own_call
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 _names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The tensors that are trained elsewhere or have no values, and their names."""
-_left: WeakKeyDictionary[nn.Module, Mapping[str, str]] = WeakKeyDictionary()
-"""What forwards of copies leave in a module's attributes, and where its name and whose forward: for people."""
+_left: WeakKeyDictionary[nn.Module, _Left] = WeakKeyDictionary()
+"""What forwards of copies leave on modules."""
+_CLASS: Any = object.__dict__["__class__"]
 _unwatched: list[None] = []
 """An entry for each block in which code of the user's reads weights for this program."""
 
@@ -76,6 +77,8 @@ class _Original(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func is torch.Tensor.copy_ and isinstance(args[0], _Original) and not args[0].is_meta:
                 _have_class(args[0], plain_class(args[0]))
+                if args[0] in _names:
+                    del _names[args[0]]
             given = pytree.tree_leaves((args, kwargs)) if func not in _ASKS else ()
             trained = [each for each in given if isinstance(each, _Original) and each in _names]
             if trained and not _unwatched and not is_own_call():
@@ -157,41 +160,81 @@ def keep_originals(
             _have_class(tensor, _original(kind))
         if tensor.requires_grad or tensor.is_meta or name in moving:
             _names[tensor] = name
+    kept = [tensor for tensor in tensors.values() if tensor in _names]
     for module, words in left.items():
         if module not in _left:
-            kind = type(module)
-            module.__class__ = _watched(kind)
-        _left[module] = words
+            module_class: Any = type(module)
+            _CLASS.__set__(module, _watched(module_class))
+        _left[module] = _Left(words, kept)
+
+
+class _Left(NamedTuple):
+    """What forwards of copies leave on a module.
+
+    Args:
+        words: Of each attribute, what it is and whose forward changes it, for people.
+        tensors: Of the model; with values of the script's own in all of them, so are its modules.
+    """
+
+    words: Mapping[str, str]
+    tensors: Sequence[torch.Tensor]
+
+    def check(self, name: str) -> None:
+        """Refuse that the script reads or sets an attribute.
+
+        Raises:
+            UsageError: it is one of these, or all.
+        """
+        if not _unwatched and any(each in _names for each in self.tensors):
+            words = self.words[name] if name in self.words else next(iter(self.words.values()))
+            raise UsageError(
+                f"the script uses {words}: the pipeline runs copies of the modules that the builder has made, and this"
+                " one stays as it was built",
+                hint="return it from the forward: the loss, metrics and who calls pipeline.forward are given what that"
+                " returns; what the script sets in the middle is an argument of forward, or in an object of its own",
+            )
+
+
+class _Apart:
+    """Keeps what a class of the script does when another is made of it, as to note that, from one that it has not."""
+
+    def __init_subclass__(cls) -> None:
+        """Nothing."""
 
 
 @functools.cache
 def _watched(kind: Any) -> Any:
-    """A class of modules like another one, but for what they tell of attributes that forwards of copies change."""
+    """A class of modules like another one, but for attributes that forwards of copies change."""
 
     def reading(module: nn.Module, name: str) -> Any:
-        words = _left.get(module)
-        if words is not None and not _unwatched and (name in words or name == "__dict__") and is_asked_by_user():
-            raise _changed_elsewhere(words[name] if name in words else next(iter(words.values())))
+        left = _left.get(module)
+        if left is not None and (name in left.words or name == "__dict__") and is_asked_by_user():
+            left.check(name)
         return kind.__getattribute__(module, name)
 
+    def setting(module: nn.Module, name: str, *value: Any) -> None:
+        left = _left.get(module)
+        if left is not None and name in left.words and is_asked_by_user():
+            left.check(name)
+        (kind.__setattr__ if value else kind.__delattr__)(module, name, *value)
+
     def reduced(module: nn.Module, protocol: Any) -> Any:
-        module.__class__ = kind
+        left = _left.get(module)
+        if left is not None and not is_own_call():
+            left.check("")
+        _CLASS.__set__(module, kind)
         try:
             return module.__reduce_ex__(protocol)
         finally:
-            module.__class__ = watched
+            _CLASS.__set__(module, watched)
 
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    watched: Any = type(kind)(kind.__name__, (kind,), {**names, "__getattribute__": reading, "__reduce_ex__": reduced})
+    names = {
+        "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
+        "__class__": property(lambda _: kind), "__getattribute__": reading, "__setattr__": setting,
+        "__delattr__": setting, "__reduce_ex__": reduced,
+    }  # fmt: skip
+    watched = type.__new__(type(kind), kind.__name__, (_Apart, kind), names)
     return watched
-
-
-def _changed_elsewhere(words: str) -> UsageError:
-    return UsageError(
-        f"the script reads {words}: the pipeline runs copies of the modules that the builder has made, and this one"
-        " stays as it was built",
-        hint="return it from the forward: the loss, metrics and who calls pipeline.forward are given what that returns",
-    )
 
 
 def unwatched() -> contextlib.AbstractContextManager[None]:

@@ -83,12 +83,14 @@ class Leftovers:
         """
         changes = values.changes()
         changed = {id(each.holder) for each in changes}
+        deep = [each.name for each in changes if not isinstance(each.holder, nn.Module)]
         self.left.update(
             {(id(each.holder), ""): partition for each in changes if not isinstance(each.holder, nn.Module)}
         )
-        for _, module in inside:
+        for path, module in inside:
             keys = {each.key for each in changes if each.holder is module}
             keys |= {key for key, value in module.__dict__.items() if id(value) in changed}
+            keys |= {key for key in module.__dict__ if any(_is_within(name, f"{path}.{key}") for name in deep)}
             for key in keys - _OTHERS:
                 self._changed[id(module), key] = partition
                 if not self._read.isdisjoint({(id(module), key), (id(module), _ALL)}):
@@ -156,6 +158,11 @@ class ReadElsewhere:
             now = space.get(key, ABSENT)
             if now is not first and (type(first) not in ATOMS or repr(now) != repr(first)):
                 raise _read_elsewhere(name, key)
+
+
+def _is_within(name: str, other: str) -> bool:
+    """Whether a name leads on from another one: `b.meter.counts['loss']` from `b.meter`."""
+    return name.startswith(other) and not (name[len(other) :][:1].isalnum() or name[len(other) :][:1] == "_")
 
 
 def left_behind(leftovers: Leftovers, changes: Sequence[StateChange]) -> dict[tuple[int, str], str]:

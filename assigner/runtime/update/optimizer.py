@@ -436,7 +436,7 @@ def _check_groups(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]) 
     A group that shall have `[p for p in parameters if id(p) in ids]` is empty where the ids are of the model's own.
     """
     empty = [number for number, group in enumerate(optimizer.param_groups) if not group["params"]]
-    if empty:
+    if empty and name_of:
         raise UsageError(
             f"param group {empty[0]} of Workload.optimizer has no parameter",
             hint="leave it out; if it is chosen by comparison with a model's parameters (id(p) in ids, p is w): those"
