@@ -34,7 +34,7 @@ from assigner.errors import UsageError
 from assigner.location import rank_of
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.originals import keep_originals
+from assigner.model.deferred.originals import keep_left, keep_originals
 from assigner.model.marking.leftovers import left_by_module
 from assigner.model.marking.owncopies import copied_values
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
@@ -231,7 +231,8 @@ class OutsideValues:
         self._replaced = [(each, each._version) for each in graph.deferred.replaced]
         norms = (f"{path}." if path else "" for path, module in modules.items() if isinstance(module, _NormBase))
         moving = {f"{path}{name}" for path in norms for name in ("running_mean", "running_var", "num_batches_tracked")}
-        keep_originals(tensors, moving, left_by_module(model, graph.left))
+        keep_originals(tensors, moving)
+        keep_left(tensors, left_by_module(model, graph.left))
 
     def check_kept(self, *, training: bool) -> None:
         """Refuse what the script has changed on modules that it holds beside the pipeline, which has copies of them.

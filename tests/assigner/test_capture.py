@@ -728,6 +728,32 @@ def test_a_loss_that_holds_the_model_for_something_else():
         assert [each.__class__ for each in MADE[-1]] == [nn.Linear, Keeping, nn.Linear]
 
 
+class Attending(nn.Linear):
+    """Leaves something in evaluations alone."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.seen = None
+
+    def forward(self, x):
+        made = super().forward(x)
+        if not self.training:
+            self.seen = made.detach()
+        return made
+
+
+def test_what_evaluations_alone_leave():
+    """They are captured for themselves, when the first comes."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Attending(), nn.Linear(WIDTH, 1)).double()
+    made = workload(lambda: model, "*")
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        assert model[1].seen is None
+        pipeline.evaluate(made.make_batch(8, 0))
+        with pytest.raises(UsageError, match=r"uses '1\.seen', which the forward of '1' changes"):
+            model[1].seen.sum()
+
+
 class Registered(nn.Linear):
     """Has its heirs listed, each by its own name, and lets nobody set what it has not made."""
 

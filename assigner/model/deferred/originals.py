@@ -144,15 +144,12 @@ def _have_class(tensor: torch.Tensor, kind: type[torch.Tensor]) -> None:
     tensor.__class__ = kind
 
 
-def keep_originals(
-    tensors: Mapping[str, torch.Tensor], moving: Collection[str], left: Mapping[nn.Module, Mapping[str, str]]
-) -> None:
+def keep_originals(tensors: Mapping[str, torch.Tensor], moving: Collection[str]) -> None:
     """Refuse from now on that a script uses what is another on the copies.
 
     Args:
         tensors: The builder's parameters and buffers by name.
         moving: The names of those that forwards change, as running statistics.
-        left: Its modules whose attributes forwards change, with the words for each attribute.
     """
     for name, tensor in tensors.items():
         if not isinstance(tensor, _Original):
@@ -160,12 +157,22 @@ def keep_originals(
             _have_class(tensor, _original(kind))
         if tensor.requires_grad or tensor.is_meta or name in moving:
             _names[tensor] = name
+
+
+def keep_left(tensors: Mapping[str, torch.Tensor], left: Mapping[nn.Module, Mapping[str, str]]) -> None:
+    """Refuse from now on that a script uses what forwards leave on modules, of a model whose tensors are kept.
+
+    Args:
+        tensors: The builder's parameters and buffers by name.
+        left: Its modules whose attributes forwards change, with the words for each attribute.
+    """
     kept = [tensor for tensor in tensors.values() if tensor in _names]
-    for module, words in left.items():
+    for module, words in left.items() if kept else ():
         if module not in _left:
             module_class: Any = type(module)
             _CLASS.__set__(module, _watched(module_class))
-        _left[module] = _Left(words, kept)
+        known = _left[module].words if module in _left else {}
+        _left[module] = _Left({**known, **words}, kept)
 
 
 class _Left(NamedTuple):

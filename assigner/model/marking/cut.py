@@ -17,12 +17,13 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.originals import keep_left
 from assigner.model.marking.capture import Capture, capture, find_carriers
 from assigner.model.marking.domain import input_key
 from assigner.model.marking.glue import Ownership, is_size, value_bytes
 from assigner.model.marking.gradients import asked, requiring, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
-from assigner.model.marking.leftovers import check_loss
+from assigner.model.marking.leftovers import check_loss, left_by_module
 from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.piece import PieceBuilder
@@ -143,6 +144,7 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
                 deferred, graph.examples, inputs, graph.row_leaves, graph.last.autocast, training=training
             ),
         )  # fmt: skip
+    keep_left(deferred.tensors(), left_by_module(deferred.model, captured.left))
     return Cutter(deferred, marked, captured, graph.last.autocast, base=graph, training=training).cut()
 
 
