@@ -200,7 +200,7 @@ def left_by_module(model: nn.Module, left: Mapping[tuple[int, str], str]) -> dic
     """The attributes that forwards change, by the builder's module that has them, each in words."""
     found: dict[nn.Module, dict[str, str]] = {}
     for path, module in model.named_modules():
-        for (holder, key), partition in left.items():
+        for (holder, key), partition in sorted(left.items()):
             if holder == id(module) and key:
                 name = f"{path}.{key}" if path else key
                 found.setdefault(module, {})[key] = f"{name!r}, which {_forward_of(partition)} changes"
