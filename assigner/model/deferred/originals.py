@@ -75,14 +75,17 @@ class _Original(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         with torch._C.DisableTorchFunctionSubclass():
-            if func is torch.Tensor.copy_ and isinstance(args[0], _Original) and not args[0].is_meta:
-                _have_class(args[0], plain_class(args[0]))
-                if args[0] in _names:
-                    del _names[args[0]]
-            given = pytree.tree_leaves((args, kwargs)) if func not in _ASKS else ()
+            loads = func is torch.Tensor.copy_ and isinstance(args[0], _Original) and not args[0].is_meta
+            given = pytree.tree_leaves((args[loads:], kwargs)) if func not in _ASKS else ()
             trained = [each for each in given if isinstance(each, _Original) and each in _names]
             if trained and not _unwatched and not is_own_call():
                 raise _untrained(trained[0], func)
+            if loads:
+                func(*args, **(kwargs or {}))
+                _CLASS.__set__(args[0], plain_class(args[0]))
+                if args[0] in _names:
+                    del _names[args[0]]
+                return args[0]
             if func == _DEVICE and args[0].is_meta and not _unwatched and not is_own_call():
                 return torch.device("cpu")  # where a batch may lie: `x.to(next(model.parameters()).device)`
             return args[0].detach() if func == _DATA and not trained else func(*args, **(kwargs or {}))
@@ -107,18 +110,31 @@ class _Original(torch.Tensor):
         if self in _names and not _unwatched and not is_own_call():
             raise _untrained(self, getattr(torch.Tensor, method))
         kept = type(self)
-        _have_class(self, plain_class(self))
+        _CLASS.__set__(self, plain_class(self))
         try:
             return getattr(self, method)(argument)
         finally:
-            _have_class(self, kept)
+            _CLASS.__set__(self, kept)
+
+
+class _Apart:
+    """Keeps what a class of the script does when another is made of it, as to note that, from one that it has not."""
+
+    def __init_subclass__(cls) -> None:
+        """Nothing."""
+
+
+def _class_like(kind: Any, bases: tuple[type, ...], members: Mapping[str, Any]) -> Any:
+    """A class that script and torch take for another one, whatever that one's class does where one is made of it."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    names["__class__"] = property(lambda _: kind)
+    return type.__new__(type(kind), kind.__name__, (_Apart, *bases, kind), {**names, **members})
 
 
 @functools.cache
 def _original(kind: Any) -> Any:
     """A class of tensors like another one, of which a script notices that it uses them."""
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "plain": kind}
-    return type(kind)(kind.__name__, (_Original, kind), names)
+    return _class_like(kind, (_Original,), {"plain": kind})
 
 
 def _untrained(tensor: torch.Tensor, func: Any, hint: str = "") -> UsageError:
@@ -139,11 +155,6 @@ def plain_class(tensor: torch.Tensor) -> type[torch.Tensor]:
     return tensor.plain if isinstance(tensor, _Original) else type(tensor)
 
 
-def _have_class(tensor: torch.Tensor, kind: type[torch.Tensor]) -> None:
-    """The script's own references stay references to it."""
-    tensor.__class__ = kind
-
-
 def keep_originals(tensors: Mapping[str, torch.Tensor], moving: Collection[str]) -> None:
     """Refuse from now on that a script uses what is another on the copies.
 
@@ -154,7 +165,7 @@ def keep_originals(tensors: Mapping[str, torch.Tensor], moving: Collection[str])
     for name, tensor in tensors.items():
         if not isinstance(tensor, _Original):
             kind: Any = type(tensor)
-            _have_class(tensor, _original(kind))
+            _CLASS.__set__(tensor, _original(kind))
         if tensor.requires_grad or tensor.is_meta or name in moving:
             _names[tensor] = name
 
@@ -202,13 +213,6 @@ class _Left(NamedTuple):
             )
 
 
-class _Apart:
-    """Keeps what a class of the script does when another is made of it, as to note that, from one that it has not."""
-
-    def __init_subclass__(cls) -> None:
-        """Nothing."""
-
-
 @functools.cache
 def _watched(kind: Any) -> Any:
     """A class of modules like another one, but for attributes that forwards of copies change."""
@@ -235,12 +239,8 @@ def _watched(kind: Any) -> Any:
         finally:
             _CLASS.__set__(module, watched)
 
-    names = {
-        "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
-        "__class__": property(lambda _: kind), "__getattribute__": reading, "__setattr__": setting,
-        "__delattr__": setting, "__reduce_ex__": reduced,
-    }  # fmt: skip
-    watched = type.__new__(type(kind), kind.__name__, (_Apart, kind), names)
+    members = {"__getattribute__": reading, "__setattr__": setting, "__delattr__": setting, "__reduce_ex__": reduced}
+    watched = _class_like(kind, (), members)
     return watched
 
 
