@@ -30,7 +30,11 @@ class Drop(nn.Module):
         MADE[:] = [self]
 
     def forward(self, x):
-        return self.norm(self.inner(x)) * self.p * self.scales[0] * self.table["scale"]
+        return self.norm(self.inner(x)) * self.p * self.scales[0] * self.table["scale"] * getattr(self, "late", 1.0)
+
+
+class Other(Drop):
+    """Is another class."""
 
 
 @torch.no_grad()
@@ -66,10 +70,11 @@ def told(change):
     ("change", "words"),
     [
         (lambda kept: setattr(kept, "p", 0.3), "has changed 1.p, of a module"),
-        (lambda kept: setattr(kept, "new", None), "has changed 1.new, of"),
+        (lambda kept: setattr(kept, "late", 2.0), "has changed 1.late, of"),
+        (lambda kept: setattr(kept, "__class__", Other), "has changed the class of 1, of"),
         (lambda kept: kept.scales.__setitem__(0, 0.5), "has changed 1.scales"),
         (lambda kept: setattr(kept, "inner", nn.Identity()), "has changed 1._modules['inner']"),
-        (lambda kept: kept.norm.register_forward_hook(print), "has changed 1.norm._forward_hooks"),
+        (lambda kept: kept.norm.register_forward_hook(print), "has changed a hook of 1.norm, of"),
         (lambda kept: kept.inner.requires_grad_(requires_grad=False), "has changed a weight, a buffer"),
         (lambda kept: filled(kept.inner.bias), "has changed a weight, a buffer"),
         (lambda kept: nn.init.zeros_(kept.norm.running_mean), "a weight, a buffer"),
