@@ -219,13 +219,15 @@ class OutsideValues:
         self._first = {name: plain_values(started) for name, started in self._started.items()}
         self._kept = dict[bool, Memento]()
         modules = dict(model.named_modules())
+        self._classes = [(name or type(each).__name__, each, each.__class__) for name, each in modules.items()]
         modes = {training: graph.deferred.flags(training=training) for training in (True, False)}
         self._flags = [
             (module, {training: flags[name] for training, flags in modes.items()}) for name, module in modules.items()
         ]
         for training in (True, False):
             with graph.deferred.mode(training=training):
-                self._kept[training] = Memento.of(copied_values(modules, graph.deferred.outside))
+                found = copied_values(modules, graph.deferred.outside, graph.deferred.vocabulary)
+                self._kept[training] = Memento.of(found, graph.deferred.vocabulary)
         # `.data =` counts as no change; an alias keeps the memory's address from being that of another
         self._tensors = [(each, _look(each), each.detach()) for each in self._kept[True].tensors]
         self._replaced = [(each, each._version) for each in graph.deferred.replaced]
@@ -250,21 +252,25 @@ class OutsideValues:
                 with self._flagged(training=mode):
                     if self._is_as_kept(training=mode):
                         return
-        changes = [f"{each.name}, of a module" for each in self._kept[True].changes()]
-        first = changes[0] if changes else "a weight, a buffer or a tensor of a module"
+        changes = [each.name for each in self._kept[True].changes()]
+        changes += [f"the class of {name}" for name, each, kind in self._classes if each.__class__ is not kind]
+        first = f"{changes[0]}, of a module" if changes else "a weight, a buffer or a tensor of a module"
         raise UsageError(
             f"the script has changed {first} that the builder has made, since the pipeline was made: the partitions are"
             " copies, which would not see it",
-            hint="change weights by pipeline.named_parameters(); have forward read all else from an object that the"
-            " script holds, as a dict at the top of the model's file",
+            hint="do it in the builder, or make a new pipeline after the change; a forward sees what changes in an"
+            " object that the script holds, as a dict at the top of the model's file"
+            if changes
+            else "change weights by pipeline.named_parameters(), and buffers by pipeline.load_state_dict",
         )
 
     def _is_as_kept(self, *, training: bool) -> bool:
         then = self._kept[training]
         with torch._C.DisableTorchFunctionSubclass():
-            if not then.is_untouched() and then.has_changed():
+            if not then.is_settled():
                 return False
             is_same = all(_look(each) == looked for each, looked, _ in self._tensors)
+            is_same = is_same and all(each.__class__ is kind for _, each, kind in self._classes)
             return is_same and all(each._version == version for each, version in self._replaced)
 
     @contextlib.contextmanager

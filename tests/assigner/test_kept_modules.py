@@ -30,7 +30,11 @@ class Drop(nn.Module):
         MADE[:] = [self]
 
     def forward(self, x):
-        return self.norm(self.inner(x)) * self.p * self.scales[0] * self.table["scale"]
+        return self.norm(self.inner(x)) * self.p * self.scales[0] * self.table["scale"] * getattr(self, "late", 1.0)
+
+
+class Other(Drop):
+    """Is another class."""
 
 
 def made():
@@ -61,10 +65,11 @@ def told(change):
     ("change", "words"),
     [
         (lambda kept: setattr(kept, "p", 0.3), "has changed 1.p, of a module"),
-        (lambda kept: setattr(kept, "new", None), "has changed 1.new, of"),
+        (lambda kept: setattr(kept, "late", 2.0), "has changed 1.late, of"),
+        (lambda kept: setattr(kept, "__class__", Other), "has changed the class of 1, of"),
         (lambda kept: kept.scales.__setitem__(0, 0.5), "has changed 1.scales"),
         (lambda kept: setattr(kept, "inner", nn.Identity()), "has changed 1._modules['inner']"),
-        (lambda kept: kept.norm.register_forward_hook(print), "has changed 1.norm._forward_hooks"),
+        (lambda kept: kept.norm.register_forward_hook(print), "has changed a hook of 1.norm, of"),
         (lambda kept: kept.inner.requires_grad_(requires_grad=False), "has changed a weight, a buffer"),
     ],
 )
@@ -379,3 +384,36 @@ def test_a_second_pipeline_goes_on_with_what_a_function_of_the_file_has_counted(
         with pipeline_of(one, make_plan(one, micro_batches=1), remat=remat) as pipeline:
             found += [pipeline.step(one.make_batch(8, n), update=False) for n in range(3)]
     assert found == pytest.approx(expected)
+
+
+class Told(nn.Linear):
+    """Keeps a count beside its weights, which its state has."""
+
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+    def get_extra_state(self):
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state):
+        self.calls = state["calls"]
+
+
+def test_the_state_has_what_forwards_have_left():
+    """The model's own code reads and sets it for the pipeline."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Told(), nn.Linear(WIDTH, 1)).double()
+    one = workload(lambda: model, "*")
+    with pipeline_of(one, make_plan(one, micro_batches=2)) as pipeline:
+        pipeline.step(one.make_batch(8, 0))
+        state = pipeline.full_state_dict()
+        assert state["1._extra_state"] == {"calls": 2}
+        pipeline.step(one.make_batch(8, 0))
+        pipeline.load_state_dict(state)
+        assert pipeline.full_state_dict()["1._extra_state"] == {"calls": 2}
+        model.load_state_dict(state)
+    assert model[1].calls == 2

@@ -15,6 +15,7 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
     likeness, outside             tensors with what the builder hung on them; objects that the script holds too
     originals                     the builder's own tensors, which are not those that are trained
     reach, memento                what code can reach when it runs, and that as it is at one time
+    vocabulary, codenames         the names by which a forward can reach anything; those in one function's code
     contents, caches              what of it lies in C: generators, arrays; and in functions that keep what they make
 
 Source of the idea: deferred initialisation by record and replay, as in torchdistx (2022).
@@ -23,6 +24,7 @@ Source of the idea: deferred initialisation by record and replay, as in torchdis
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ from assigner.model.deferred.originals import unwatched
 from assigner.model.deferred.outside import Outside
 from assigner.model.deferred.recorder import CallRecorder, LooksReal, is_meta
 from assigner.model.deferred.replay import Replay, ReplayedMemory, View
+from assigner.model.deferred.vocabulary import Vocabulary, vocabulary_of
 from assigner.usercode import user_code, user_line
 
 if TYPE_CHECKING:
@@ -119,6 +122,12 @@ class DeferredModel:
             if not training:
                 self.model.eval()
             yield
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The names by which its forward, and hooks on its parameters, can reach anything."""
+        hooks = [hook for each in self.tensors().values() for hook in (each._backward_hooks or {}).values()]
+        return vocabulary_of(self.model.modules(), others=hooks)
 
     def flags(self, *, training: bool) -> dict[str, bool]:
         """Each submodule's `training`, by each of its names: as it was built, or after the model's own `eval()`.

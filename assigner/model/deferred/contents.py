@@ -49,6 +49,8 @@ def memory_of(value: Any) -> Any:
 
 def cached_values(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
     """What a cached function has for its callers; where it drops some it also has what it was called with."""
+    if not cached.cache_info().currsize:
+        return []  # but for the dict that it has them in
     held = gc.get_referents(cached)  # no other way leads there; where nothing is dropped it has them in a dict
     others = [each for each in held if each is not cached.__dict__ and each is not cached.__wrapped__]
     if cached.cache_parameters()["maxsize"] is None:

@@ -31,7 +31,6 @@ from assigner.model.deferred.reach import (
     OUTER,
     Names,
     Place,
-    attributes_of,
     is_users,
     reach,
     slot_names,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from assigner.model.deferred.reach import Top
+    from assigner.model.deferred.vocabulary import Vocabulary
 
 
 _MOST_ELEMENTS = 10_000
@@ -84,6 +84,8 @@ class Memento:
         backwards: False: what only hooks on backwards can reach is not met. No forward reads it.
         parameters: True: those of modules that are met are among the tensors.
         top: What stands at the top of files (see `reach`).
+        vocabulary: What counts of modules and of their classes: what has one of these names. Such a memento is to be
+            compared, and cannot be put back. None: all.
 
     Attributes:
         tensors: That were met, but for those made in inference mode, of which torch counts no changes.
@@ -98,21 +100,24 @@ class Memento:
         backwards: bool = True,
         parameters: bool = False,
         top: Top = "followed",
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         started = {type(each).__name__: each for each in others}
-        self._keep(
-            reach(started, modules, beside=beside, backwards=backwards, parameters=parameters, top=top),
-            with_values=top == "whole",
-        )
+        found = reach(
+            started, modules,
+            beside=beside, backwards=backwards, parameters=parameters, top=top, vocabulary=vocabulary,
+        )  # fmt: skip
+        self._keep(found, vocabulary, with_values=top == "whole")
 
     @classmethod
-    def of(cls, found: Iterable[tuple[Place, Any]]) -> Memento:
-        """What these objects hold now, each by itself."""
+    def of(cls, found: Iterable[tuple[Place, Any]], vocabulary: Vocabulary) -> Memento:
+        """What these objects hold now, each by itself; of modules what has one of these names."""
         made = cls(())
-        made._keep(found, with_values=False)
+        made._keep(found, vocabulary, with_values=False)
+        made._note_spaces()
         return made
 
-    def _keep(self, found: Iterable[tuple[Place, Any]], *, with_values: bool) -> None:
+    def _keep(self, found: Iterable[tuple[Place, Any]], vocabulary: Vocabulary | None, *, with_values: bool) -> None:
         self.tensors: list[torch.Tensor] = []
         self._kept: list[_Kept] = []
         self._places: list[Place] = []  # of the tensors
@@ -122,7 +127,7 @@ class Memento:
             kind: type = type(value)
             if isinstance(value, nn.Module):
                 self._hooks += [(held, held.copy() or None) for held in map(value.__dict__.__getitem__, _HOOK_DICTS)]
-            for keeper in _keepers(kind):
+            for keeper in _keepers(kind) if vocabulary is None else _named_keepers(value, vocabulary):
                 self._kept.append(_Kept(keeper, value, keeper.copy(value), place))
             if isinstance(value, torch.Tensor) and not value.is_inference():
                 self.tensors.append(value)
@@ -178,50 +183,58 @@ class Memento:
         finally:
             self.restore()
 
-    def has_changed(self, ignoring: Literal["nothing", "tensors", "plain"] = "nothing") -> bool:
+    def has_changed(
+        self, ignoring: Literal["nothing", "tensors", "plain"] = "nothing", among: Sequence[_Kept] | None = None
+    ) -> bool:
         """Something is no more as it was then; tensors by torch's count of the changes to them.
 
         Args:
             ignoring: What does not count: changes of tensors, and one in the place of another; or numbers and texts, as
                 attributes and as items.
+            among: Which of what is kept; None: all.
         """
         if ignoring != "tensors" and [each._version for each in self.tensors] != self._versions:
             return True
-        pairs = ((keeper.copy(held), values) for keeper, held, values, _ in self._kept)
-        if made := {id(each.held): names for each in self._kept if (names := _made_anew(each.held))}:
+        among = self._kept if among is None else among
+        pairs = ((keeper.copy(held), values) for keeper, held, values, _ in among)
+        if made := {id(each.held): names for each in among if (names := _made_anew(each.held))}:
             pairs = (
                 (_but(keeper.copy(held), made.get(id(held))), _but(values, made.get(id(held))))
-                for keeper, held, values, _ in self._kept
+                for keeper, held, values, _ in among
             )
         if ignoring != "nothing":
             but = _without_tensors if ignoring == "tensors" else _without_atoms
             pairs = ((but(now), but(then)) for now, then in pairs)
         return any(_differ(now, then) for now, then in pairs)
 
-    def is_untouched(self) -> bool:
-        """A quick look, for every step: all is the same objects, under the same names. False: it may have changed."""
+    def is_settled(self) -> bool:
+        """What `has_changed` says the other way round, for every step; of a memento that `of` has made.
+
+        At once where all is the same objects under the same names; else what is not so is compared.
+        """
         spaces, names, values, empty, rest = self._flat
-        return (
+        is_same = (
             not any(empty)
             and all(map(operator.is_, itertools.chain.from_iterable(map(dict.values, spaces)), values))
             and all(map(operator.is_, itertools.chain.from_iterable(spaces), names))
             and sum(map(len, spaces)) == len(values)
-            and [each._version for each in self.tensors] == self._versions
-            and not any(_differ(keeper.copy(held), then) for keeper, held, then, _ in rest)
         )
+        others = (each for each, space, then in self._spaces if (space or then) and not _is_as(space, then))
+        touched = [] if is_same else [*others]
+        return not self.has_changed(among=[*touched, *rest])
 
-    @functools.cached_property
-    def _flat(self) -> tuple[list[dict[Any, Any]], list[Any], list[Any], list[dict[Any, Any]], list[_Kept]]:
-        """Modules' attributes and the dicts that are kept; what was in them; those that were empty; and all else."""
+    def _note_spaces(self) -> None:
+        """Modules' attributes and the dicts that are kept; what is in them; those that are empty; and all else."""
         in_dicts = [
             each for each in self._kept if isinstance(each.held, nn.Module | dict) and each.keeper is not _SLOTS
         ]
-        every = [(vars(each.held) if isinstance(each.held, nn.Module) else each.held, each.values) for each in in_dicts]
-        spaces, empty = ([space for space, values in every if bool(values) is full] for full in (True, False))
-        names = [name for each in in_dicts for name in each.values]
-        values = [value for each in in_dicts for value in each.values.values()]
+        every = [(each, vars(each.held) if isinstance(each.held, nn.Module) else each.held) for each in in_dicts]
+        self._spaces = [(each, space, dict(dict.items(space))) for each, space in every]
+        spaces, empty = ([space for _, space in every if bool(space) is full] for full in (True, False))
+        names = [name for space in spaces for name in dict.keys(space)]
+        values = [value for space in spaces for value in dict.values(space)]
         known = {id(each) for each in in_dicts}
-        return spaces, names, values, empty, [each for each in self._kept if id(each) not in known]
+        self._flat = spaces, names, values, empty, [each for each in self._kept if id(each) not in known]
 
     def changes(self) -> list[StateChange]:
         """What is not as it was then, entry by entry.
@@ -334,27 +347,6 @@ def _is_another(now: Any, then: Any) -> bool:
     return not is_plain or repr(now) != repr(then)
 
 
-def let_go(modules: Iterable[nn.Module]) -> None:
-    """Have no tensor that forward has set as an attribute hold a graph, and with it the memory of what led to it."""
-    for module in modules:
-        space = module.__dict__
-        for name, value in attributes_of(module).items():
-            if isinstance(value, list):
-                for n, each in enumerate(value):
-                    if _has_graph(each):
-                        list.__setitem__(value, n, each.detach())  # without what a class of the user's does then
-            elif isinstance(value, dict):
-                for key, each in [*dict.items(value)]:
-                    if _has_graph(each):
-                        dict.__setitem__(value, key, each.detach())
-            elif _has_graph(value):
-                space[name] = value.detach()
-
-
-def _has_graph(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.grad_fn is not None
-
-
 def _exchanged(values: Any, others: Mapping[int, torch.Tensor]) -> Any:
     """Tensors in a dict, a list or a tuple, and in tuples within it; the same object where nothing is exchanged."""
 
@@ -391,6 +383,13 @@ def _keepers(kind: type) -> tuple[Keeper, ...]:
         return (contents,)
     entries, slots = keeper_of(kind, _ENTRIES), _SLOTS if slot_names(kind) else None
     return tuple(each for each in (entries, slots) if each is not None)
+
+
+def _named_keepers(value: Any, vocabulary: Vocabulary) -> tuple[Keeper, ...]:
+    """How that is copied which code with these names can read; it is not put back."""
+    kind: Any = type(value)
+    copy, kept = vocabulary.copier(value), _keepers(kind)
+    return kept if copy is None else (Keeper(copy, lambda *_: None), *(each for each in kept if each is _SLOTS))
 
 
 def _is_as(space: dict[Any, Any], values: dict[Any, Any]) -> bool:

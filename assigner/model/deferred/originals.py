@@ -183,7 +183,8 @@ def keep_left(tensors: Mapping[str, torch.Tensor], left: Mapping[nn.Module, Mapp
             module_class: Any = type(module)
             _CLASS.__set__(module, _watched(module_class))
         known = _left[module].words if module in _left else {}
-        _left[module] = _Left({**known, **words}, kept)
+        own = [each for each in (*module.parameters(recurse=False), *module.buffers(recurse=False)) if each in _names]
+        _left[module] = _Left({**known, **words}, own or kept)
 
 
 class _Left(NamedTuple):
@@ -191,7 +192,7 @@ class _Left(NamedTuple):
 
     Args:
         words: Of each attribute, what it is and whose forward changes it, for people.
-        tensors: Of the model; with values of the script's own in all of them, so are its modules.
+        tensors: Of the module, or else of the model; with values of the script's own in all of them it is its own too.
     """
 
     words: Mapping[str, str]

@@ -12,9 +12,7 @@ What is torch's, Python's or this program's own is met and not looked into.
 from __future__ import annotations
 
 import argparse
-import dis
 import functools
-import inspect
 import itertools
 import operator
 import sys
@@ -26,10 +24,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from assigner.model.deferred.codenames import read_names, written_names
 from assigner.model.deferred.contents import ATOMS, IN_C, cached_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from assigner.model.deferred.vocabulary import Vocabulary
 
 Top = Literal["followed", "read", "whole"]
 STANDARD = frozenset(nn.Module().__dict__) - {"training"}
@@ -37,7 +38,7 @@ _MOST_ITEMS = 10_000  # a larger container is met without its items
 _FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
 _BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
-_OPEN = (
+OPEN = (
     types.SimpleNamespace,
     argparse.Namespace,
     UserDict,
@@ -83,8 +84,14 @@ class Place(NamedTuple):
         """Of an attribute of what is here."""
         return Place(_ATTRIBUTE, name, self)
 
+    def hooks(self) -> Place:
+        """Of each of its hooks."""
+        return Place(_HOOK, None, self)
+
     def item(self, key: Any) -> Place:
         """Of an item of the dict that is here; if that has the attributes of an object, of the attribute."""
+        if self.form == _HOOK:
+            return self
         return Place(_ITEM, key, self) if self.form != _SPACE or self.holder is None else self.holder.attribute(key)
 
     @property
@@ -130,6 +137,7 @@ class _Extent(NamedTuple):
     parameters: bool
     plain: bool
     top: Top
+    vocabulary: Vocabulary | None = None
 
 
 _HELD_ALONE = _Extent(HOOKS, parameters=True, plain=False, top="whole")
@@ -146,6 +154,7 @@ def reach(
     parameters: bool = False,
     plain: bool = False,
     top: Top = "followed",
+    vocabulary: Vocabulary | None = None,
 ) -> Iterator[_Found]:
     """Everything that code can reach, each object once, what is nearest first.
 
@@ -160,12 +169,13 @@ def reach(
             but for the methods of `modules`, whose reads a capture looks at; `read`, where any function but torch's
             and transformers' reads it, with the names themselves; or `whole`, of the files of the classes of
             `modules`, and last (`OUTER`) of the user's own files, classes and functions that these name.
+        vocabulary: What is met of modules and of their classes: what has one of these names. None: all.
 
     Yields:
         Where it is, and what: also cells of closures, and the `Names` of files that code binds, or as `top` says.
     """
     modules = list(modules)
-    extent = _Extent(HOOKS if backwards else _FORWARD_HOOKS, parameters, plain, top)
+    extent = _Extent(HOOKS if backwards else _FORWARD_HOOKS, parameters, plain, top, vocabulary)
     known: dict[int, Any] = {id(each): each for each in itertools.chain((each for _, each in modules), beside)}
     waiting: deque[_Found] = deque()
     kinds: list[type] = list(dict.fromkeys(type(each) for _, each in modules))
@@ -196,11 +206,11 @@ def reach(
                     queue.extend(parts(place, value, extent))
 
 
-def parts_of(place: Place, value: Any) -> Iterable[_Found]:
+def parts_of(place: Place, value: Any, vocabulary: Vocabulary | None = None) -> Iterable[_Found]:
     """What an object leads to by what it holds itself, not by the names of files; a module's parameters too."""
     kind: type = type(value)
     parts = _parts(kind)
-    return () if parts is None else parts(place, value, _HELD_ALONE)
+    return () if parts is None else parts(place, value, _HELD_ALONE._replace(vocabulary=vocabulary))
 
 
 def files_of(kinds: Iterable[type]) -> list[str]:
@@ -227,20 +237,23 @@ def _parts(kind: type) -> Callable[[Place, Any, _Extent], Iterable[_Found]] | No
         if issubclass(kind, bases):
             return parts
     is_open = not issubclass(kind, torch.Tensor | types.ModuleType)
-    return _of_object if is_open and (is_users(kind.__module__) or issubclass(kind, _OPEN)) else None
+    return _of_object if is_open and (is_users(kind.__module__) or issubclass(kind, OPEN)) else None
 
 
 def _of_module_alone(place: Place, module: nn.Module, extent: _Extent) -> list[_Found]:
     """Without its submodules and its class."""
     space = module.__dict__
-    found = [(place.attribute(name), value) for name, value in attributes_of(module, extent.plain).items()]
+    held, some = attributes_of(module, extent.plain), extent.vocabulary
+    if some is not None:
+        held = {name: value for name, value in held.items() if some.has_attribute(type(module), name)}
+    found = [(place.attribute(name), value) for name, value in held.items()]
     if space["_buffers"] or is_users(type(module).__module__):  # a forward may register its first one
         found.append((Place(_SPACE, None, place), space["_buffers"]))
     if extent.parameters and space["_parameters"]:
         found.append((Place(_SPACE, None, place), space["_parameters"]))
     for hooks in extent.hooks:
         if space[hooks]:
-            found += [(Place(_HOOK, None, place), each) for each in space[hooks].values()]
+            found += [(place.hooks(), each) for each in space[hooks].values()]
     return found
 
 
@@ -287,21 +300,26 @@ _HELD: dict[type, tuple[list[Any], list[_Found]]] = {}  # by classes' members, w
 def _members(place: Place, kind: type, extent: _Extent) -> list[_Found]:
     found = [each for each in _classes(place, kind) if each[1] is not kind]
     for name, each in list(vars(kind).items()):
+        if extent.vocabulary is not None and not extent.vocabulary.has_member(kind, name):
+            continue
         if type(each) is types.FunctionType:
             found.append((place.attribute(name), each))
-        elif type(each) in _METHODS:
-            found += [(place.attribute(name), inner) for inner in _METHODS[type(each)](each)]
+        elif type(each) in METHODS:
+            found += [(place.attribute(name), inner) for inner in METHODS[type(each)](each)]
         elif (extent.plain or type(each) not in ATOMS) and not name.startswith("__"):
             found.append((place.attribute(name), each))
     return found
 
 
-_METHODS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+METHODS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     staticmethod: lambda each: (each.__func__,),
     classmethod: lambda each: (each.__func__,),
     property: lambda each: (each.fget, each.fset),
     functools.cached_property: lambda each: (each.func,),
+    functools.partialmethod: lambda each: (each.func, each.args, each.keywords),
+    functools.singledispatchmethod: lambda each: tuple(each.dispatcher.registry.values()),
 }
+"""What leads from a class to its code, and what code that is."""
 
 
 def _of_function(place: Place, value: types.FunctionType, extent: _Extent) -> list[_Found]:
@@ -316,20 +334,15 @@ def _of_function(place: Place, value: types.FunctionType, extent: _Extent) -> li
     elif not is_installed(value.__module__):
         found.append((Place(_SPACE, None, place), value.__dict__))
         if extent.top == "followed":
-            found += [(Place(OWN, name), space[name]) for name in _read_names(value.__code__) if name in space]
+            found += [(Place(OWN, name), space[name]) for name in read_names(value.__code__) if name in space]
     return found
 
 
 def _of_read_names(value: types.FunctionType) -> Iterator[_Found]:
-    """The names that a function reads at the top of its file, and the functions among what they stand for."""
+    """The names that a function reads at the top of its file; a function there may be another one later."""
     space = value.__globals__
-    names = [name for name in _read_names(value.__code__) if name in space]
-    for name in names:
-        if isinstance(inner := inspect.unwrap(space[name]) if callable(space[name]) else None, types.FunctionType):
-            yield Place(OWN, name), inner
-    kept = tuple(name for name in names if not callable(space[name]))
-    if kept:
-        yield Place(OWN, _short(str(space.get("__name__", "")))), Names(space, kept)
+    if names := tuple(name for name in read_names(value.__code__) if name in space):
+        yield Place(OWN, _short(str(space.get("__name__", "")))), Names(space, names)
 
 
 def _outer(files: Iterable[str]) -> Iterator[_Found]:
@@ -372,7 +385,7 @@ def _of_code(place: Place, value: types.FunctionType, extent: _Extent) -> list[_
     found: list[_Found] = [(place.named(name), cell) for name, cell in closed if name != "__class__"]  # of super()
     defaults = itertools.chain(enumerate(value.__defaults__ or ()), (value.__kwdefaults__ or {}).items())
     found += [(Place(_DEFAULT, key, place), each) for key, each in defaults if extent.plain or type(each) not in ATOMS]
-    if written := _written_names(value.__code__):
+    if written := written_names(value.__code__):
         found.append((place.named(_short(value.__module__)), Names(value.__globals__, written)))
     return found
 
@@ -401,8 +414,9 @@ def _of_partial(place: Place, value: functools.partial[Any], _: _Extent) -> list
     return [(place, value.func), *given, (Place(_SPACE, None, place), value.__dict__)]
 
 
-def _of_cached(place: Place, value: functools._lru_cache_wrapper[Any], _: _Extent) -> list[_Found]:
-    return [(place, value.__wrapped__), *((place.attribute("cache"), each) for each in kept_objects(value))]
+def _of_cached(place: Place, value: functools._lru_cache_wrapper[Any], extent: _Extent) -> list[_Found]:
+    kept = [] if extent.top == "read" else kept_objects(value)
+    return [(place, value.__wrapped__), *((place.attribute("cache"), each) for each in kept)]
 
 
 def kept_objects(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
@@ -482,24 +496,6 @@ def is_installed(name: str | None) -> bool:
 def users_classes(kind: type) -> tuple[type, ...]:
     """The user's own among a class and its bases."""
     return tuple(each for each in kind.__mro__ if is_users(each.__module__))
-
-
-@functools.cache
-def _written_names(code: types.CodeType) -> tuple[str, ...]:
-    """The names of its file that a function's code binds anew (`global`), or one inside it."""
-    return _names_in(code, ("STORE_GLOBAL", "DELETE_GLOBAL"))
-
-
-@functools.cache
-def _read_names(code: types.CodeType) -> tuple[str, ...]:
-    """The names of its file, or of Python's own, that a function's code reads, or one inside it."""
-    return _names_in(code, ("LOAD_GLOBAL",))
-
-
-def _names_in(code: types.CodeType, operations: tuple[str, ...]) -> tuple[str, ...]:
-    own = [each.argval for each in dis.get_instructions(code) if each.opname in operations]
-    inner = [_names_in(each, operations) for each in code.co_consts if isinstance(each, types.CodeType)]
-    return tuple(dict.fromkeys(itertools.chain(own, *inner)))
 
 
 @functools.cache

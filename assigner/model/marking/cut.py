@@ -18,6 +18,7 @@ from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.originals import keep_left
+from assigner.model.deferred.vocabulary import vocabulary_of
 from assigner.model.marking.capture import Capture, capture, find_carriers
 from assigner.model.marking.domain import input_key
 from assigner.model.marking.glue import Ownership, is_size, value_bytes
@@ -67,7 +68,10 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
         learner=_learner(deferred, examples, example[0], row_leaves, workload.autocast, training=True),
     )  # fmt: skip
     check_loss(workload.loss, deferred.model, captured.left)
-    read = Memento(modules_outside(deferred.model, captured.opaque), beside=deferred.model.modules(), top="read")
+    outside, modules = modules_outside(deferred.model, captured.opaque), [*deferred.model.modules()]
+    own = {id(each) for _, each in outside}
+    vocabulary = vocabulary_of((each for _, each in outside), (each for each in modules if id(each) not in own))
+    read = Memento(outside, beside=modules, top="read", vocabulary=vocabulary)
     cut = Cutter(deferred, marked, captured, workload.autocast).cut()
     cut = replace(cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left)
     return replace(cut, row_leaves=row_leaves, examples=examples)

@@ -32,6 +32,8 @@ from assigner.model.deferred.reach import MODULE, STANDARD, Names, Place, is_use
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from assigner.model.deferred.vocabulary import Vocabulary
+
 _LEAVES = (*ATOMS, type, types.ModuleType, enum.Enum, Names)
 _FROZEN = (tuple, frozenset)
 _OF_C = (types.BuiltinMethodType, types.MethodWrapperType)
@@ -74,19 +76,23 @@ def own_copy(name: str, module: nn.Module, model: nn.Module, known: Mapping[int,
     return made
 
 
-def copied_values(modules: Mapping[str, nn.Module], known: Mapping[int, Any]) -> Iterator[tuple[Place, Any]]:
+def copied_values(
+    modules: Mapping[str, nn.Module], known: Mapping[int, Any], vocabulary: Vocabulary
+) -> Iterator[tuple[Place, Any]]:
     """What deep copies of modules have copies of, each object once; also what torch keeps on a module.
 
     Args:
         modules: By name.
         known: What stands for some objects in the copies, by their ids.
+        vocabulary: The names by which forwards read attributes: what has none of them is left out.
     """
     started = [(Place(MODULE, name or type(each).__name__), each) for name, each in modules.items()]
-    for place, value in _walk(started, set(), known, stops=_is_own_copy):
+    for place, value in _walk(started, set(), known, vocabulary, stops=_is_own_copy):
         yield place, value
         if isinstance(value, nn.Module):
-            space = value.__dict__
-            yield from ((place.attribute(key), space[key]) for key in STANDARD if isinstance(space[key], dict))
+            for key in STANDARD:
+                if isinstance(held := value.__dict__[key], dict):
+                    yield place.hooks() if "hook" in key else place.attribute(key), held
 
 
 def _is_own_copy(value: Any) -> bool:
@@ -266,6 +272,7 @@ def _walk(
     started: Iterable[_Found],
     seen: set[int],
     known: Mapping[int, Any],
+    vocabulary: Vocabulary | None = None,
     *,
     stops: Callable[[Any], bool] = lambda _: False,
 ) -> Iterator[_Found]:
@@ -284,15 +291,15 @@ def _walk(
         yield place, value
         is_atom = _is_atom(value)
         if not is_atom or (isinstance(value, types.MethodType) and not isinstance(value.__self__, nn.Module)):
-            waiting += _parts_of(place, value)
+            waiting += _parts_of(place, value, vocabulary)
 
 
-def _parts_of(place: Place, value: Any) -> list[_Found]:
+def _parts_of(place: Place, value: Any, vocabulary: Vocabulary | None = None) -> list[_Found]:
     if isinstance(value, _OF_C):
         return [(place, value.__self__)]
     if isinstance(value, weakref.ref):
         return [(place, value.__callback__)]
-    found = [*parts_of(place, value)]
+    found = [*parts_of(place, value, vocabulary)]
     if isinstance(value, defaultdict):
         found.append((place.attribute("default_factory"), value.default_factory))
     return found

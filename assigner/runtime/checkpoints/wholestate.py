@@ -23,6 +23,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX, _IncompatibleKeys
 
 from assigner.errors import UsageError
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.originals import unwatched
 from assigner.model.plainvalues import DTYPES
 from assigner.runtime.failures.callrecord import checksum
 from assigner.runtime.ranks.packedvalues import (
@@ -285,7 +286,8 @@ def _with_every_name(model: nn.Module, state: Mapping[str, Any]) -> OrderedDict[
     if hasattr(state, "_metadata"):
         given._metadata = state._metadata  # type: ignore[attr-defined]
     same: dict[int, list[str]] = defaultdict(list)
-    plain = model.state_dict(keep_vars=True)
+    with unwatched():
+        plain = model.state_dict(keep_vars=True)
     for key, tensor in plain.items():
         if isinstance(tensor, torch.Tensor):
             same[id(tensor)].append(key)
@@ -332,7 +334,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     ]
     before = [(space, dict(space)) for space in spaces]
     try:
-        with Memento(model.named_modules()).put_back():
+        with Memento(model.named_modules()).put_back(), unwatched():
             yield
     finally:
         for space, held in before:

@@ -23,12 +23,12 @@ from torch import fx, nn
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS, contents_of
-from assigner.model.deferred.reach import HOOKS, STANDARD, is_users, reach, slots_of
+from assigner.model.deferred.reach import HOOKS, STANDARD, attributes_of, is_users, reach, slots_of
 from assigner.model.marking.partitionmodule import copied_module
 from assigner.model.plainvalues import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence, Set
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
     from assigner.model.deferred import DeferredModel
 
@@ -48,6 +48,8 @@ def changed_attributes(module: nn.Module, deferred: DeferredModel) -> dict[str, 
             is_pipelines = name == "forward" and str(getattr(value, "__module__", "")).startswith("assigner.")
             if name in STANDARD or is_pipelines:  # of a BatchNorm (`batchnorm`)
                 continue
+            if name in then and not deferred.vocabulary.has_attribute(type(each), name):
+                continue  # the script may have set the builder's
             if name not in then or not likeness.is_same(value, then[name]):
                 found[f"{path}.{name}"] = value
     return found
@@ -69,7 +71,8 @@ def check_rebuilt(module: fx.GraphModule, deferred: DeferredModel) -> None:
 def _unlike(module: fx.GraphModule, deferred: DeferredModel) -> Iterator[str]:
     likeness, modules = _Likeness(module, deferred), {id(each) for each in module.modules()}
     for path, each, built in _copies(module, deferred):
-        gone = built.__dict__.keys() - each.__dict__.keys()
+        seen = deferred.vocabulary.copier(each)
+        gone = set() if seen is None else seen(built).keys() - each.__dict__.keys()
         if gone and not _copies_all(type(each)):
             gone &= _copied_anew(path, module, deferred).__dict__.keys()
         if gone:
@@ -240,3 +243,24 @@ def _is_equal(value: Any, built: Any) -> bool:
         return bool(value == built or value != value)  # noqa: PLR0124 - NaN
     except Exception:  # noqa: BLE001 - whatever a class's own comparison raises
         return False
+
+
+def let_go(modules: Iterable[nn.Module]) -> None:
+    """Have no tensor that forward has set as an attribute hold a graph, and with it the memory of what led to it."""
+    for module in modules:
+        space = module.__dict__
+        for name, value in attributes_of(module).items():
+            if isinstance(value, list):
+                for n, each in enumerate(value):
+                    if _has_graph(each):
+                        list.__setitem__(value, n, each.detach())  # without what a class of the user's does then
+            elif isinstance(value, dict):
+                for key, each in [*dict.items(value)]:
+                    if _has_graph(each):
+                        dict.__setitem__(value, key, each.detach())
+            elif _has_graph(value):
+                space[name] = value.detach()
+
+
+def _has_graph(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None

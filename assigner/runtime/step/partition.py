@@ -21,12 +21,13 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
-from assigner.model.deferred.memento import Memento, let_go
+from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import Writes
 from assigner.model.marking import Piece
 from assigner.model.marking.casting import casting
 from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import as_single_process
+from assigner.runtime.forward.attributes import let_go
 from assigner.runtime.forward.compiling import Forward
 from assigner.runtime.forward.nodes import are_made_here, edge_of, hooks_so_far, is_leaf, nodes_so_far
 from assigner.runtime.forward.randomness import partition_seed, seed_device, seed_python

@@ -1,0 +1,105 @@
+"""The names in the code of functions: of their files, of attributes, and in texts that may name one."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import itertools
+import re
+import types
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_BY_TEXT = {"getattr", "hasattr", "setattr", "delattr"}
+_BY_ANY = {
+    "__dict__", "__getattribute__", "__import__", "attrgetter", "dir", "eval", "exec", "getattr_static", "getmembers",
+    "globals", "import_module", "locals", "methodcaller", "vars",
+}  # fmt: skip
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions inside of it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _nested(each)
+
+
+def _names_in(code: types.CodeType, operations: tuple[str, ...]) -> tuple[str, ...]:
+    every = itertools.chain.from_iterable(map(dis.get_instructions, _nested(code)))
+    return tuple(dict.fromkeys(each.argval for each in every if each.opname in operations))
+
+
+@functools.cache
+def written_names(code: types.CodeType) -> tuple[str, ...]:
+    """The names of its file that a function's code binds anew (`global`), or one inside it."""
+    return _names_in(code, ("STORE_GLOBAL", "DELETE_GLOBAL"))
+
+
+@functools.cache
+def read_names(code: types.CodeType) -> tuple[str, ...]:
+    """The names of its file, or of Python's own, that a function's code reads, or one inside it."""
+    return _names_in(code, ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
+
+
+@functools.cache
+def imported_names(code: types.CodeType) -> tuple[str, ...]:
+    """The Python modules that a function's code imports, or one inside it."""
+    return _names_in(code, ("IMPORT_NAME",))
+
+
+@functools.cache
+def words_in(code: types.CodeType) -> frozenset[str]:
+    """The names that a function's code has, or one inside it, and those in its texts."""
+    found = set[str]()
+    for each in _nested(code):
+        found.update(each.co_names, *map(words_of, each.co_consts))
+    return frozenset(found)
+
+
+def words_of(text: object) -> set[str]:
+    """The names in a text that may be `attrgetter`'s or `format`'s, or in a tuple of texts; prose has none."""
+    if isinstance(text, tuple | frozenset):  # as `case Point(x=0)` has
+        return set().union(*map(words_of, text))
+    is_path = isinstance(text, str) and ("{" in text or re.fullmatch(r"[\w.]+", text))
+    return set(re.findall(r"\w+", text)) if is_path and isinstance(text, str) else set()
+
+
+@functools.cache
+def makes_names(code: types.CodeType) -> bool:
+    """Whether a function's code, or one inside it, may reach an attribute whose name it has not.
+
+    `getattr(self.part, "scale", 1)` names what it reads, `getattr(self, name)` does not.
+    """
+    return any(map(_makes_names, _nested(code)))
+
+
+def _makes_names(code: types.CodeType) -> bool:
+    names = set(code.co_names)
+    if not names.isdisjoint(_BY_ANY) or {"sys", "modules"} <= names:
+        return True
+    if "__init__" in names and code.co_name != "__init__":
+        return True
+    steps = [each for each in dis.get_instructions(code) if each.opname not in ("PUSH_NULL", "NOP", "EXTENDED_ARG")]
+    return any(
+        each.argval in _BY_TEXT and "CONST" not in each.opname and not _is_told(steps[place:])
+        for place, each in enumerate(steps)
+    )
+
+
+def _is_told(steps: Sequence[dis.Instruction]) -> bool:
+    """Whether these load `getattr`, a name or an attribute of one, and a text; then at most a default is loaded."""
+    loads = [*itertools.takewhile(lambda each: each.opname in _LOADS, steps)]
+    given = [place for place, each in enumerate(loads) if each.opname != "LOAD_ATTR"]
+    if not loads or loads[0].opname != "LOAD_GLOBAL" or not 3 <= len(given) <= 4:
+        return False
+    texts = [type(loads[place].argval) is str and loads[place].opname == "LOAD_CONST" for place in given]
+    is_whole = given[2] + 1 in (len(loads), *given)  # no attribute of the text
+    return texts[1:3] == [False, True] and is_whole and steps[len(loads)].opname in ("PRECALL", "CALL")
+
+
+_LOADS = frozenset(
+    ("LOAD_GLOBAL", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_CONST", "LOAD_SMALL_INT", "LOAD_ATTR")
+)
