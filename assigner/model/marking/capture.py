@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._dynamo
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
@@ -281,6 +281,9 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
             ]
             what = f"a size of what {sized[0]} returns, which depends on values," if sized else "a tensor's value"
             said = [f"{what} decides what runs there"]
+        elif isinstance(error, DataDependentOutputException):
+            operation = str(error.func).split(".")[-2]
+            said = [f"{operation} makes a plain number or truth of a tensor's values, which a graph cannot hold"]
         reason = said[0][:200] if said else type(error).__name__
         if reason.startswith("Constraints violated"):
             where = f", as it takes it for a number at {dependence.line}" if dependence.line else ""

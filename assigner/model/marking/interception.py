@@ -39,6 +39,7 @@ from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento
+from assigner.model.marking.checks import stating
 from assigner.model.marking.fakeforward import is_asked_by_user, is_tensor
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
@@ -181,6 +182,7 @@ class Interceptions:
                 (ShapeEnv, "_set_replacement", self._replacement(ShapeEnv._set_replacement)),
                 (torch.inference_mode, "__enter__", _enter_inference(torch.inference_mode.__enter__)),
                 (torch.inference_mode, "__exit__", _leave_inference(torch.inference_mode.__exit__)),
+                *stating(),
             ):  # fmt: skip
                 stack.enter_context(_replaced(holder, name, made))
             yield
