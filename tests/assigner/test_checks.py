@@ -309,6 +309,24 @@ def _asks_whether_it_is_a_tensor(s, h):
     return h
 
 
+def _is_number(value):
+    return isinstance(value, float)
+
+
+def _has_a_type_looked_at(s, h):
+    if h.max() > 9:
+        found = h.max().item()
+        if not _is_number(found):
+            raise TypeError(LARGE)
+    return h
+
+
+def _looks_into_a_text(s, h):
+    if h.max() > 9 and "..." in f"{h}":
+        raise ValueError(LARGE)
+    return h
+
+
 def _both_ways_raise(s, h):
     if h.max() > 9:
         _within(h / 9)
@@ -327,7 +345,7 @@ def _until(s, h):
     [
         _decides, _caught, _suppressed, _caught_without_an_answer, _fails_for_want_of_values, _fails_in_its_own_words,
         _behind_a_check, _nested, _counts_before, _writes_before, _asks_for_a_type, _asks_whether_it_is_a_tensor,
-        _both_ways_raise, _until,
+        _has_a_type_looked_at, _looks_into_a_text, _both_ways_raise, _until,
     ],
 )  # fmt: skip
 def test_what_is_no_check(middle: Callable[[Any, torch.Tensor], torch.Tensor]):

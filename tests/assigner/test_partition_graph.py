@@ -103,9 +103,7 @@ def test_the_graph_behind_a_value_is_not_asked_for(ask: Callable[[torch.Tensor],
 
     check(workload(lambda: nn.Sequential(Given(WIDTH, WIDTH), Own(WIDTH, WIDTH))))
     check(of(lambda s, x: s.c(s.b(s.a(x))) * (2.0 if x.is_leaf and s.a.weight.is_leaf else 1.0)))
-    with pytest.raises(
-        MarkingError, match=r"forward of .1. looks at the graph.*grad_fn.*test_partition_graph"
-    ):
+    with pytest.raises(MarkingError, match=r"forward of .1. looks at the graph.*grad_fn.*test_partition_graph"):
         partition_graph(workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Given(WIDTH, WIDTH))))
     with pytest.raises(MarkingError, match=r"(is_leaf|grad_fn).*between partitions.*test_partition_graph"):
         partition_graph(of(between, "a", "b"))

@@ -6,7 +6,8 @@
 The forward is captured with each answer to the first decision that is not known yet. Where one of the two ends in a
 `raise` of the code's own, the other answer is taken, and a node raises the same error in a run whose values go that
 way. An error that some code around catches ends no forward, so that both ways go on: then a value decides what runs.
-So it does where the way that raises has first asked for the type of something, which is another one in a capture.
+So it does where the way that raises has first asked for the type of something, which is another one in a capture, or
+has taken a value out of a tensor and come to another branch before it raises.
 
 Until it raises, texts that it makes of tensors and of their values have `...` in their place. What torch itself checks
 without a decision (`torch._check`, `torch._assert_async`) is written as one.
@@ -141,7 +142,7 @@ class Checks:
         self._unanswered: Exception | None = None
         self._raised: BaseException | None = None
         self._stack: dict[types.FrameType, int] = {}
-        self._has_told = False
+        self._has_told = self._has_taken = False
         self._deciding: set[tuple[str, int]] = set()
 
     def carried(self, capture: Callable[[], _Made]) -> _Made:
@@ -174,7 +175,8 @@ class Checks:
 
     def _attempt(self, capture: Callable[[], _Made], *, way: bool) -> tuple[list[_Made], BaseException | None]:
         """A capture in which the first unknown decision goes one way; what it made, and what it raised."""
-        self._way, self._decision, self._raised, self._unanswered, self._has_told = way, None, None, None, False
+        self._way, self._decision, self._raised, self._unanswered = way, None, None, None
+        self._has_told = self._has_taken = False
         try:
             made = [capture()]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again where no decision is left
@@ -198,8 +200,9 @@ class Checks:
                 yield
         except (Exception, SystemExit) as error:
             alone = self._before is not None and not self._before.has_changed()
-            if alone and self._unanswered is None and _is_raised(error) and not _asks_for_types(error, self._stack):
-                self._raised = error
+            if alone and self._unanswered is None and _is_raised(error):
+                is_own = not _is_of_capture(error, self._stack, has_values=self._has_taken)
+                self._raised = error if is_own else None
             raise
         finally:
             self._before = None
@@ -209,19 +212,33 @@ class Checks:
     def _telling(self) -> Iterator[None]:
         """Behind a decision whose way may raise, texts do without values: an error's is often made of them."""
 
+        def is_behind() -> bool:
+            return self._before is not None and not within_call() and _is_code(sys._getframe(2))
+
         def told(original: Any) -> Any:
             def tell(value: Any, *form: Any) -> Any:
-                if self._before is None or within_call() or not _is_code(sys._getframe(1)):
+                if not is_behind():
                     return original(value, *form)
                 self._has_told = True
+                if sys._getframe(1) in self._stack:  # else it is for words, as pytest's of an assert
+                    self._has_taken = True
                 return _UNKNOWN
 
             return tell
+
+        def taken(original: Any) -> Any:
+            def take(tensor: torch.Tensor) -> Any:
+                self._has_taken = self._has_taken or is_behind()
+                return original(tensor)
+
+            return take
 
         with contextlib.ExitStack() as stack:
             for kind in (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool):
                 for name in ("__str__", "__repr__", "__format__"):
                     stack.enter_context(mock.patch.object(kind, name, told(getattr(kind, name))))
+            for name in ("item", "tolist"):
+                stack.enter_context(mock.patch.object(FakeTensor, name, taken(getattr(FakeTensor, name))))
             yield
 
     def _answer(self, node: Any, error: GuardOnDataDependentSymNode) -> Any:
@@ -304,22 +321,29 @@ def _is_raised(error: BaseException | None) -> bool:
     return True
 
 
-def _asks_for_types(error: BaseException, stack: Mapping[types.FrameType, int]) -> bool:
-    """Whether code on the way to an error asks what something is: tensors and their values are others in a capture.
+def _is_of_capture(error: BaseException, stack: Mapping[types.FrameType, int], *, has_values: bool) -> bool:
+    """Whether an error may be there only in a capture, where tensors and their values are other objects.
 
     Args:
         error: Raised behind a decision.
         stack: Where each frame stood at that.
+        has_values: Code behind the decision has taken a value out of a tensor, or made a text of one.
+
+    Returns:
+        On the way to the error code asks what something is, or there is another branch behind the decision's own.
     """
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
         if _is_code(frame) and _module(frame) != "contextlib":
-            way = [each for each in dis.get_instructions(frame.f_code)
-                   if stack.get(frame, -1) < each.offset <= trace.tb_lasti]  # fmt: skip
+            start = stack.get(frame, -1)
+            way = [each for each in dis.get_instructions(frame.f_code) if start <= each.offset <= trace.tb_lasti]
             asked = {each.argval for each in way if each.opname == "LOAD_GLOBAL"}
-            compares = any(each.opname in _COMPARES for each in way)
+            compares = any(each.opname in _COMPARES for each in way if each.offset > start)
+            branches = sum(1 for each in way if "JUMP" in each.opname and "IF" in each.opname)
             if asked.intersection(_TYPES) or ("type" in asked and compares):
+                return True
+            if has_values and branches > (frame in stack):
                 return True
         trace = trace.tb_next
     return False
