@@ -63,11 +63,18 @@ def is_own_call() -> bool:
     """Whether this package calls what is in the file that asks, by itself or through torch and Python's library."""
     at: FrameType | None = sys._getframe(1)
     asking = at.f_code.co_filename if at is not None else ""
-    while at is not None and (at.f_code.co_filename == asking or _is_machinery(at.f_code.co_filename)):
-        if at.f_code.co_filename != asking and at.f_code.co_filename.startswith(_own_folders()):
+    while at is not None and ((file := at.f_code.co_filename) == asking or _is_machinery(file)):
+        if file != asking and file.startswith(_own_folders()):
             return True
+        if file.startswith("<") and at.f_globals.get("__name__") == "__main__":  # typed in
+            return False
         at = at.f_back
     return False
+
+
+def is_asked_by_user() -> bool:
+    """Whether the code that asks the caller is neither torch's nor this package's."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "assigner")
 
 
 @cache

@@ -14,15 +14,21 @@ import inspect
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner.init.draft import DraftInput, DraftOutput
+from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking.capture import fake_tensors
+from assigner.model.marking.decisions import decided
+from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.silence import unlogged
 
 if TYPE_CHECKING:
@@ -44,21 +50,47 @@ _Kind = tuple[tuple[int, ...], int | None]
 
 @dataclass(frozen=True)
 class Trial:
-    """Inputs that a forward took, what it gave, and the names of the modules that it called.
+    """Inputs that a forward took, what it gave, and the modules that it called.
 
     Args:
         takes: The inputs.
         keywords: They are given by name.
         gives: The tensor for a loss; None: there is none.
-        called: Names of modules.
+        called: Names of modules, each with those of the modules whose results lie behind what it was given.
         others: What else it gave that a loss could be computed from.
     """
 
     takes: tuple[DraftInput, ...]
     keywords: bool
     gives: DraftOutput | None
-    called: frozenset[str]
+    called: dict[str, frozenset[str]]
     others: tuple[DraftOutput, ...] = ()
+
+
+class _Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes which modules' results are behind a tensor, by its memory, which is kept: a number may be given again."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._behind: dict[int, tuple[torch.UntypedStorage, frozenset[str]]] = {}
+
+    def behind(self, *values: Any) -> frozenset[str]:
+        """Those behind any tensor of some values."""
+        found = (self._behind.get(storage_of(each)) for each in pytree.tree_leaves(values) if is_tensor(each))
+        return frozenset().union(*(each[1] for each in found if each is not None))
+
+    def add(self, values: Any, names: frozenset[str]) -> None:
+        """These are behind all tensors of a value, too."""
+        for each in pytree.tree_leaves(values) if names else ():
+            if is_tensor(each):
+                self._behind[storage_of(each)] = each.untyped_storage(), names | self.behind(each)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.add(made, self.behind(args, kwargs))
+        return made
 
 
 def try_inputs(model: nn.Module) -> Trial | None:
@@ -69,26 +101,38 @@ def try_inputs(model: nn.Module) -> Trial | None:
             for kinds in _kinds(model, len(names)):
                 takes = tuple(DraftInput(name, *kind) for name, kind in zip(names, kinds, strict=True))
                 try:
-                    with _called(model) as called:
-                        outputs = _call(model, takes, keywords=keywords)
+                    with _Flow() as flow, _called(model, flow) as called:
+                        run = partial(_call, model, takes, keywords=keywords)
+                        outputs = decided(run, itemgetter(0), mode.shape_env, lambda: None)
                 except Exception:  # noqa: BLE001, S112 - the next guess may be the right one
                     continue
                 found = [each for each in _outputs(outputs) if each is not None]
-                return Trial(takes, keywords, found[0] if found else None, frozenset(called), tuple(found[1:]))
+                return Trial(takes, keywords, found[0] if found else None, called, tuple(found[1:]))
     return None
 
 
 @contextlib.contextmanager
-def _called(model: nn.Module) -> Iterator[set[str]]:
-    """The names of the modules whose forward runs within the block."""
-    called: set[str] = set()
+def _called(model: nn.Module, flow: _Flow) -> Iterator[dict[str, frozenset[str]]]:
+    """The names of the modules whose forward runs within the block, each with those behind what it is given."""
+    called: dict[str, frozenset[str]] = {}
 
-    def note(module: nn.Module, given: tuple[Any, ...], name: str) -> None:
+    def note(module: nn.Module, given: tuple[Any, ...], words: dict[str, Any], name: str) -> None:
         if isinstance(module, nn.Embedding) and given and given[0].is_floating_point():
             raise TypeError("an embedding takes whole numbers")  # fake tensors let it pass
-        called.add(name)
+        called[name] = called.get(name, frozenset()) | flow.behind(given, words)
 
-    hooks = [module.register_forward_pre_hook(partial(note, name=name)) for name, module in model.named_modules()]
+    def made(module: nn.Module, given: tuple[Any, ...], words: dict[str, Any], output: Any, name: str) -> None:
+        del module
+        flow.add(output, flow.behind(given, words) | {name})
+
+    hooks = [
+        hook
+        for name, module in model.named_modules()
+        for hook in (
+            module.register_forward_pre_hook(partial(note, name=name), with_kwargs=True),
+            module.register_forward_hook(partial(made, name=name), with_kwargs=True),
+        )
+    ]
     try:
         yield called
     finally:

@@ -219,11 +219,13 @@ def _draft(named: NamedModel, made_by: str, model: nn.Module, body: tuple[str, .
 
 def _notes(model: nn.Module, trial: Trial | None) -> Iterator[str]:
     """What the file says nothing of: heads that are not called, modules without a partition, other outputs."""
-    unused, small = not_proposed(model, None if trial is None else trial.called)
+    unused, small, again = not_proposed(model, None if trial is None else trial.called)
     if unused:
         yield f"{', '.join(unused)}: not called with these inputs, so in no partition, and not trained"
     if small:
         yield f"{', '.join(small)}: few of the parameters, so with a neighbour, in no partition of its own"
+    if again:
+        yield f"{', '.join(again)}: called again with what others make of its results, so in no partition of its own"
     if trial is not None and trial.gives is not None and trial.others:
         others = ", ".join(f"outputs{each.access}" for each in trial.others)
         yield f"the loss takes outputs{trial.gives.access} alone: {others} of the model's outputs have no part in it"

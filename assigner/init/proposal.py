@@ -3,42 +3,70 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from assigner.init.draft import MarkPattern
+from assigner.model.marking.marks import matches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Iterator
 
 LEAST_SHARE = 0.01
 """Of the model's parameters: what is smaller goes with a neighbour."""
 
 
-def propose(model: nn.Module, called: Container[str] | None = None) -> tuple[MarkPattern, ...]:
+Called = Mapping[str, frozenset[str]]
+"""The modules whose forward is called, by name, each with those whose results lie behind what it is given."""
+
+
+def propose(model: nn.Module, called: Called | None = None) -> tuple[MarkPattern, ...]:
     """Patterns of partitions, in the model's order.
 
     Args:
         model: May lie on the meta device.
-        called: Names of the modules whose forward is called; None: not known.
+        called: What a forward calls; None: not known.
 
     A list of modules, or a Sequential that repeats a class, gives one partition an item (`layers.*`), wherever it lies.
     What lies beside them and holds a hundredth of the parameters is a partition of its own. In a model that repeats
-    nothing each module with a matrix or a kernel is one: a convolution computes much with few parameters.
+    nothing each module with a matrix or a kernel is one: a convolution computes much with few parameters. What is
+    called again with what another one has made of its results is none: one worker would have to run both.
     """
+    marks = _large(model, called)
+    names = {name: mark for name, _ in model.named_modules() for mark in marks if matches(mark.pattern, name)}
+    behind = {name: (called or {}).get(name, frozenset()) for name in names}
+    circles = {
+        names[name] for name in names if name in behind[name]
+        and any(name in behind[other] for other in behind[name] & names.keys() - {name})
+    }  # fmt: skip
+    return tuple(mark for mark in marks if mark not in circles)
+
+
+def not_proposed(model: nn.Module, called: Called | None = None) -> tuple[list[str], list[str], list[str]]:
+    """Modules with a matrix that `propose` gives no partition of their own.
+
+    Returns:
+        Those not called, those too small, and those called again with what others have made of their results.
+    """
+    large = [mark.pattern for mark in _large(model, called)]
+    names = dict(model.named_modules())  # of a module that several names lead to the first one
+    others = [(mark, first) for mark, first in _visit(model, "", _has_matrix)
+              if mark.pattern not in large and first in names]  # fmt: skip
+    unused = [mark.pattern for mark, first in others if called is not None and first not in called]
+    kept = {mark.pattern for mark in propose(model, called)}
+    small = [mark.pattern for mark, _ in others if mark.pattern not in unused]
+    return unused, small, [each for each in large if each not in kept]
+
+
+def _large(model: nn.Module, called: Called | None) -> list[MarkPattern]:
+    """Patterns of what is repeated or large enough, and called."""
     total = sum(parameter.numel() for parameter in model.parameters()) or 1
     repeats = any(map(_is_repeated, model.modules()))
     found = _visit(model, "", lambda each: _parameters(each) >= LEAST_SHARE * total if repeats else _has_matrix(each))
-    return tuple(mark for mark, first in found if called is None or first in called)
-
-
-def not_proposed(model: nn.Module, called: Container[str] | None = None) -> tuple[list[str], list[str]]:
-    """Modules with a matrix that `propose` gives no partition of their own: those not called, and those too small."""
-    named = {mark.pattern for mark in propose(model, called)}
-    others = [(mark, first) for mark, first in _visit(model, "", _has_matrix) if mark.pattern not in named]
-    unused = [mark.pattern for mark, first in others if called is not None and first not in called]
-    return unused, [mark.pattern for mark, _ in others if mark.pattern not in unused]
+    names = dict(model.named_modules()) if called is None else called
+    return [mark for mark, first in found if first in names]
 
 
 def _visit(module: nn.Module, prefix: str, counts: Callable[[nn.Module], bool]) -> Iterator[tuple[MarkPattern, str]]:

@@ -28,12 +28,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from assigner.errors import UsageError
 from assigner.location import rank_of
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.originals import keep_originals
+from assigner.model.marking.leftovers import left_by_module
 from assigner.model.marking.owncopies import copied_values
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 from assigner.runtime.forward.lossvalues import plain_values
@@ -227,7 +229,9 @@ class OutsideValues:
         # `.data =` counts as no change; an alias keeps the memory's address from being that of another
         self._tensors = [(each, _look(each), each.detach()) for each in self._kept[True].tensors]
         self._replaced = [(each, each._version) for each in graph.deferred.replaced]
-        keep_originals(tensors)
+        norms = (f"{path}." if path else "" for path, module in modules.items() if isinstance(module, _NormBase))
+        moving = {f"{path}{name}" for path in norms for name in ("running_mean", "running_var", "num_batches_tracked")}
+        keep_originals(tensors, moving, left_by_module(model, graph.left))
 
     def check_kept(self, *, training: bool) -> None:
         """Refuse what the script has changed on modules that it holds beside the pipeline, which has copies of them.

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy.random  # noqa: F401 - loaded before the sides begin: each has a state of it
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner.machine.generators import GeneratorStates, kept_python
+from assigner.model.deferred.mutation import Watching
 from assigner.runtime.forward.randomness import kept_generators, seed_python
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class ComparableDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ComparableDraws(Watching):  # type: ignore[no-untyped-call]
     """Seeds torch's default generator before each operation that draws from it.
 
     Args:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from workloads import WIDTH, Reference, make_plan, normalised, pipeline_of, sgd, workload
 
 from assigner import Pipeline, Workload
@@ -49,6 +50,44 @@ def test_they_are_the_plain_models(micro_batches, remat, momentum):
     made = first(momentum=momentum)
     with pipeline_of(made, make_plan(made, micro_batches=micro_batches), remat=remat) as pipeline:
         assert_plain(made, Reference(made), pipeline, (12, 10, 12, 8))
+
+
+class Checkpointed(nn.Module):
+    """A checkpoint runs its BatchNorm again in the backward, some calls after others."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.norm, self.inner, self.calls = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH), calls
+
+    def work(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.norm(x)).tanh()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Each call is of what the partition is given."""
+        return sum(checkpoint(self.work, x * n + n, use_reentrant=False) for n in range(1, self.calls + 1))
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "remat", "calls"), [(1, "always", 1), (3, "never", 1), (3, "always", 2), (4, "except_last", 2)]
+)
+def test_a_checkpoint_moves_them_once_more(micro_batches, remat, calls):
+    """As in the plain model, whose recompute in the backward moves them again; in another order than the forward."""
+    made = workload(lambda: nn.Sequential(Checkpointed(calls), nn.Linear(WIDTH, 1)), rows=12)
+    with pipeline_of(made, make_plan(made, micro_batches=micro_batches), remat=remat) as pipeline:
+        assert_plain(made, Reference(made), pipeline, (12, 10, 12))
+
+
+@pytest.mark.parametrize(("micro_batches", "remat"), [(1, "never"), (1, "always"), (2, "never")])
+def test_a_checkpoint_that_moves_them_for_each_micro_batch(micro_batches, remat):
+    """One micro-batch that keeps its graph is as in the plain model; else its backward's changes would be lost."""
+    made = workload(lambda: nn.Sequential(Checkpointed(1), nn.Linear(WIDTH, 1)), rows=12)
+    plan = make_plan(made, micro_batches=micro_batches)
+    with pipeline_of(made, plan, remat=remat, batch_norm="micro_batch") as pipeline:
+        if (micro_batches, remat) == (1, "never"):
+            assert_plain(made, Reference(made), pipeline, (12, 10, 12))
+            return
+        with pytest.raises(UsageError, match="a checkpoint's recompute, as of a BatchNorm"):
+            pipeline.step(made.make_batch(12, 0))
 
 
 class Steers(nn.Module):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import operator
 import random
 import re
 import sys
 import threading
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,9 +18,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from cutting import check, edges, of, outputs
 from torch import nn
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-from workloads import WIDTH, Reference, graph_of, language, numbers, workload
+from workloads import WIDTH, Reference, graph_of, language, make_plan, numbers, pipeline_of, workload
 
-from assigner.errors import MarkingError
+from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import Value, partition_graph
 from assigner.model.marking.cut import recut
 
@@ -669,6 +671,10 @@ class Keeping(nn.Linear):
     def penalty(self) -> torch.Tensor:
         return self.aux * 2
 
+    @property
+    def doubled(self) -> torch.Tensor:
+        return self.penalty()
+
 
 def _left(term: Callable[[Any], Any]) -> Any:
     def model() -> nn.Module:
@@ -683,22 +689,39 @@ def _left(term: Callable[[Any], Any]) -> Any:
     [
         (lambda model: model[1].aux, "aux"),
         (lambda model: sum(getattr(each, "aux", 0) for each in model), "aux"),
+        (lambda model: operator.attrgetter("aux")(model[1]), "aux"),
+        (lambda model: weakref.ref(model[1])().doubled, "aux"),
+        (lambda model: vars(model[1])["aux"], "aux"),
         (lambda model: model[1].cache["h"].mean(), "cache"),
         (lambda model: model[1].penalty(), "aux"),
-        (lambda _: FEATURES["hidden"].mean(), "FEATURES"),
     ],
-    ids=["attribute", "getattr", "dict", "method", "name at the top"],
+    ids=["attribute", "getattr", "attrgetter", "property", "vars", "dict", "method"],
 )  # fmt: skip
-def test_a_loss_that_reads_what_a_forward_leaves(term, name):
+def test_who_reads_what_a_forward_leaves(term, name):
     """The builder's model has it as it was built: that would be an error of the loss, or another loss in silence."""
-    with pytest.raises(MarkingError, match=f"the loss reads '{name}', which the forward of '1' changes") as caught:
-        partition_graph(_left(term))
+    made = _left(term)
+    one = made.make_batch(8, 0)
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
+        with pytest.raises(UsageError, match=rf"reads '1\.{name}', which the forward of '1' changes") as caught:
+            pipeline.step(one)
+        assert "return it" in str(caught.value.hint)
+        with pytest.raises(UsageError, match="which the forward of '1' changes"):
+            term(MADE[-1])
+
+
+def test_a_loss_that_holds_what_a_forward_leaves():
+    """A dict at the top of its file is no module, which could tell."""
+    with pytest.raises(MarkingError, match=r"the loss reads .*FEATURES.*, which the forward of '1' changes") as caught:
+        partition_graph(_left(lambda _: FEATURES["hidden"].mean()))
     assert "return it" in str(caught.value.hint)
 
 
 def test_a_loss_that_holds_the_model_for_something_else():
-    """Not all that it could reach counts: what its code names does."""
-    assert len(partition_graph(_left(len)).pieces) == 3
+    """What it reads counts, and no name in its code: that of another object, or of a module without such a value."""
+    made = _left(lambda model: len(model) * getattr(model[0], "aux", 0) + len({"aux": 1, "cache": 2}))
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        assert {type(each).__name__ for each in MADE[-1]} == {"Linear", "Keeping"}
 
 
 class Narrowed(nn.Linear):

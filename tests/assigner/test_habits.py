@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.distributed
 
 CASES = [
-    "autocast", "checkpoint", "checkpoint, one", "renormalised", "pasted", "pasted, remat", "counted",
+    "autocast", "checkpoint, one", "renormalised", "pasted", "pasted, remat", "counted",
     "read", "in eval mode", "slots", "namespace", "namespace, shared",
     "global loss", "slotted loss", "slotted loss, moved", "counting optimizer",
     "weight norm, shared", "pruned, shared", "weight norm, remat", "modes of an optimizer",

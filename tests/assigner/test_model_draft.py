@@ -8,7 +8,7 @@ from assigner.errors import UsageError
 from assigner.init import DraftInput, DraftOutput, MarkPattern
 from assigner.init.inputs import try_inputs
 from assigner.init.modeldraft import draft_of_model
-from assigner.init.proposal import propose
+from assigner.init.proposal import not_proposed, propose
 
 NETS = """
 from torch import nn
@@ -110,6 +110,50 @@ def test_modules_that_are_not_called_are_not_proposed():
     """A trial forward says which are."""
     trial = try_inputs(Towers())
     assert [mark.pattern for mark in propose(Towers(), trial.called)] == ["text.embed", "encoder.layers.*", "head"]
+
+
+class Round(nn.Module):
+    """Two layers in turn, as a decoder that refines its queries; and one that both sides of a pair go through."""
+
+    def __init__(self, *, ends=False):
+        super().__init__()
+        self.ends = ends
+        self.side, self.refine, self.mix = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.tail = nn.Linear(16, 1)
+
+    def forward(self, x):
+        first, second = self.side(x), self.side(-x)
+        y = first
+        for _ in range(2):
+            y = first + self.refine(y)
+        y = self.mix(y)
+        return self.tail(torch.cat([self.refine(y) if self.ends else y, second], 1))
+
+
+def test_a_forward_that_decides_by_values():
+    """Some way through it is found."""
+
+    class Checks(Towers):
+        def forward(self, tokens):
+            if tokens.max() > 7:
+                raise ValueError(tokens)
+            made = super().forward(tokens)
+            assert made["scores"].isfinite().all()
+            return made
+
+    assert "head" in try_inputs(Checks()).called
+
+
+def test_modules_that_others_lead_back_to_are_not_proposed():
+    """A layer that is called again with its own results alone, or with other inputs, can still be a partition."""
+    model = Round()
+    trial = try_inputs(model)
+    assert trial.called["mix"] == {"side", "refine"}
+    patterns = ["side", "refine", "mix", "tail"]
+    assert [mark.pattern for mark in propose(model, trial.called)] == patterns
+    called = try_inputs(Round(ends=True)).called
+    assert [mark.pattern for mark in propose(model, called)] == ["side", "mix", "tail"]
+    assert not_proposed(model, called) == ([], [], ["refine"])
 
 
 def test_a_model_that_repeats_nothing():

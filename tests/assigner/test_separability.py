@@ -338,6 +338,23 @@ def test_parameters_of_another_model_are_refused():
     assert check(no_decay_by_name) is False
 
 
+def test_a_group_without_parameters_is_refused():
+    """As where they are chosen by comparison with those of the model that was built: none is one of them."""
+    model = Skips()
+    ids = {id(each) for each in list(model.parameters())[:2]}
+
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        given = list(parameters)
+        slow, fast = ([each for each in given if (id(each) in ids) == wanted] for wanted in (True, False))
+        return torch.optim.SGD([{"params": fast}, {"params": slow, "lr": 0.01}], lr=0.1)
+
+    named = list(model.named_parameters())
+    held = {name: nn.Parameter(each.detach().clone()) for name, each in named}
+    with pytest.raises(UsageError, match=r"param group 1 of Workload\.optimizer has no parameter") as caught:
+        PipelineOptimizer(replace(skips(), optimizer=build), named, held, apply=lambda: None)
+    assert "by name" in (caught.value.hint or "")
+
+
 def test_hooks_on_the_handle_need_one_worker():
     """They would see one worker's parameters: refused where several have some, and so is a move to several."""
     named = list(Skips().named_parameters())

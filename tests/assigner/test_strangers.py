@@ -24,7 +24,7 @@ def test_a_loss_that_reads_the_model_of_the_builder():
 
     made = workload(builder, loss=loss)
     pipeline = pipeline_of(made, make_plan(made))
-    with pytest.raises(UsageError, match="the loss reads weights of the model that its builder has made"):
+    with pytest.raises(UsageError, match=r"the script uses 0\.weight of the model that the builder has made"):
         pipeline.step(made.make_batch(8, 0))
     pipeline.close()
 

@@ -230,6 +230,26 @@ class SecondName(TwoNames):
     pass
 
 
+class Holds(nn.Module):
+    def __init__(self, shared):
+        super().__init__()
+        self.shared, self.mix = shared, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.mix(self.shared(x))
+
+
+@case("a marked module that is called by another name of the module around it (CoaT)", "shared.0", "block.mix", "last")
+class HeldElsewhere(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.shared = nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        self.block, self.last = Holds(self.shared), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(self.block(self.first(x)))
+
+
 @case("blocks repeated in a list: [block] * 3", "blocks.*", "last")
 class Repeated(nn.Module):
     def __init__(self):

@@ -64,9 +64,14 @@ def _(net, h):
     return net.second(torch.fft.irfft(torch.fft.rfft(h) * 0.5, n=WIDTH))
 
 
-@middle("torch.cond at the root", inherent=True, refusal="cond|traced|value")
+@middle("torch.cond at the root", inherent=True, refusal="value decide what runs, by torch.cond")
 def _(net, h):
     return net.second(torch.cond(h.sum() > 0, lambda y: y * 2, lambda y: y * 3, (h,)))
+
+
+@middle("torch.cond of a size at the root")
+def _(net, h):
+    return net.second(torch.cond(h.size(0) > 0, lambda y: y * 2, lambda y: y * 3, (h,)))
 
 
 @middle("try and except around a marked call")
@@ -165,6 +170,17 @@ def _(layer, h):
     kept = h.detach().numpy()
     assert f"{h.mean():.3f}" != "nan"
     return nn.functional.linear(h, layer.weight) * torch.from_numpy((kept > kept.mean()).astype(kept.dtype))
+
+
+@inside("torch.cond, which compiles both ways")
+def _(layer, h):
+    def much(y, weight):
+        return nn.functional.linear(y, weight)
+
+    def little(y, weight):
+        return nn.functional.linear(y, weight) * 2
+
+    return torch.cond(h.sum() > 0, much, little, (h, layer.weight))
 
 
 @inside("tolist and a loop over the rows")

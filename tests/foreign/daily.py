@@ -97,6 +97,7 @@ DAILY = frozenset(
         "as_strided behind a marked transpose",
         "one module called twice",
         "the second name of a shared module as the mark",
+        "a marked module that is called by another name of the module around it (CoaT)",
         "the model writes into its own input",
         # what batches and outputs are made of
         "targets are a list of dicts of boxes (detection)",
@@ -127,6 +128,7 @@ DAILY = frozenset(
         "blind: around a marked call: the default dtype",
         # control flow
         "a branch on a tensor's value at the root",
+        "a CTC loss in the forward, labels picked by a mask",
         "divides by the number of rows",
         "a boolean mask picks rows, put back by index_put",
         "torch._assert on values",

@@ -102,6 +102,42 @@ hugging_face(
     output_hidden_states=True,
     **GROUPED,
 )
+
+
+class Peak(nn.Module):
+    """The largest number that comes by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
+
+    def look(self, _: Any, given: Any, *output: Any) -> None:
+        """Before a forward or behind it."""
+        seen = [*output, *given]
+        if not isinstance(seen[0], torch.Tensor):
+            return
+        self.seen.copy_(torch.maximum(self.seen, seen[0].detach().abs().max()))
+
+
+def looked_at(model: Any) -> None:
+    """The first layer has a hook before its forward and one behind transformers' own, which change nothing."""
+    maybe_install_capturing_hooks(model.model)
+    layer = model.model.layers[0]
+    layer.peak = Peak()
+    layer.register_forward_pre_hook(layer.peak.look)
+    layer.register_forward_hook(layer.peak.look)
+
+
+hugging_face(
+    "Llama, its hidden states beside hooks that only look",
+    "LlamaForCausalLM",
+    LLAMA,
+    causal,
+    loss=states_in_loss,
+    prepare=looked_at,
+    output_hidden_states=True,
+    **GROUPED,
+)
 hugging_face(
     "Llama, its hidden states before hooks of one's own",
     "LlamaForCausalLM",

@@ -342,6 +342,57 @@ def _():
     return workload(Ctc, *MARKS, batch=batch, loss=loss, optimizer=adam)
 
 
+def labelled(rows, generator):
+    """Texts with labels of one to three characters, padded with -100."""
+    ids, _ = tokens(rows, generator)
+    labels = ids[:, :3] % (TOKENS - 1) + 1
+    labels[ids[:, 3:4] % 3 < torch.arange(3)] = -100
+    return (ids, labels), None
+
+
+class Spoken(Net):
+    """Works out its CTC loss itself; the labels are one after the other."""
+
+    def forward(self, ids, labels):
+        made = super().forward(ids).log_softmax(-1).transpose(0, 1)
+        heard = labels >= 0
+        steps = torch.full((ids.size(0),), ids.size(1))
+        return self.loss(made, labels.masked_select(heard), steps, heard.sum(-1))
+
+    def loss(self, *given):
+        return F.ctc_loss(*given, zero_infinity=True)
+
+
+SPOKEN = dict(batch=labelled, loss=lambda made, _: made, optimizer=adam)  # noqa: C408
+case("a CTC loss in the forward, labels picked by a mask", *MARKS, **SPOKEN)(Spoken)
+
+
+@case("nn.CTCLoss in the forward", *MARKS, **SPOKEN)
+class Criterion(Spoken):
+    def __init__(self):
+        super().__init__()
+        self.criterion = nn.CTCLoss(zero_infinity=True)
+
+    def loss(self, *given):
+        return self.criterion(*given)
+
+
+@case("a CTC loss in a marked module", *MARKS, **SPOKEN)
+class MarkedSpoken(Net):
+    def __init__(self):
+        super().__init__()
+        self.head = SpokenHead(WIDTH, TOKENS)
+
+    def forward(self, ids, labels):
+        return self.head(self.middle(self.embed(ids))[0], labels)
+
+
+class SpokenHead(nn.Linear):
+    def forward(self, x, labels):
+        made = super().forward(x).log_softmax(-1).transpose(0, 1)
+        return F.ctc_loss(made, labels.clamp(min=1), [x.size(1)] * x.size(0), (labels >= 0).sum(-1).tolist())
+
+
 @case(
     "an EmbeddingBag with values and offsets",
     "embed",

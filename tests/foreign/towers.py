@@ -194,6 +194,29 @@ hugging_face(
 )
 
 
+def transcribed(rows, generator):
+    """Sounds, the last steps of every second one silent, with two to four letters each."""
+    labels = ids(rows, generator, 4)
+    labels[1::2, 2:] = -100
+    attended = torch.ones(rows, 400, dtype=torch.long)
+    attended[1::2, 300:] = 0
+    sounds = torch.randn(rows, 400, generator=generator, dtype=torch.float64)
+    return {"input_values": sounds, "attention_mask": attended, "labels": labels}, None
+
+
+for base, usual in (("Wav2Vec2", True), ("Hubert", False), ("WavLM", False)):
+    hugging_face(
+        f"{base} with a CTC loss",
+        f"{base}ForCTC",
+        f"{base.lower()}.feature_extractor {base.lower()}.encoder.layers.* lm_head",
+        transcribed,
+        usual=usual,
+        ctc_loss_reduction="mean",
+        ctc_zero_infinity=True,
+        **WAV,
+    )
+
+
 def described(rows, generator):
     return {
         "input_ids": ids(rows, generator),

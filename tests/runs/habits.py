@@ -617,7 +617,6 @@ def with_hook(hook: Callable[[], Any], stages: Any = None, **changes: Any) -> Ca
 
 CASES = {
     "autocast": Case(made_of, "torch.autocast is on where the pipeline is called", context=half),
-    "checkpoint": Case(lambda: made_of(lambda: Net(Checked())), "a BatchNorm runs again in a backward"),
     "checkpoint, one": Case(lambda: made_of(lambda: Net(Checked())), micro_batches=1),
     "renormalised": Case(
         lambda: made_of(lambda: Net(Renormalised(WIDTH))), "whose output depends on its running statistics"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch.nn import functional
@@ -10,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 # Operations that move running statistics, which their schemas do not say: the names of the arguments, and of the flag
 # that says whether they do.
@@ -93,7 +94,25 @@ def is_random(operation: Any) -> bool:
     return isinstance(operation, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operation.tags
 
 
-class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode in which `torch.cond` is Python's own decision: torch cannot compile both ways while a mode is on."""
+
+    def __enter__(self) -> Any:
+        self._cond = mock.patch.object(torch, "cond", branched)
+        self._cond.start()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: object) -> None:
+        self._cond.stop()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+
+def branched(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+    """`torch.cond` of what may be a number, a size or a tensor: one of two functions is called, never both."""
+    return (true_fn if pred else false_fn)(*operands)
+
+
+class Writes(Watching):  # type: ignore[no-untyped-call]
     """Notes which storages are written to, also through `.data`, which torch does not count, and which are read.
 
     Attributes:

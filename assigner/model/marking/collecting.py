@@ -11,8 +11,11 @@ returned is collected behind its call, as by code between partitions.
 from __future__ import annotations
 
 import contextlib
+import dis
 import inspect
+import itertools
 import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 from assigner.errors import MarkingError
@@ -80,7 +83,7 @@ def collect(name: str, module: nn.Module, args: Sequence[Any], result: Any) -> N
         result: What it has returned, behind all of its hooks.
 
     Raises:
-        MarkingError: they would collect something else in a plain run: what other hooks change in the partition.
+        MarkingError: they would collect something else in a plain run: what other hooks may change in the partition.
     """
     collected = _collected()
     hooks = [each for each in _hooks(module) if collected is not None and _closed(each, "key") in collected]
@@ -88,18 +91,36 @@ def collect(name: str, module: nn.Module, args: Sequence[Any], result: Any) -> N
         key = _closed(hook, "key")
         every = [*module._forward_hooks.values()]
         reads_arguments = _closed(hook, "capture_initial_hidden_state") and key == "hidden_states"
-        if not {*map(id, every[every.index(hook) :])} <= {*map(id, _hooks(module))}:
+        behind = every[every.index(hook) :]
+        if not all(only_looks(each) for each in behind if each not in _hooks(module)):
             _refuse_hook(name, key, "a forward hook registered behind transformers' own may change what it returns")
-        if reads_arguments and not collected[key] and module._forward_pre_hooks:
+        if reads_arguments and not collected[key] and not all(map(only_looks, module._forward_pre_hooks.values())):
             _refuse_hook(name, key, "a forward pre-hook may change what it is given, which is the first of them")
         hook(module, args, result)
+
+
+def only_looks(hook: Callable[..., Any]) -> bool:
+    """A hook is a function that returns None whichever way it goes: by its code, for a flag may let it change later."""
+    code = getattr(hook, "__code__", None)
+    if not isinstance(code, types.CodeType) or code.co_flags & _ENDS_OTHERWISE:
+        return False
+    steps = [*dis.get_instructions(code)]
+    return all(
+        (step.opname == "RETURN_CONST" and step.argval is None)
+        or (before.opname, before.argval, step.is_jump_target) == ("LOAD_CONST", None, False)
+        for before, step in itertools.pairwise(steps) if step.opname in _RETURNS
+    )  # fmt: skip
+
+
+_RETURNS = ("RETURN_VALUE", "RETURN_CONST")
+_ENDS_OTHERWISE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def _refuse_hook(name: str, key: str, why: str) -> None:
     raise MarkingError(
         f"transformers collects {key!r} of {name!r}, and {why}: the partition returns the end of its forward alone",
-        hint=f"output_{key}=False in the model's config or call, or have the model's code do what the hook does, or"
-        f" mark a larger module that contains {name!r} and reads them",
+        hint=f"output_{key}=False in the model's config or call, or have the model's code do what the hook does (a"
+        f" function that returns nothing may stay), or mark a larger module that contains {name!r} and reads them",
     )
 
 

@@ -68,7 +68,8 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     check_loss(workload.loss, deferred.model, captured.left)
     read = Memento(modules_outside(deferred.model, captured.opaque), beside=deferred.model.modules(), top="read")
     cut = Cutter(deferred, marked, captured, workload.autocast).cut()
-    return replace(cut, row_leaves=row_leaves, read=read, read_elsewhere=captured.read_elsewhere, examples=examples)
+    cut = replace(cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left)
+    return replace(cut, row_leaves=row_leaves, examples=examples)
 
 
 def check_mode(workload: Workload, deferred: DeferredModel) -> None:

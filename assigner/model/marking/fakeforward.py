@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 
 import torch
 from torch import nn
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_impls import op_implementations_dict
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.model.deferred.mutation import DROPOUTS, storage_of
-from assigner.usercode import running_line
+from assigner.usercode import is_asked_by_user, running_line
 
 Named = Sequence[tuple[str, nn.Module]]
 
@@ -69,6 +70,24 @@ class OneRecurrentStep(TorchFunctionMode):
         steps, *ends = func(given.narrow(time, 0, 1), *args[1:])
         outputs = steps.transpose(0, time).expand(given.size(time), -1, -1).contiguous()
         return outputs.transpose(0, time), *ends
+
+
+def ctc_losses() -> contextlib.AbstractContextManager[Any]:
+    """CTC losses with lengths in tensors go through on fake tensors in the block.
+
+    Torch has them raise there, for their values decide how wide a table is that the backward alone reads.
+    """
+
+    def made(mode: FakeTensorMode, _: Any, log_probs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        steps, rows, _ = log_probs.shape
+        environment = cast("ShapeEnv", mode.shape_env)
+        width = environment.create_unbacked_symint()  # twice the longest target, and one
+        environment.pending_fresh_unbacked_symbols.remove(width.node.expr)  # the loss itself has not got it
+        with mode:
+            return log_probs.new_empty(rows), log_probs.new_empty(rows, steps, width)
+
+    return mock.patch.dict(op_implementations_dict, {torch.ops.aten._ctc_loss.Tensor: made})
 
 
 def is_tensor(leaf: Any) -> bool:
@@ -311,11 +330,6 @@ def _noticed(name: str, note: Callable[[torch.Tensor], None]) -> Iterator[None]:
             else:
                 stack.callback(setattr, kind, name, own)
         yield
-
-
-def is_asked_by_user() -> bool:
-    """The code that asks the caller is neither torch's nor this package's."""
-    return str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "assigner")
 
 
 def _edge(tensor: torch.Tensor) -> tuple[Any, int] | None:

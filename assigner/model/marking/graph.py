@@ -184,6 +184,7 @@ class PartitionGraph:
         read: Python values that the model's code outside of partitions can read, as they were when it was captured.
         read_elsewhere: What code outside of partitions reads of their modules: the modules' names, and attributes'.
         flags: What code outside of partitions was told of parameters' `requires_grad`.
+        left: What forwards change of the builder's objects, as `leftovers.left_behind` gives it.
         row_leaves: Which inputs carry rows; None: those that have as many as the first tensor.
         examples: Batches with values, for partitions whose forward needs them to be captured; None: there are none.
         recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
@@ -198,6 +199,7 @@ class PartitionGraph:
     read: Memento = field(default_factory=lambda: Memento(()), repr=False, compare=False)
     read_elsewhere: frozenset[tuple[str, str]] = frozenset()
     flags: Mapping[str, bool] = field(default_factory=dict)
+    left: Mapping[tuple[int, str], str] = field(default_factory=dict, repr=False, compare=False)
     row_leaves: RowLeaves | None = None
     examples: Examples | None = field(default=None, repr=False, compare=False)
     recuts: dict[bool, list[PartitionGraph]] = field(

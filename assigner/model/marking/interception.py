@@ -9,6 +9,7 @@
     tensor.data                   a view without gradient; `.data =` writes to it
     torch.inference_mode          torch.no_grad, which has the same gradients
     torch.distributed             one process: the workers of a plan are not copies of the model
+    torch.cond                    Python's own decision, of a size; of a tensor refused
     a decision that only checks   a node that raises as the code does (see `checks`)
     autograd.grad, backward       refused
     Python's and NumPy's random, seeds, counters, flags      refused: the graph would have the first call's for ever
@@ -38,13 +39,14 @@ from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.mutation import branched
 from assigner.model.marking.checks import stating
-from assigner.model.marking.fakeforward import is_asked_by_user, is_tensor
+from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.modules import check_hooks
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
 from assigner.model.marking.writing import hooked, still_required, wanted
 from assigner.model.singleprocess import as_single_process
-from assigner.usercode import running_line
+from assigner.usercode import is_asked_by_user, running_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 _library = torch.library.Library("assigner", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("hook(int number, Tensor(a!) tensor) -> ()")  # type: ignore[no-untyped-call]
 _LIBRARIES = ("torch", "transformers")
+_SEEDS = "seeds or sets a generator (torch does where it compiles, as for while_loop)"
 _LARGER = "mark a module that contains this line: what is inside a partition runs as it is"
 
 
@@ -175,8 +178,10 @@ class Interceptions:
                 (FakeTensor, "is_leaf", property(_is_leaf)),
                 (transformer, "_detect_is_causal_mask", _is_said_to_be_causal),
                 (decompositions, "one_layer_lstm", _flat(decompositions.one_layer_lstm)),
-                *((holder, name, _refused(getattr(holder, name), "seeds or sets a generator"))
+                *((holder, name, _refused(getattr(holder, name), _SEEDS))
                   for holder in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
+                (torch, "cond", _refused(branched, "has a value decide what runs, by torch.cond,",
+                                         allowed=lambda pred, *_: not is_tensor(pred))),
                 (torch.compiler, "is_compiling", _asked_by_user(torch.compiler.is_compiling)),
                 (torch.compiler, "is_exporting", _asked_by_user(torch.compiler.is_exporting)),
                 (torch._dynamo, "is_compiling", _asked_by_user(torch._dynamo.is_compiling)),

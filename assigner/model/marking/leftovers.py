@@ -14,7 +14,6 @@ partitions' copies.
 from __future__ import annotations
 
 import contextlib
-import types
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -23,7 +22,7 @@ from assigner.errors import MarkingError
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import ABSENT
 from assigner.model.deferred.reach import STANDARD, reach
-from assigner.model.marking.fakeforward import is_asked_by_user
+from assigner.usercode import is_asked_by_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -171,49 +170,39 @@ def left_behind(leftovers: Leftovers, changes: Sequence[StateChange]) -> dict[tu
 
 
 def check_loss(loss: Callable[..., Any] | None, model: nn.Module, left: Mapping[tuple[int, str], str]) -> None:
-    """A loss has the builder's model at most, which no partition's forward has changed.
-
-    It may hold the model for other reasons: what counts is that its code, with the methods of the model that it names,
-    has the attribute's name.
+    """A loss may hold a list or a dict in which a forward leaves something: it has the builder's, and not a copy.
 
     Args:
         loss: `Workload.loss`.
-        model: The builder's.
+        model: The builder's; what the loss reads of its modules, they tell when it runs.
         left: What its forward changes, as `left_behind` gives it.
 
     Raises:
-        MarkingError: it reads what a forward leaves behind.
+        MarkingError: it holds such a one.
     """
-    if loss is None or not left:
-        return
-    methods = {
-        id(each): each for module in model.modules() for kind in type(module).__mro__ for each in vars(kind).values()
-        if isinstance(each, types.FunctionType)
-    }  # fmt: skip
-    places = {id(value): str(place.key) for place, value in reach({"loss": loss})}
-    names = set[str]()
-    for _, value in reach({"loss": loss}, beside=model.modules()):  # what modules hold, as hooks, no loss calls
-        if isinstance(value, types.FunctionType) and id(value) not in methods:
-            names |= _words(value.__code__)
-    while called := [key for key, each in methods.items() if each.__name__ in names]:
-        names |= set().union(*(_words(methods.pop(key).__code__) for key in called))
-    for (holder, key), partition in left.items():
-        name = key or places.get(holder, "")
-        if holder in places and name in names:
-            whose = f"the forward of {partition!r}" if partition else "the model's forward"
+    for place, value in reach({"loss": loss}, beside=model.modules()) if loss is not None and left else ():
+        if (partition := left.get((id(value), ""))) is not None:
             raise MarkingError(
-                f"the loss reads {name!r}, which {whose} changes: the loss has the model as it was built, for what runs"
-                " are copies of its partitions",
+                f"the loss reads {place}, which {_forward_of(partition)} changes: the loss has it as it was built, for"
+                " what runs are copies of its partitions",
                 hint="return it from the model's forward: the loss is given all that this returns",
             )
 
 
-def _words(code: types.CodeType) -> set[str]:
-    """The names and texts in a function's code."""
-    found = {*code.co_names, *code.co_freevars}
-    for each in code.co_consts:
-        found |= _words(each) if isinstance(each, types.CodeType) else {each} if isinstance(each, str) else set()
+def left_by_module(model: nn.Module, left: Mapping[tuple[int, str], str]) -> dict[nn.Module, dict[str, str]]:
+    """The attributes that forwards change, by the builder's module that has them, each in words."""
+    found: dict[nn.Module, dict[str, str]] = {}
+    for path, module in model.named_modules():
+        for (holder, key), partition in left.items():
+            if holder == id(module) and key:
+                name = f"{path}.{key}" if path else key
+                found.setdefault(module, {})[key] = f"{name!r}, which {_forward_of(partition)} changes"
     return found
+
+
+def _forward_of(partition: str) -> str:
+    """Whose code it is, in words; an empty name: what is between partitions."""
+    return f"the forward of {partition!r}" if partition else "the model's forward"
 
 
 def _read_elsewhere(partition: str, name: str) -> MarkingError:

@@ -31,11 +31,12 @@ def opaque_modules(model: nn.Module, marked: Sequence[str], opened: Container[st
         opened: Unmarked ones whose own code is followed.
     """
     found: list[str] = []
+    kept = {id(model.get_submodule(name)) for name in marked}
 
     def visit(module: nn.Module, prefix: str) -> None:
         for child_name, child in module.named_children():
             name = f"{prefix}{child_name}"
-            inside = any(mark.startswith(name + ".") for mark in marked)
+            inside = any(id(each) in kept for each in child.modules() if each is not child)  # by whatever name
             has_forward = inspect.getattr_static(type(child), "forward") is not nn.Module.forward
             if name in marked or (has_forward and not inside and name not in opened):
                 found.append(name)

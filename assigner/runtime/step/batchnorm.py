@@ -72,6 +72,7 @@ class _DeferredNorm:
         self.seen: list[dict[int, _Figures]] = []  # for each twin, by micro-batch
         self.now: list[_Figures] = []  # for each twin, of the micro-batch that runs
         self.momenta: list[float | None] = []  # for each call of a forward in this step
+        self.calls: dict[int, int] = {}  # how many each micro-batch has made
         self.micro_batch = self.called = 0
         self.recording = self.under_way = False
         self._held: list[torch.Tensor | None] = []  # its running statistics, as the forward has found them
@@ -98,6 +99,11 @@ class _DeferredNorm:
         self._held = self._statistics()
         self._point()
 
+    def again(self, micro_batch: int) -> None:
+        """The backward of this micro-batch comes next: a checkpoint in it calls once more, and counts as in torch."""
+        self.begin(micro_batch)
+        self.called = self.calls.get(micro_batch, 0)
+
     def _point(self) -> None:
         """Have the twins write where this micro-batch's figures belong."""
         micro_batch = self.micro_batch
@@ -123,8 +129,8 @@ class _DeferredNorm:
             return type(self.module).forward(self.module, input)
         if not self.under_way and len(self.seen[0]) > 1:
             raise UsageError(
-                "a BatchNorm runs again in a backward (torch.utils.checkpoint): which micro-batch's statistics these"
-                " are is not known then",
+                "a BatchNorm runs again in a backward in two parts (torch.utils.checkpoint): which micro-batch's"
+                " statistics these are is not known then",
                 hint="leave the checkpoint out and have assigner recompute (rematerialise='always'); or"
                 " batch_norm='micro_batch'",
             )
@@ -235,7 +241,7 @@ class _DeferredNorm:
         Returns:
             Whether it has left those running statistics in their places that its calls in training are to move.
         """
-        self.under_way = False
+        self.under_way, self.calls[self.micro_batch] = False, self.called
         return not self.called or all(map(operator.is_, self._statistics(), self._held))
 
     def _statistics(self) -> list[torch.Tensor | None]:
@@ -278,7 +284,7 @@ class _DeferredNorm:
 
     def forget(self) -> None:
         """Leave the running values as they are."""
-        self.recording, self._tried, self.momenta = False, None, []
+        self.recording, self._tried, self.momenta, self.calls = False, None, [], {}
         used = [figures for seen in self.seen for figures in seen.values() if figures.count]
         for figures in used:
             figures.count = 0
@@ -379,8 +385,13 @@ class DeferredStatistics:
         for norm in self._norms.get(partition, ()):
             norm.begin(micro_batch)
 
+    def again(self, partition: str, micro_batch: int) -> None:
+        """The backward of this micro-batch comes next, in which a checkpoint may run parts of the forward."""
+        for norm in self._norms.get(partition, ()):
+            norm.again(micro_batch)
+
     def end(self, partition: str) -> None:
-        """That forward has run.
+        """That forward, or backward, has run.
 
         Raises:
             UsageError: it has put other tensors in the places of running statistics.

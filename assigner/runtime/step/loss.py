@@ -206,13 +206,14 @@ class StepLoss:
         """The user's loss; what it draws from Python's and NumPy's generators is the same under every plan."""
         if self._is_users:
             seed_python(partition_seed(self._workload.seed, self._number, "the loss", place))
-        value = self._workload.compute_loss(output, _to_device(targets, self._device))
+        try:
+            value = self._workload.compute_loss(output, _to_device(targets, self._device))
+        except (RuntimeError, NotImplementedError) as error:
+            if "meta" not in str(error):
+                raise
+            raise _without_values() from error
         if isinstance(value, torch.Tensor) and value.is_meta:
-            raise UsageError(
-                "the loss reads weights of the model that its builder has made, which have no values here",
-                hint="a loss sees outputs and targets alone: return what it needs from the model, or let the optimizer"
-                " decay weights (weight_decay)",
-            )
+            raise _without_values()
         if not isinstance(value, torch.Tensor) or value.dim():
             given = (
                 f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
@@ -329,6 +330,15 @@ def check_groups(workload: Workload, groups: Sequence[VariantGroup]) -> None:
             f" than for others (their rows: {rows[0]} and {rows[1]})",
             hint="give batches whose micro-batches are alike, or use one micro-batch (solve with --micro-batches 1)",
         )
+
+
+def _without_values() -> UsageError:
+    """An error of a loss that computes with tensors which the builder has made beside the model."""
+    return UsageError(
+        "the loss computes with a tensor that Workload.model has made, where tensors have no values (the meta device)",
+        hint="return what it needs from the model's forward; a teacher is made outside of Workload.model, and weights"
+        " decay in the optimizer (weight_decay)",
+    )
 
 
 def _tensors(outputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:

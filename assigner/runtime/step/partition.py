@@ -216,7 +216,8 @@ class PartitionRunner:
                 let_go(self.state.modules)
             return tuple(map(_apart, outputs))
         # what it started from is lost where it was not known to write that, or has made objects that stay
-        graph = _Graph(self._roots(outputs), self.state.left(), is_hooked=hooks_so_far() != hooks)
+        held = [] if place.last and place.micro_batch == 0 else self.state.left()  # no other forward comes between
+        graph = _Graph(self._roots(outputs), held, is_hooked=hooks_so_far() != hooks)
         if self._is_plain is None:
             self._is_plain = not graph.is_hooked and are_made_here(graph.roots, range(first, nodes_so_far()))
         self._graphs[place.micro_batch] = graph
@@ -355,6 +356,9 @@ class PartitionRunner:
         if note is not None:
             for each in through[1:]:
                 each.watch(note)
+        norms = [(found, each.runner.piece.name) for each in through if (found := each.runner.statistics) is not None]
+        for statistics, name in norms:
+            statistics.again(name, place.micro_batch)
         late = next(
             ((each.runner.piece.name, each.graph.overwritten) for each in through if each.graph.overwritten), None
         )
@@ -363,6 +367,8 @@ class PartitionRunner:
             _engine_run_backward(
                 tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
             )
+        for statistics, name in norms:
+            statistics.end(name)
 
     def forget(self) -> None:
         """Drop the graphs of a step that was not finished."""
@@ -495,8 +501,10 @@ def _unchanged_by_backward(watched: Sequence[tuple[PartitionRunner, bool]]) -> I
         if state.counts() != counts:
             raise UsageError(
                 f"the backward of partition {runner.piece.name!r} changes a buffer or a weight (a Function's backward,"
-                " or a hook): with rematerialisation, or with several micro-batches under way, that would be lost",
-                hint="change it in forward; or assigner.partition(..., rematerialise='never') and one micro-batch",
+                " a hook, or a checkpoint's recompute, as of a BatchNorm): with rematerialisation, or with several"
+                " micro-batches under way, that would be lost",
+                hint="change it in forward, and leave checkpoints to the plan (or batch_norm='deferred'); or"
+                " assigner.partition(..., rematerialise='never') and one micro-batch",
             )
         if values is not None and values.has_changed(ignoring="tensors"):
             raise UsageError(

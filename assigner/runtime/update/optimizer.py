@@ -22,6 +22,7 @@ import torch
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.likeness import in_likeness
+from assigner.model.deferred.originals import choosing_parameters
 from assigner.model.plainvalues import SINGLE
 from assigner.runtime.update.optimizermemory import OptimizerMemory
 from assigner.runtime.update.separability import StepBehaviour, check_separable, is_known
@@ -407,12 +408,13 @@ def built_optimizer(
         The optimizer, and for each param group the names of all its parameters as it was made.
 
     Raises:
-        UsageError: the builder failed, or made groups of other parameters than it was given.
+        UsageError: the builder failed, or made a group of none, or of other parameters than it was given.
     """
     whole = {name: held.get(name, stand_in) for name, stand_in in model}
-    made = workload.make_optimizer(whole.items())
+    with choosing_parameters():
+        made = workload.make_optimizer(whole.items())
     name_of = {id(parameter): name for name, parameter in whole.items()}
-    _refuse_foreign(made, name_of)
+    _check_groups(made, name_of)
     names = [tuple(name_of[id(each)] for each in group["params"]) for group in made.param_groups]
     for group, members in zip(made.param_groups, names, strict=True):
         group["params"][:] = [whole[name] for name in members if name in held]
@@ -428,8 +430,18 @@ def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
     return cast("nn.Parameter", in_likeness(parameter, torch.empty_like(parameter, device="meta")))
 
 
-def _refuse_foreign(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]) -> None:
-    """Parameters that the builder was not given are no part of the pipeline: nothing would train those that are."""
+def _check_groups(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]) -> None:
+    """Parameters that the builder was not given are no part of the pipeline, and none that it was given is one of them.
+
+    A group that shall have `[p for p in parameters if id(p) in ids]` is empty where the ids are of the model's own.
+    """
+    empty = [number for number, group in enumerate(optimizer.param_groups) if not group["params"]]
+    if empty:
+        raise UsageError(
+            f"param group {empty[0]} of Workload.optimizer has no parameter",
+            hint="leave it out; if it is chosen by comparison with a model's parameters (id(p) in ids, p is w): those"
+            " that are trained are copies, to be chosen by name, as optimizer(named_parameters) is given them",
+        )
     strange = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in name_of]
     if strange:
         raise UsageError(
