@@ -62,7 +62,7 @@ def test_a_check_is_carried():
             small = h.min().item() < -99
         if small or not bool((h < 99).all()):
             raise OddError(LARGE, 3)
-        if h[h > 99].shape[0] > 5:
+        if h[h > 99].shape[0] > 5 or (h < -99).any():
             raise ValueError("too many")
         try:
             _within(h / 99)
@@ -309,6 +309,10 @@ def _asks_whether_it_is_a_tensor(s, h):
     return h
 
 
+def _fails_in_an_operation(s, h):
+    return h.view(3, 5, 7) if h.max() > 9 else h
+
+
 def _is_number(value):
     return isinstance(value, float)
 
@@ -345,7 +349,7 @@ def _until(s, h):
     [
         _decides, _caught, _suppressed, _caught_without_an_answer, _fails_for_want_of_values, _fails_in_its_own_words,
         _behind_a_check, _nested, _counts_before, _writes_before, _asks_for_a_type, _asks_whether_it_is_a_tensor,
-        _has_a_type_looked_at, _looks_into_a_text, _both_ways_raise, _until,
+        _fails_in_an_operation, _has_a_type_looked_at, _looks_into_a_text, _both_ways_raise, _until,
     ],
 )  # fmt: skip
 def test_what_is_no_check(middle: Callable[[Any, torch.Tensor], torch.Tensor]):

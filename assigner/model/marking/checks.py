@@ -306,13 +306,14 @@ def _is_raised(error: BaseException | None) -> bool:
     One that an operation raises may be there only for want of values.
     """
     while error is not None:
-        trace = error.__traceback__
+        trace, asked = error.__traceback__, False
         while trace is not None and trace.tb_next is not None:
+            asked = _is_code(trace.tb_frame) or (asked and _module(trace.tb_frame) in ("torch", __name__))
             trace = trace.tb_next
         if trace is None:
             return False
         frame = trace.tb_frame
-        if not _is_code(frame) and (_module(frame), frame.f_code.co_name) not in _RAISE:
+        if not _is_code(frame) and not (asked and (_module(frame), frame.f_code.co_name) in _RAISE):
             return False
         raises = dis.opname[frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
         if not raises and not isinstance(error, SystemExit):  # sys.exit() is a call
