@@ -220,8 +220,6 @@ class Checks:
                 if not is_behind():
                     return original(value, *form)
                 self._has_told = True
-                if sys._getframe(1) in self._stack:  # else it is for words, as pytest's of an assert
-                    self._has_taken = True
                 return _UNKNOWN
 
             return tell
@@ -328,7 +326,7 @@ def _is_of_capture(error: BaseException, stack: Mapping[types.FrameType, int], *
     Args:
         error: Raised behind a decision.
         stack: Where each frame stood at that.
-        has_values: Code behind the decision has taken a value out of a tensor, or made a text of one.
+        has_values: Code behind the decision has taken a value out of a tensor.
 
     Returns:
         On the way to the error code asks what something is, or there is another branch behind the decision's own.
