@@ -104,7 +104,7 @@ class Installation:
         check_same_loss(workload, plan, graph.last.name, member)
         self.programs = Programs(plan, graph, member.transport, workload.fineness)
         statistics = DeferredStatistics(self.share.modules, batch_norm, self.share.groups(plan, member))
-        variants = Variants(graph, plan, self.programs, self.share.modules, member)
+        variants = Variants(graph, plan, self.programs, self.share.modules, member, trained=self.trained)
         written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
         states = {name: PartitionState(module, written) for name, module in self.share.modules.items()}
         self.needs = Needs(workload, variants, member)

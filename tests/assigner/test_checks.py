@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,18 @@ LARGE = "a value is larger than 9"
 class OddError(Exception):
     """One that takes two arguments."""
 
-    def __init__(self, said: str, number: int) -> None:
+    def __init__(self, said: str, number: Any) -> None:
         super().__init__(said, number)
+        self.number = number
+
+
+class _Exits(nn.Linear):
+    """It ends the process where a value is large."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.max() > 99:
+            sys.exit(3)
+        return super().forward(x)
 
 
 def _within(h: torch.Tensor) -> None:
@@ -51,8 +62,8 @@ def test_a_check_is_carried():
             small = h.min().item() < -99
         if small or not bool((h < 99).all()):
             raise OddError(LARGE, 3)
-        if h[h > 99].shape[0] > 5:
-            raise ValueError("too many")
+        if h[h > 99].shape[0] > 5 or (h < -99).any():
+            raise ValueError(f"too many of {h}")
         try:
             _within(h / 99)
         finally:
@@ -102,24 +113,107 @@ def test_a_check_raises_as_the_model_does():
             assert any("test_checks.py" in note for note in raised.value.__notes__)
 
 
-def test_an_error_of_another_form():
-    """A type that takes no single text is told in another error's words."""
+def _wrong(made: Any) -> Any:
+    """A batch with a value that is too large."""
+    x, y = made.make_batch(8, 0)
+    x[0, 0] = 10.0
+    return x, y
+
+
+def _odd():
+    raise OddError(LARGE, number=3)
+
+
+def _value_in_text(x):
+    raise ValueError(f"{LARGE}: {x.max().item():.3f} at {x.argmax().tolist()} of {x}")
+
+
+def _value_as_argument(x):
+    raise OddError(LARGE, x.max())
+
+
+@pytest.mark.parametrize(
+    ("fail", "kind", "args"),
+    [
+        (lambda _: _odd(), OddError, (LARGE, 3)),
+        (_value_as_argument, OddError, (LARGE, "...")),
+        (_value_in_text, ValueError, (f"{LARGE}: ... at ... of ...",)),
+        (lambda _: sys.exit(3), SystemExit, (3,)),
+    ],
+)
+def test_an_error_of_any_form(fail: Callable[[torch.Tensor], None], kind: type[BaseException], args: Any):
+    """Its type, its arguments and its attributes are carried, without the values among them; sys.exit() is an error."""
 
     def forward(s, x):
         h = s.a(x)
         if x.max() > 9:
-            raise OddError(LARGE, 3)
+            fail(x)
         return s.c(s.b(h)).sum(1, keepdim=True)
 
     made = of(forward)
-    x, y = made.make_batch(8, 0)
-    x[0, 0] = 10.0
-    plan = make_plan(made, micro_batches=1)
-    with (
-        pipeline_of(made, plan) as pipeline,
-        pytest.raises(RuntimeError, match=f"OddError: .*{LARGE}"),
-    ):
-        pipeline.step((x, y))
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        with pytest.raises(kind) as raised:
+            pipeline.step(_wrong(made))
+    assert type(raised.value) is kind
+    assert raised.value.args == args
+    assert getattr(raised.value, "number", args[-1]) == args[-1]
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [
+        (lambda x: torch._check((x.max() < 9).item(), lambda: LARGE), RuntimeError),
+        (lambda x: torch._check_value(bool(x.max() < 9), lambda: LARGE), ValueError),
+        (lambda x: torch._check_tensor_all(x < 9, lambda: LARGE), RuntimeError),
+        (lambda x: torch._assert_async((x < 9).all(), LARGE), RuntimeError),
+    ],
+)
+def test_a_check_without_a_decision(state: Callable[[torch.Tensor], None], kind: type[Exception]):
+    """What torch checks by itself raises in a run, too."""
+
+    def forward(s, x):
+        state(x)
+        torch._check(x.shape[0] > 0)
+        return s.c(s.b(s.a(x))).sum(1, keepdim=True)
+
+    made = of(forward)
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        with pytest.raises(kind, match=f"^{LARGE}"):
+            pipeline.step(_wrong(made))
+
+
+def test_whether_tensors_are_equal_is_a_check():
+    """As other truths are."""
+
+    def forward(s, x):
+        if torch.equal(x, torch.zeros_like(x)):
+            raise ValueError(LARGE)
+        return s.c(s.b(s.a(x)))
+
+    check(of(forward))
+
+
+def test_many_checks_are_refused():
+    """Each is a capture of its own."""
+
+    def forward(s, x):
+        for n in range(30):
+            _within(x / (n + 1))
+        return s.c(s.b(s.a(x)))
+
+    with pytest.raises(MarkingError, match=r"checks values more than 20 times.*test_checks.py"):
+        partition_graph(of(forward))
+
+
+def test_an_exit_inside_of_a_partition_is_no_way():
+    """A process that captures goes on."""
+
+    def forward(s, x):
+        return s.c(s.b(s.a(x)))
+
+    check(of(forward, b=lambda: _Exits(WIDTH, WIDTH)))
 
 
 def test_a_check_in_a_compiled_partition():
@@ -201,6 +295,43 @@ def _writes_before(s, h):
     return h
 
 
+def _asks_for_a_type(s, h):
+    if h.max() > 9:
+        found = h.max().item()
+        if not isinstance(found, float):
+            raise TypeError(found)
+    return h
+
+
+def _asks_whether_it_is_a_tensor(s, h):
+    if h.max() > 9 and type(h) is not torch.Tensor:
+        raise TypeError(h)
+    return h
+
+
+def _fails_in_an_operation(s, h):
+    return h.view(3, 5, 7) if h.max() > 9 else h
+
+
+def _is_number(value):
+    return isinstance(value, float)
+
+
+def _has_a_type_looked_at(s, h):
+    if h.max() > 9:
+        found = h.max().item()
+        if not _is_number(found):
+            raise TypeError(LARGE)
+    return h
+
+
+def _both_ways_raise(s, h):
+    if h.max() > 9:
+        _within(h / 9)
+        raise ValueError(LARGE)
+    return h
+
+
 def _until(s, h):
     while h.sum() > 0:
         h = h / 2 - 1
@@ -211,7 +342,8 @@ def _until(s, h):
     "middle",
     [
         _decides, _caught, _suppressed, _caught_without_an_answer, _fails_for_want_of_values, _fails_in_its_own_words,
-        _behind_a_check, _nested, _counts_before, _writes_before, _until,
+        _behind_a_check, _nested, _counts_before, _writes_before, _asks_for_a_type, _asks_whether_it_is_a_tensor,
+        _fails_in_an_operation, _has_a_type_looked_at, _both_ways_raise, _until,
     ],
 )  # fmt: skip
 def test_what_is_no_check(middle: Callable[[Any, torch.Tensor], torch.Tensor]):
@@ -223,3 +355,14 @@ def test_what_is_no_check(middle: Callable[[Any, torch.Tensor], torch.Tensor]):
     made = of(forward, norm=lambda: nn.BatchNorm1d(WIDTH))
     with pytest.raises(MarkingError, match=r"test_checks.py.*a tensor's value decides what runs there"):
         partition_graph(made)
+
+
+def test_a_text_of_values_that_the_forward_goes_on_with():
+    """Only that of an error may do without them."""
+
+    def forward(s, x):
+        _within(x)
+        return s.c(s.b(s.a(x))) * len(f"{x.max().item():.3f}")
+
+    with pytest.raises(MarkingError, match=r"test_checks.py.*unsupported format string"):
+        partition_graph(of(forward))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cutting import of
 from torch import nn
 from workloads import WIDTH, Reference, graph_of, language, make_plan, pipeline_of, workload
 
@@ -165,6 +166,26 @@ def test_what_is_trained_cannot_change():
     with pytest.raises(UsageError, match=r"requires_grad of 0\.bias is True now; the pipeline was made with False"):
         pipeline.step(made.make_batch(8, 0))
     pipeline.close()
+
+
+def test_code_between_partitions_may_ask_whether_a_parameter_is_trained():
+    """Its graph has the answer of the capture: a step or an evaluation with another one is refused."""
+
+    def forward(s, x):
+        return s.c(s.b(s.a(x))).sum(1, keepdim=True) * (2.0 if s.b.weight.requires_grad else 1.0)
+
+    made = of(forward)
+    batch, reference = made.make_batch(8, 0), Reference(made)
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        assert abs(pipeline.step(batch) - reference.step(batch)) < EXACT
+        parameters = dict(pipeline.named_parameters())
+        parameters["a.weight"].requires_grad_(requires_grad=False)
+        pipeline.step(batch)
+        pipeline.evaluate(batch)
+        parameters["b.weight"].requires_grad_(requires_grad=False)
+        for run in (pipeline.step, pipeline.evaluate):
+            with pytest.raises(UsageError, match=r"requires_grad of b\.weight was True when the model was captured"):
+                run(batch)
 
 
 def test_what_is_trained_may_be_frozen_for_a_while():

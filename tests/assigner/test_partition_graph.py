@@ -6,7 +6,7 @@ import itertools
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,11 +15,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from workloads import WIDTH, graph_of, language, pairs, skips, tokens, towers, workload
 
-from assigner.errors import UsageError
+from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import partition, partition_graph
 from assigner.model.marking.gradients import check_asked
 from assigner.model.marking.graph import Value
 from assigner.runtime.plangraph import plan_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_a_language_model():
@@ -81,6 +84,29 @@ def test_values_that_code_behind_them_asks_whether_they_require_a_gradient():
         check_asked("0", made, gradient=True, sent=True)
     with pytest.raises(UsageError, match="'0' has a gradient now, and had none"):
         check_asked("0", made.clone().requires_grad_(), gradient=False, sent=False)
+
+
+@pytest.mark.parametrize("ask", [lambda x: x.is_leaf, lambda x: x.grad_fn is None])
+def test_the_graph_behind_a_value_is_not_asked_for(ask: Callable[[torch.Tensor], bool]):
+    """It begins anew at a partition, and between partitions; of what has none, and of its own, a partition may ask."""
+
+    class Given(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (2.0 if ask(x) else 1.0)
+
+    class Own(nn.Linear):
+        def forward(self, x):
+            return (y := super().forward(x)) * (2.0 if ask(y) or not ask(y.detach()) else 1.0)
+
+    def between(s, x):
+        return s.b(h := s.a(x)) * (2.0 if ask(h) else 1.0)
+
+    check(workload(lambda: nn.Sequential(Given(WIDTH, WIDTH), Own(WIDTH, WIDTH))))
+    check(of(lambda s, x: s.c(s.b(s.a(x))) * (2.0 if x.is_leaf and s.a.weight.is_leaf else 1.0)))
+    with pytest.raises(MarkingError, match=r"forward of .1. looks at the graph.*grad_fn.*test_partition_graph"):
+        partition_graph(workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Given(WIDTH, WIDTH))))
+    with pytest.raises(MarkingError, match=r"(is_leaf|grad_fn).*between partitions.*test_partition_graph"):
+        partition_graph(of(between, "a", "b"))
 
 
 def test_a_value_is_not_sent_twice():

@@ -129,7 +129,7 @@ class Kinds(Net):
         x = x[0] if isinstance(x, (tuple, list)) else x
         h = self.stem(x)
         if isinstance(h, torch.Tensor) and torch.is_tensor(h) and not isinstance(h, nn.Parameter):
-            h = h * 2 if torch.is_floating_point(h) and h.is_leaf is not None else h
+            h = h * 2 if torch.is_floating_point(h) and h.is_floating_point() else h
         return self.head(torch.tanh(self.body(h)))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._dynamo
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
@@ -39,7 +39,7 @@ from assigner.model.marking.nodes import shape_alone
 from assigner.model.marking.observation import LearntCall, ValueDependence
 from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, replaced
 from assigner.model.marking.regions import without_regions
-from assigner.model.marking.rows import RowLeaves, may_carry
+from assigner.model.marking.rows import RowLeaves, find_carriers
 from assigner.model.marking.silence import silence
 from assigner.model.workload import call_arguments
 from assigner.usercode import user_line
@@ -67,6 +67,7 @@ class Capture:
         domain: The inputs that it holds for.
         left: Who changes what in Python (see `left_behind`).
         read_elsewhere: What code outside of partitions reads of their modules (see `Leftovers.read`).
+        flags: What code outside of partitions was told of parameters' `requires_grad`.
         deferred_statistics: Names of the BatchNorm modules' buffers, which the runtime moves at a step's end.
     """
 
@@ -82,6 +83,7 @@ class Capture:
     domain: Domain
     left: dict[tuple[int, str], str]
     read_elsewhere: frozenset[tuple[str, str]]
+    flags: dict[str, bool]
     deferred_statistics: frozenset[str]
 
     @cached_property
@@ -281,6 +283,9 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
             ]
             what = f"a size of what {sized[0]} returns, which depends on values," if sized else "a tensor's value"
             said = [f"{what} decides what runs there"]
+        elif isinstance(error, DataDependentOutputException):
+            operation = str(error.func).split(".")[-2]
+            said = [f"{operation} makes a plain number or truth of a tensor's values, which a graph cannot hold"]
         reason = said[0][:200] if said else type(error).__name__
         if reason.startswith("Constraints violated"):
             where = f", as it takes it for a number at {dependence.line}" if dependence.line else ""
@@ -363,7 +368,7 @@ def _export_once(
     return Capture(
         functional.graph, functional.together, program, opaque.names, opaque.calls, checks.known, leaves, rows,
         carriers, domain, left_behind(opaque.leftovers, changes), opaque.leftovers.read,
-        statistics,
+        caught.flags, statistics,
     )  # fmt: skip
 
 
@@ -491,12 +496,3 @@ def _constants(program: ExportedProgram) -> list[Any]:
 
 def _input_kinds(program: ExportedProgram) -> dict[str, tuple[InputKind, str]]:
     return {spec.arg.name: (spec.kind, spec.target or "") for spec in program.graph_signature.input_specs}
-
-
-def find_carriers(known: RowLeaves | None, inputs: Any, leaves: Sequence[Any]) -> tuple[int | None, list[int | None]]:
-    """The rows of the example inputs, and in which dimension each leaf carries them."""
-    may = may_carry(known, input_structure(inputs), leaves)
-    rows = next((leaf.size(dim) for leaf, dim in zip(leaves, may, strict=True) if dim is not None), None)
-    return rows, [
-        dim if dim is not None and leaf.size(dim) == rows else None for leaf, dim in zip(leaves, may, strict=True)
-    ]

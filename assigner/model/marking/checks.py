@@ -6,40 +6,55 @@
 The forward is captured with each answer to the first decision that is not known yet. Where one of the two ends in a
 `raise` of the code's own, the other answer is taken, and a node raises the same error in a run whose values go that
 way. An error that some code around catches ends no forward, so that both ways go on: then a value decides what runs.
+So it does where the way that raises has first asked for the type of something, which is another one in a capture, or
+has taken a value out of a tensor and come to another branch before it raises.
+
+Until it raises, texts that it makes of tensors and of their values have `...` in their place. What torch itself checks
+without a decision (`torch._check`, `torch._assert_async`) is written as one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dis
+import enum
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
+from unittest import mock
 
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx, nn
 from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from assigner.errors import MarkingError
 from assigner.model.deferred.memento import Memento
 from assigner.model.marking.decisions import answering
 from assigner.model.marking.opaque import within_call
-from assigner.usercode import user_line
+from assigner.usercode import running_line, user_line
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 _Made = TypeVar("_Made")
 
-_MOST = 64  # a loop over rows or steps that checks each of them would be captured as often
+_MOST = 20  # each is captured by itself, with all that comes before it
 _ASKS = ("torch.fx.", "torch._export.", "torch._tensor.", "torch.overrides.", "assigner.")
 """Modules between code that decides and the shape environment: they ask what it has asked."""
 _CHECKS = ("torch.distributions.", "torch.nn.")
 """Packages of torch whose decisions are code like the user's; others decide how something is computed."""
+
+_RAISE = (("torch", "_assert"), ("torch", "_check_with"), (__name__, "check"), (__name__, "assert_async"))
+"""Functions, by module and name, that raise what their caller asks for."""
+_TYPES, _COMPARES = ("isinstance", "issubclass"), ("IS_OP", "COMPARE_OP", "CONTAINS_OP")
+_UNKNOWN = "..."
+"""What stands in texts for values."""
 
 _library = torch.library.Library("assigner", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("check(int number, SymBool found, bool passes) -> ()")  # type: ignore[no-untyped-call]
@@ -71,29 +86,40 @@ class Check:
 
     place: tuple[str, int]
     passes: bool
-    error: Exception
+    error: BaseException
     line: str
 
     def enforced(self) -> Callable[[Any], None]:
         """A function of the answer that raises the error, as far as it does not hold values."""
-        kind, said = type(self.error), str(self.error)
 
         def enforce(found: Any) -> None:
             if bool(found) != self.passes:
-                raise _again(kind, said, self.line)
+                raise _again(self.error, self.line)
 
-        enforce.__name__ = enforce.__qualname__ = f"raises_{kind.__name__}_{'unless' if self.passes else 'if'}"
+        kind = type(self.error).__name__
+        enforce.__name__ = enforce.__qualname__ = f"raises_{kind}_{'unless' if self.passes else 'if'}"
         return enforce
 
 
-def _again(kind: type[Exception], said: str, line: str) -> Exception:
-    """An error of a type with a message, where the type takes one."""
+def _again(error: BaseException, line: str) -> BaseException:
+    """Another error like one of a capture: its constructor may want anything, so it is not called."""
+    kind = type(error)
+    base: Any = next(each for each in kind.__mro__ if each.__module__ == "builtins")
+    args, attributes = _without_values(base.__reduce__(error)[1]), _without_values(vars(error))
     try:
-        made = kind(said)
-    except Exception:  # noqa: BLE001 - a constructor of the user's, which may want anything
-        made = RuntimeError(f"{kind.__name__}: {said}")
+        made: BaseException = base.__new__(kind, *args)
+        base.__init__(made, *args)
+        made.__dict__.update(attributes)
+    except Exception:  # noqa: BLE001 - a type that cannot be made so
+        made = RuntimeError(f"{kind.__name__}: {error}")
     made.add_note(f"raised at {line}, between partitions; its text is that of the capture, which knows no values")
     return made
+
+
+def _without_values(held: Any) -> Any:
+    """What an error of a capture holds, with the text for something unknown in the place of all that may be of it."""
+    plain = (bool, int, float, complex, str, bytes, type, type(None), torch.dtype, enum.Enum)
+    return pytree.tree_map(lambda each: each if isinstance(each, plain) else _UNKNOWN, held)
 
 
 class Checks:
@@ -113,8 +139,10 @@ class Checks:
         self._asked = 0
         self._decision: tuple[str, int] | None = None
         self._before: Memento | None = None
-        self._unanswered: GuardOnDataDependentSymNode | None = None
-        self._raised: Exception | None = None
+        self._unanswered: Exception | None = None
+        self._raised: BaseException | None = None
+        self._stack: dict[types.FrameType, int] = {}
+        self._has_told = self._has_taken = False
         self._deciding: set[tuple[str, int]] = set()
 
     def carried(self, capture: Callable[[], _Made]) -> _Made:
@@ -128,27 +156,30 @@ class Checks:
             Exception: what the capture raised.
         """
         while True:
-            made, failure = self._attempt(capture, way=False)
-            decision = self._decision
-            if decision is not None:
-                if self._raised is None:
-                    self._attempt(capture, way=True)
-                if self._raised is None:
-                    self._deciding.add(decision)
-                    continue
-                error, line = self._raised, user_line(self._raised)
-                self.known.append(Check(decision, not self._way, error.with_traceback(None), line))
-            if failure is None:
-                return made[0]
+            way = not (self.known and self.known[-1].passes)  # one that raises, by the look of the last check
+            made, failure = self._attempt(capture, way=way)
+            decision, has_told = self._decision, self._has_told
             if decision is None:
-                raise failure
+                if failure is not None:
+                    raise failure
+                return made[0]
+            if self._raised is None:
+                self._attempt(capture, way=not way)
+            if self._raised is None:
+                self._deciding.add(decision)
+                continue
+            error, line = self._raised, user_line(self._raised)
+            self.known.append(Check(decision, not self._way, error.with_traceback(None), line))
+            if failure is None and not has_told:  # else what has gone on has texts without values
+                return made[0]
 
-    def _attempt(self, capture: Callable[[], _Made], *, way: bool) -> tuple[list[_Made], Exception | None]:
+    def _attempt(self, capture: Callable[[], _Made], *, way: bool) -> tuple[list[_Made], BaseException | None]:
         """A capture in which the first unknown decision goes one way; what it made, and what it raised."""
         self._way, self._decision, self._raised, self._unanswered = way, None, None, None
+        self._has_told = self._has_taken = False
         try:
             made = [capture()]
-        except Exception as error:  # noqa: BLE001 - raised again where no decision is left
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again where no decision is left
             return [], error
         return made, self._unanswered  # code that catches everything has gone on without an answer
 
@@ -165,15 +196,48 @@ class Checks:
             yield
             return
         try:
-            with answering(mode.shape_env, self._answer):
+            with answering(mode.shape_env, self._answer), self._telling():
                 yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             alone = self._before is not None and not self._before.has_changed()
             if alone and self._unanswered is None and _is_raised(error):
-                self._raised = error
+                is_own = not _is_of_capture(error, self._stack, has_values=self._has_taken)
+                self._raised = error if is_own else None
             raise
         finally:
             self._before = None
+            self._stack = {}
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Behind a decision whose way may raise, texts do without values: an error's is often made of them."""
+
+        def is_behind() -> bool:
+            return self._before is not None and not within_call() and _is_code(sys._getframe(2))
+
+        def told(original: Any) -> Any:
+            def tell(value: Any, *form: Any) -> Any:
+                if not is_behind():
+                    return original(value, *form)
+                self._has_told = True
+                return _UNKNOWN
+
+            return tell
+
+        def taken(original: Any) -> Any:
+            def take(tensor: torch.Tensor) -> Any:
+                self._has_taken = self._has_taken or is_behind()
+                return original(tensor)
+
+            return take
+
+        with contextlib.ExitStack() as stack:
+            for kind in (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool):
+                for name in ("__str__", "__repr__", "__format__"):
+                    stack.enter_context(mock.patch.object(kind, name, told(getattr(kind, name))))
+            for name in ("item", "tolist"):
+                stack.enter_context(mock.patch.object(FakeTensor, name, taken(getattr(FakeTensor, name))))
+            yield
 
     def _answer(self, node: Any, error: GuardOnDataDependentSymNode) -> Any:
         """The answer to a decision, as the graph has it too; None: there is none."""
@@ -184,14 +248,32 @@ class Checks:
             self.known = self.known[:number]
         if number < len(self.known):
             passes = self.known[number].passes
-        elif number == len(self.known) < _MOST and place not in self._deciding:
+        elif number == len(self.known) == _MOST:
+            self._unanswered = MarkingError(
+                f"the forward checks values more than {_MOST} times between partitions, at {running_line()}",
+                hint="check several values at once, as torch.stack(found).any(); or mark a larger module that contains"
+                " the line: what is inside a partition runs as it is",
+            )
+            raise self._unanswered
+        elif number == len(self.known) and place not in self._deciding:
             passes, self._decision = self._way, place
+            self._stack = _frames()
             self._before = Memento(self.model.named_modules(), parameters=True, top="whole")
         else:
             self._unanswered = error
             return None
         torch.ops.assigner.check(number, torch.SymBool(node), passes)  # type: ignore[no-untyped-call]
         return sympy.true if passes else sympy.false
+
+
+def _frames() -> dict[types.FrameType, int]:
+    """Where each frame that runs now stands."""
+    frame: types.FrameType | None = sys._getframe(1)
+    found = {}
+    while frame is not None:
+        found[frame] = frame.f_lasti
+        frame = frame.f_back
+    return found
 
 
 def _deciding_place() -> tuple[str, int] | None:
@@ -222,12 +304,90 @@ def _is_raised(error: BaseException | None) -> bool:
     One that an operation raises may be there only for want of values.
     """
     while error is not None:
-        trace = error.__traceback__
+        trace, asked = error.__traceback__, False
         while trace is not None and trace.tb_next is not None:
+            asked = _is_code(trace.tb_frame) or (asked and _module(trace.tb_frame) in ("torch", __name__))
             trace = trace.tb_next
-        if trace is None or not _is_code(trace.tb_frame):
+        if trace is None:
             return False
-        if dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] != "RAISE_VARARGS":
+        frame = trace.tb_frame
+        if not _is_code(frame) and not (asked and (_module(frame), frame.f_code.co_name) in _RAISE):
+            return False
+        raises = dis.opname[frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+        if not raises and not isinstance(error, SystemExit):  # sys.exit() is a call
             return False
         error = error.__context__
     return True
+
+
+def _is_of_capture(error: BaseException, stack: Mapping[types.FrameType, int], *, has_values: bool) -> bool:
+    """Whether an error may be there only in a capture, where tensors and their values are other objects.
+
+    Args:
+        error: Raised behind a decision.
+        stack: Where each frame stood at that.
+        has_values: Code behind the decision has taken a value out of a tensor.
+
+    Returns:
+        On the way to the error code asks what something is, or there is another branch behind the decision's own.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if _is_code(frame) and _module(frame) != "contextlib":
+            start = stack.get(frame, -1)
+            way = [each for each in dis.get_instructions(frame.f_code) if start <= each.offset <= trace.tb_lasti]
+            asked = {each.argval for each in way if each.opname == "LOAD_GLOBAL"}
+            compares = any(each.opname in _COMPARES for each in way if each.offset > start)
+            branches = sum(1 for each in way if "JUMP" in each.opname and "IF" in each.opname)
+            if asked.intersection(_TYPES) or ("type" in asked and compares):
+                return True
+            if has_values and branches > (frame in stack):
+                return True
+        trace = trace.tb_next
+    return False
+
+
+def stating() -> Iterator[tuple[Any, str, Any]]:
+    """What torch has for checks of values that need no decision, and what stands in its place during a capture.
+
+    Yields:
+        Holder, name and replacement.
+    """
+    check_with: Any = torch._check_with
+
+    def check(error_type: Any, cond: Any, message: Any) -> None:
+        if not isinstance(cond, torch.SymBool) or not _asked_by_code():
+            check_with(error_type, cond, message)
+        elif not cond:  # torch's own would have the capture take it for true
+            raise error_type("Expected cond to be True, but got False" if message is None else str(message()))
+
+    yield torch, "_check_with", check
+    asserted: Any = torch._assert_async
+
+    def assert_async(tensor: torch.Tensor, *message: str) -> None:
+        if not _asked_by_code():
+            asserted(tensor, *message)
+        elif not tensor:
+            raise RuntimeError(*message or ("Expected Tensor with single nonzero value, but got zero",))
+
+    yield torch, "_assert_async", assert_async
+    for holder in (torch, torch.Tensor):
+        yield holder, "equal", _equal(holder.equal)
+
+
+def _equal(original: Any) -> Any:
+    def equal(one: torch.Tensor, other: torch.Tensor) -> Any:
+        if not _asked_by_code() or one.dtype != other.dtype:
+            return original(one, other)
+        return one.shape == other.shape and (one == other).all().item()
+
+    return equal
+
+
+def _asked_by_code() -> bool:
+    """Whether a function of torch is called by a model's code between partitions, also through others of torch."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and _module(frame) == "torch":
+        frame = frame.f_back
+    return not within_call() and frame is not None and _is_code(frame)

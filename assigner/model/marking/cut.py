@@ -19,7 +19,7 @@ from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.originals import keep_left
 from assigner.model.deferred.vocabulary import vocabulary_of
-from assigner.model.marking.capture import Capture, capture, find_carriers
+from assigner.model.marking.capture import Capture, capture
 from assigner.model.marking.domain import input_key
 from assigner.model.marking.glue import Ownership, is_size, value_bytes
 from assigner.model.marking.gradients import asked, requiring, with_gradients
@@ -29,7 +29,7 @@ from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.piece import PieceBuilder
 from assigner.model.marking.realforward import Examples, learn
-from assigner.model.marking.rows import EXAMPLE_ROWS, batch_rows
+from assigner.model.marking.rows import EXAMPLE_ROWS, batch_rows, find_carriers
 from assigner.model.workload import call_arguments
 
 if TYPE_CHECKING:
@@ -292,7 +292,10 @@ class Cutter:
         asked_for = {value for node, value in self.crossing.items() if node in self.asked}
         values = with_gradients(shapes, pieces, self.deferred.tensors(), requires, asked_for, training=self.training)
         pieces = tuple(replace(piece, kind=_kind(piece, values, is_last=piece is pieces[-1])) for piece in pieces)
-        return PartitionGraph(self.deferred, pieces, values, self._output(), tuple(self.marked), self.captured.domain)
+        return PartitionGraph(
+            self.deferred, pieces, values, self._output(), tuple(self.marked), self.captured.domain,
+            flags=self.captured.flags,
+        )  # fmt: skip
 
     def _output(self) -> ModelOutput:
         leaves = tuple(LEAF if isinstance(each, fx.Node) else each for each in self.outputs)

@@ -103,11 +103,12 @@ def decided(
     if environment is None:
         return run()
     decider = _Decider(usual=False)
-    found, failure = [], None
+    found: list[Any] = []
+    failure: BaseException | None = None
     try:
         with answering(environment, decider.answer):
             found.append(run())
-    except Exception as error:  # noqa: BLE001 - raised below, unless another way goes through
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - raised below, unless another way goes through
         failure = error
     if not decider.asked:
         if failure is not None:
@@ -116,7 +117,8 @@ def decided(
     others = [_Decider(usual=True), *(_Decider(usual=False, flipped=n) for n in range(min(decider.asked, _FLIPPED)))]
     for other in others:
         undo()
-        with contextlib.suppress(Exception), answering(environment, other.answer):  # a way that raises is one not taken
+        # A way that raises is one not taken; so is one that ends the process.
+        with contextlib.suppress(Exception, SystemExit), answering(environment, other.answer):
             found.append(run())
     if not found:
         assert failure is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 from unittest import mock
@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.model.deferred.mutation import DROPOUTS, storage_of
-from assigner.usercode import is_asked_by_user
+from assigner.usercode import is_asked_by_user, running_line
 
 Named = Sequence[tuple[str, nn.Module]]
 
@@ -286,27 +286,50 @@ def gradients_asked() -> Iterator[list[Any]]:
         found.append(args[1])
         return original(*args)
 
-    def asking(plain: Any) -> property:
-        def requires_grad(tensor: torch.Tensor) -> bool:
-            if not isinstance(tensor, nn.Parameter) and is_asked_by_user():
-                found.append(tensor)
-            return bool(plain.__get__(tensor))
-
-        return property(requires_grad, plain.__set__)
-
-    with contextlib.ExitStack() as stack:
-        for kind in (FakeTensor, torch.Tensor):  # what the first one has may be its own
-            own = vars(kind).get("requires_grad")
-            kind.requires_grad = asking(own or kind.requires_grad)  # type: ignore[assignment]
-            if own is None:
-                stack.callback(delattr, kind, "requires_grad")
-            else:
-                stack.callback(setattr, kind, "requires_grad", own)
+    with _noticed("requires_grad", found.append):
         function.forward = staticmethod(forward)
         try:
             yield found
         finally:
             function.forward = staticmethod(original)
+
+
+@contextlib.contextmanager
+def graph_asked(given: Sequence[torch.Tensor], lines: list[str]) -> Iterator[None]:
+    """Note the lines of the user's code in a block that ask what autograd's graph of a given tensor is.
+
+    A partition begins a graph of its own: what it is given is a leaf there, and is none where nothing is cut.
+    """
+
+    def note(tensor: torch.Tensor) -> None:
+        if tensor.requires_grad and torch.is_grad_enabled() and any(tensor is each for each in given):
+            lines.append(running_line())
+
+    with _noticed("is_leaf", note), _noticed("grad_fn", note):
+        yield
+
+
+@contextlib.contextmanager
+def _noticed(name: str, note: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Call something for each tensor, but parameters, whose attribute the user's code reads in a block."""
+
+    def asking(plain: Any) -> property:
+        def get(tensor: torch.Tensor) -> Any:
+            if not isinstance(tensor, nn.Parameter) and is_asked_by_user():
+                note(tensor)
+            return plain.__get__(tensor)
+
+        return property(get, plain.__set__)
+
+    with contextlib.ExitStack() as stack:
+        for kind in (FakeTensor, torch.Tensor):  # what the first one has may be its own
+            own = vars(kind).get(name)
+            setattr(kind, name, asking(own or getattr(kind, name)))
+            if own is None:
+                stack.callback(delattr, kind, name)
+            else:
+                stack.callback(setattr, kind, name, own)
+        yield
 
 
 def _edge(tensor: torch.Tensor) -> tuple[Any, int] | None:

@@ -183,6 +183,7 @@ class PartitionGraph:
         domain: The inputs that all this holds for.
         read: Python values that the model's code outside of partitions can read, as they were when it was captured.
         read_elsewhere: What code outside of partitions reads of their modules: the modules' names, and attributes'.
+        flags: What code outside of partitions was told of parameters' `requires_grad`.
         left: What forwards change of the builder's objects, as `leftovers.left_behind` gives it.
         row_leaves: Which inputs carry rows; None: those that have as many as the first tensor.
         examples: Batches with values, for partitions whose forward needs them to be captured; None: there are none.
@@ -197,6 +198,7 @@ class PartitionGraph:
     domain: Domain
     read: Memento = field(default_factory=lambda: Memento(()), repr=False, compare=False)
     read_elsewhere: frozenset[tuple[str, str]] = frozenset()
+    flags: Mapping[str, bool] = field(default_factory=dict)
     left: Mapping[tuple[int, str], str] = field(default_factory=dict, repr=False, compare=False)
     row_leaves: RowLeaves | None = None
     examples: Examples | None = field(default=None, repr=False, compare=False)
@@ -218,6 +220,25 @@ class PartitionGraph:
                 " it, and would go on with the old value",
                 hint="read it inside a marked module, which runs as it is; or make a new pipeline after the change",
             )
+
+    def check_flags(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """What code between partitions does by a parameter's `requires_grad` is in the graph for ever, too.
+
+        Args:
+            parameters: A rank's, by name.
+
+        Raises:
+            UsageError: one of which that was read has another one now.
+        """
+        for name, requires in self.flags.items():
+            parameter = parameters.get(self.canonical.get(name, name))
+            if parameter is not None and parameter.requires_grad != requires:
+                raise UsageError(
+                    f"requires_grad of {name} was {requires} when the model was captured: the code between its"
+                    " partitions reads it, and would go on with that",
+                    hint="read it inside a marked module, which runs as it is; or make a new pipeline of a builder that"
+                    " trains what is trained now",
+                )
 
     @cached_property
     def piece(self) -> dict[str, Piece]:

@@ -31,7 +31,6 @@ from torch import nn
 from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.nn.modules import module as module_hooks
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
@@ -41,8 +40,9 @@ from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import branched
+from assigner.model.marking.checks import stating
 from assigner.model.marking.fakeforward import is_tensor
-from assigner.model.marking.modules import modules_outside
+from assigner.model.marking.modules import check_hooks
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
 from assigner.model.marking.writing import hooked, still_required, wanted
 from assigner.model.singleprocess import as_single_process
@@ -83,6 +83,7 @@ class Interceptions:
         hooks: What is done to tensors, by its number in the graph; None: nothing any more.
         changes: Python state that the last forward left changed.
         made: The cached functions that have made objects in it, of which nobody knows what it then did to them.
+        flags: The parameters that it has asked for `requires_grad`, and what they said.
     """
 
     def __init__(self, model: nn.Module, opaque: OpaqueCalls, checks: Checks) -> None:
@@ -90,13 +91,14 @@ class Interceptions:
         self.hooks: list[Callable[[torch.Tensor], torch.Tensor] | None] = []
         self.changes: list[StateChange] = []
         self.made: list[str] = []
+        self.flags: dict[str, bool] = {}
         parameters = model.named_parameters(remove_duplicate=False)
         self._hung = {name: {**vars(each)} for name, each in parameters if vars(each)}
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Catch what the model's forward does, each time that it is called in the block."""
-        _check_hooks(self.model, self.opaque.names)
+        check_hooks(self.model, self.opaque.names)
         original: Any = self.model._call_impl
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -173,6 +175,7 @@ class Interceptions:
                 (FakeTensor, "requires_grad", property(self._requires_grad, self._set_requires_grad)),
                 (FakeTensor, "data", property(_data, _set_data)),
                 (FakeTensor, "grad_fn", property(_grad_fn)),
+                (FakeTensor, "is_leaf", property(_is_leaf)),
                 (transformer, "_detect_is_causal_mask", _is_said_to_be_causal),
                 (decompositions, "one_layer_lstm", _flat(decompositions.one_layer_lstm)),
                 *((holder, name, _refused(getattr(holder, name), _SEEDS))
@@ -186,6 +189,7 @@ class Interceptions:
                 (ShapeEnv, "_set_replacement", self._replacement(ShapeEnv._set_replacement)),
                 (torch.inference_mode, "__enter__", _enter_inference(torch.inference_mode.__enter__)),
                 (torch.inference_mode, "__exit__", _leave_inference(torch.inference_mode.__exit__)),
+                *stating(),
             ):  # fmt: skip
                 stack.enter_context(_replaced(holder, name, made))
             yield
@@ -273,8 +277,12 @@ class Interceptions:
 
     def _requires_grad(self, tensor: torch.Tensor) -> bool:
         requires = bool(_TRUE_REQUIRES_GRAD.__get__(tensor))
-        if requires and not within_call() and is_asked_by_user():
-            self._look_at(tensor)
+        if not within_call() and is_asked_by_user():
+            if isinstance(tensor, nn.Parameter):
+                names = (name for name, each in self.model.named_parameters() if each is tensor)
+                self.flags.update(dict.fromkeys(names, requires))
+            elif requires:
+                self._look_at(tensor)
         return requires
 
     def _set_requires_grad(self, tensor: torch.Tensor, requires_grad: bool) -> None:
@@ -406,6 +414,17 @@ def _grad_fn(tensor: torch.Tensor) -> Any:
     return _TRUE_GRAD_FN.__get__(tensor)
 
 
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    if not within_call() and _caller(2) not in _LIBRARIES and tensor.requires_grad:
+        if isinstance(tensor, nn.Parameter):
+            return True
+        raise MarkingError(
+            f"the forward asks whether a tensor is a leaf (is_leaf) between partitions, at {running_line()}",
+            hint=_LARGER,
+        )
+    return bool(_TRUE_IS_LEAF.__get__(tensor))
+
+
 def _caller(depth: int) -> str:
     """The package of the code that called."""
     return str(sys._getframe(depth).f_globals.get("__name__", "")).split(".")[0]
@@ -439,6 +458,7 @@ def _set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 _TRUE_DATA: Any = torch._C.TensorBase.__dict__["data"]
 _TRUE_GRAD_FN: Any = torch._C.TensorBase.__dict__["grad_fn"]
+_TRUE_IS_LEAF: Any = torch._C.TensorBase.__dict__["is_leaf"]
 _TRUE_REQUIRES_GRAD: Any = torch._C.TensorBase.__dict__["requires_grad"]
 
 
@@ -471,25 +491,6 @@ def _held_by(hook: Callable[..., Any]) -> str:
     mutable = [each for each in values if isinstance(each, list | dict | set)]
     found = [*strange, *mutable]
     return f"a {type(found[0]).__name__}" if found else ""
-
-
-def _check_hooks(model: nn.Module, opaque: list[str]) -> None:
-    """Backward hooks of modules that are not one call have no node to hang on.
-
-    Raises:
-        MarkingError: there are some.
-    """
-    for name, module in modules_outside(model, opaque):
-        if module._backward_hooks or module._backward_pre_hooks:
-            raise MarkingError(
-                f"{name or type(model).__name__!r} has a backward hook, and partitions inside it",
-                hint="register it on a module that is marked, or inside one that is",
-            )
-    if module_hooks._global_backward_hooks or module_hooks._global_backward_pre_hooks:
-        raise MarkingError(
-            "a backward hook is registered for all modules (register_module_full_backward_hook)",
-            hint="register it on the modules that it is meant for",
-        )
 
 
 def _drawn(before: GeneratorStates) -> str:

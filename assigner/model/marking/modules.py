@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.modules import module as module_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from assigner import formatting as fmt
@@ -110,3 +111,22 @@ def _unregistered(model: nn.Module) -> MarkingError | None:
                         hint="read the parameter or the buffer itself; what trains is to be an nn.Parameter",
                     )
     return None
+
+
+def check_hooks(model: nn.Module, opaque: Sequence[str]) -> None:
+    """Backward hooks of modules that are not one call have no node to hang on.
+
+    Raises:
+        MarkingError: there are some.
+    """
+    for name, module in modules_outside(model, opaque):
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise MarkingError(
+                f"{name or type(model).__name__!r} has a backward hook, and partitions inside it",
+                hint="register it on a module that is marked, or inside one that is",
+            )
+    if module_hooks._global_backward_hooks or module_hooks._global_backward_pre_hooks:
+        raise MarkingError(
+            "a backward hook is registered for all modules (register_module_full_backward_hook)",
+            hint="register it on the modules that it is meant for",
+        )

@@ -39,6 +39,7 @@ from assigner.model.marking.fakeforward import (
     fresh_results,
     gradients_asked,
     gradients_taken,
+    graph_asked,
     is_tensor,
     own_tensors,
     put_back,
@@ -333,6 +334,7 @@ class OpaqueCalls:
         differentiated: set[tuple[int, int]] = set()
         wanting: set[int] = set()
         asking: list[Any] = []
+        graphs: list[str] = []
         trains = any(each.requires_grad for each in (*given, *own.values()))
         ways: list[dict[int, Alias]] = []
 
@@ -340,7 +342,7 @@ class OpaqueCalls:
             short = contextlib.nullcontext() if environment is None else OneRecurrentStep()
             with (
                 short, casting_within(self.autocast), Writes() as writes, IdleDropouts(), _inner(name),
-                gradients_taken(given) as gradients, gradients_asked() as asked,
+                gradients_taken(given) as gradients, gradients_asked() as asked, graph_asked(given, graphs),
             ):  # fmt: skip
                 try:
                     found = forward()
@@ -372,6 +374,12 @@ class OpaqueCalls:
             )  # fmt: skip
         finally:
             undo()
+        if graphs:
+            raise MarkingError(
+                f"the forward of {label} looks at the graph behind a tensor that it is given (is_leaf, grad_fn), at"
+                f" {graphs[0]}: where a model is cut, graphs begin anew",
+                hint="ask for requires_grad, or mark a larger module that makes the tensor, too",
+            )
         results, made, sizes = split(result)
         places = frozenset(n for n, each in enumerate(given) if storage_of(each) in written)
         effects = CallEffects(

@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
+from assigner.model.marking.domain import input_structure
 from assigner.model.workload import call_arguments
 
 if TYPE_CHECKING:
@@ -274,3 +275,12 @@ def _numbers_rows(tensor: torch.Tensor, rows: int) -> bool:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta or not tensor.numel():
         return False
     return int(tensor.min()) >= 0 and int(tensor.max()) == rows - 1
+
+
+def find_carriers(known: RowLeaves | None, inputs: Any, leaves: Sequence[Any]) -> tuple[int | None, list[int | None]]:
+    """The rows of the example inputs, and in which dimension each leaf carries them."""
+    may = may_carry(known, input_structure(inputs), leaves)
+    rows = next((leaf.size(dim) for leaf, dim in zip(leaves, may, strict=True) if dim is not None), None)
+    return rows, [
+        dim if dim is not None and leaf.size(dim) == rows else None for leaf, dim in zip(leaves, may, strict=True)
+    ]

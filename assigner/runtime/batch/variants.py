@@ -33,6 +33,8 @@ from assigner.schedule.program import Program, build_forward_program, build_prog
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from assigner.formats.fineness import Fineness
     from assigner.formats.plan import Plan
     from assigner.runtime.messages.transport import Transport
@@ -142,6 +144,7 @@ class Variants:
         programs: The plan's own.
         modules: This rank's partitions of it.
         member: This process in the run.
+        trained: This rank's parameters that a script may freeze, by name.
     """
 
     def __init__(
@@ -151,9 +154,11 @@ class Variants:
         programs: Programs,
         modules: Mapping[str, fx.GraphModule],
         member: Membership,
+        *,
+        trained: Mapping[str, torch.Tensor],
     ) -> None:
         self.planned = Variant(graph, programs, modules, is_planned=True)
-        self.plan, self.member = plan, member
+        self.plan, self.member, self._trained = plan, member, trained
         self._made: dict[bool, list[Variant]] = {True: [self.planned], False: []}
         self._known: OrderedDict[tuple[InputKey, bool], Variant] = OrderedDict()
 
@@ -170,6 +175,7 @@ class Variants:
 
         Raises:
             MarkingError: the forward cannot be cut for these inputs as the plan has it.
+            UsageError: a parameter is frozen now, or no more, where a forward looks at that.
         """
         found: dict[Variant, list[int]] = {}
         last: InputKey | None = None
@@ -177,6 +183,7 @@ class Variants:
             key = input_key(cut.structure, cut.inputs)
             if last is None or key != last:  # to compare is faster than to look up
                 last, variant = key, self._variant(key, cut.inputs, training=training)
+                variant.graph.check_flags(self._trained)
             found.setdefault(variant, []).append(place)
         return [
             VariantGroup(variant, tuple(places), tuple(micro_batches[place] for place in places))

@@ -219,6 +219,12 @@ class StepLoss:
                 f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             )
             raise UsageError(f"Workload.loss gave {given}", hint="return a tensor with one number and no dimension")
+        if self._training and not value.requires_grad:
+            raise UsageError(
+                "the loss requires no gradient: a step would train nothing, and a plain backward fails here",
+                hint="see whether all parameters behind it are frozen, the output is detached, or the loss is computed"
+                " under torch.no_grad(); what a step need not train, evaluate(batch) computes",
+            )
         return value
 
     def _keep_part(self, outputs: Sequence[Any], place: int) -> None:
