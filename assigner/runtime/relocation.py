@@ -234,7 +234,7 @@ class OutsideValues:
         norms = (f"{path}." if path else "" for path, module in modules.items() if isinstance(module, _NormBase))
         moving = {f"{path}{name}" for path in norms for name in ("running_mean", "running_var", "num_batches_tracked")}
         keep_originals(tensors, moving)
-        keep_left(tensors, left_by_module(model, graph.left))
+        keep_left(model, left_by_module(model, graph.left))
 
     def check_kept(self, *, training: bool) -> None:
         """Refuse what the script has changed on modules that it holds beside the pipeline, which has copies of them.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ from assigner.errors import UsageError
 from assigner.usercode import is_asked_by_user, is_own_call
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping
 
 _names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The tensors that are trained elsewhere or have no values, and their names."""
@@ -170,21 +170,24 @@ def keep_originals(tensors: Mapping[str, torch.Tensor], moving: Collection[str])
             _names[tensor] = name
 
 
-def keep_left(tensors: Mapping[str, torch.Tensor], left: Mapping[nn.Module, Mapping[str, str]]) -> None:
-    """Refuse from now on that a script uses what forwards leave on modules, of a model whose tensors are kept.
+def keep_left(model: nn.Module, left: Mapping[nn.Module, Mapping[str, str]]) -> None:
+    """Refuse from now on that a script uses what forwards leave on modules, if the model's tensors are kept.
 
     Args:
-        tensors: The builder's parameters and buffers by name.
+        model: The builder's.
         left: Its modules whose attributes forwards change, with the words for each attribute.
     """
-    kept = [tensor for tensor in tensors.values() if tensor in _names]
-    for module, words in left.items() if kept else ():
+    for module, words in left.items() if _has_originals(model) else ():
         if module not in _left:
             module_class: Any = type(module)
             _CLASS.__set__(module, _watched(module_class))
         known = _left[module].words if module in _left else {}
-        own = [each for each in (*module.parameters(recurse=False), *module.buffers(recurse=False)) if each in _names]
-        _left[module] = _Left({**known, **words}, own or kept)
+        has_own = any(each in _names for each in (*module._parameters.values(), *module._buffers.values()))
+        _left[module] = _Left({**known, **words}, ref(module if has_own else model))
+
+
+def _has_originals(module: nn.Module | None) -> bool:
+    return module is not None and any(each in _names for each in (*module.parameters(), *module.buffers()))
 
 
 class _Left(NamedTuple):
@@ -192,11 +195,11 @@ class _Left(NamedTuple):
 
     Args:
         words: Of each attribute, what it is and whose forward changes it, for people.
-        tensors: Of the module, or else of the model; with values of the script's own in all of them it is its own too.
+        module: It, or the model where it has no tensors: with values of the script's own in these it is its own too.
     """
 
     words: Mapping[str, str]
-    tensors: Sequence[torch.Tensor]
+    module: ref[nn.Module]
 
     def check(self, name: str) -> None:
         """Refuse that the script reads or sets an attribute.
@@ -204,7 +207,7 @@ class _Left(NamedTuple):
         Raises:
             UsageError: it is one of these, or all.
         """
-        if not _unwatched and any(each in _names for each in self.tensors):
+        if not _unwatched and _has_originals(self.module()):
             words = self.words[name] if name in self.words else next(iter(self.words.values()))
             raise UsageError(
                 f"the script uses {words}: the pipeline runs copies of the modules that the builder has made, and this"

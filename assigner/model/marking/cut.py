@@ -148,7 +148,7 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
                 deferred, graph.examples, inputs, graph.row_leaves, graph.last.autocast, training=training
             ),
         )  # fmt: skip
-    keep_left(deferred.tensors(), left_by_module(deferred.model, captured.left))
+    keep_left(deferred.model, left_by_module(deferred.model, captured.left))
     return Cutter(deferred, marked, captured, graph.last.autocast, base=graph, training=training).cut()
 
 

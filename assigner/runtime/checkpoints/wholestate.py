@@ -11,6 +11,7 @@ old versions) they do here, too: both run on the model without memory, which has
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
@@ -284,7 +285,7 @@ def _with_every_name(model: nn.Module, state: Mapping[str, Any]) -> OrderedDict[
     """
     given = OrderedDict((key, each.detach() if isinstance(each, torch.Tensor) else each) for key, each in state.items())
     if hasattr(state, "_metadata"):
-        given._metadata = state._metadata  # type: ignore[attr-defined]
+        given._metadata = copy.deepcopy(state._metadata)  # type: ignore[attr-defined]  # torch notes there how it loads
     same: dict[int, list[str]] = defaultdict(list)
     with unwatched():
         plain = model.state_dict(keep_vars=True)
