@@ -79,7 +79,7 @@ def _unlike(module: fx.GraphModule, deferred: DeferredModel) -> Iterator[str]:
             yield f"deleted {path}.{min(gone)}"
         now, then = each._modules, built._modules
         for name in {**then, **now}:
-            if type(now.get(name)) is not type(then.get(name)) or (name in now) != (name in then):
+            if now.get(name).__class__ is not then.get(name).__class__ or (name in now) != (name in then):
                 yield f"put another module in the place of {path}.{name}, or removed or added it"
         if [*now] != [*then]:
             yield f"changed the order of the modules in {path}"
@@ -184,7 +184,7 @@ class _Likeness:
         pair = id(value), id(built)
         if value is built or not self._same.isdisjoint((id(value), pair)) or pair in self._compared:
             return True
-        if type(value) is not type(built) or isinstance(value, torch.Tensor):
+        if value.__class__ is not built.__class__ or isinstance(value, torch.Tensor):  # what the builder's says it is
             return False
         self._compared[pair] = value, built  # kept, so that no other object gets its id
         if (contents := contents_of(value)) is not None:
