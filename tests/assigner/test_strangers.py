@@ -29,6 +29,32 @@ def test_a_loss_that_reads_the_model_of_the_builder():
     pipeline.close()
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_loss_that_fails_on_a_tensor_without_values(beside):
+    """A teacher that the builder makes has none; another error of the loss stays what it is."""
+    teachers: list[nn.Module] = []
+
+    def builder() -> nn.Module:
+        teachers[:] = [nn.Linear(1, 1)]
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
+
+    def loss(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        if not beside:
+            raise RuntimeError("no metadata")
+        return (teachers[0](made) - wanted).square().mean()
+
+    made = workload(builder, loss=loss)
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        if beside:
+            with pytest.raises(
+                UsageError, match=r"that Workload\.model has made, where tensors have no values"
+            ):
+                pipeline.step(made.make_batch(8, 0))
+        else:
+            with pytest.raises(RuntimeError, match="no metadata"):
+                pipeline.step(made.make_batch(8, 0))
+
+
 class Counting(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, seen):

@@ -20,6 +20,7 @@ backwards of the micro-batches, which start from the outputs with them:
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,7 @@ from assigner.runtime.forward.randomness import partition_seed, seed_python
 from assigner.runtime.forward.state import HeldTensor, is_strided, on_copies
 from assigner.runtime.messages.staging import copied_to
 from assigner.runtime.stages.replicas import one_worker
-from assigner.runtime.step.metrics import StepMetrics
+from assigner.runtime.step.metrics import StepMetrics, without_values
 from assigner.runtime.step.outputs import Part, join
 from assigner.runtime.step.results import exact_sum
 from assigner.schedule.program import warm_up
@@ -208,12 +209,12 @@ class StepLoss:
             seed_python(partition_seed(self._workload.seed, self._number, "the loss", place))
         try:
             value = self._workload.compute_loss(output, _to_device(targets, self._device))
-        except (RuntimeError, NotImplementedError) as error:
-            if "meta" not in str(error):
+        except RuntimeError as error:
+            if re.search(r"\bmeta\b", str(error)) is None:
                 raise
-            raise _without_values() from error
+            raise without_values("the loss") from error
         if isinstance(value, torch.Tensor) and value.is_meta:
-            raise _without_values()
+            raise without_values("the loss")
         if not isinstance(value, torch.Tensor) or value.dim():
             given = (
                 f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
@@ -330,15 +331,6 @@ def check_groups(workload: Workload, groups: Sequence[VariantGroup]) -> None:
             f" than for others (their rows: {rows[0]} and {rows[1]})",
             hint="give batches whose micro-batches are alike, or use one micro-batch (solve with --micro-batches 1)",
         )
-
-
-def _without_values() -> UsageError:
-    """An error of a loss that computes with tensors which the builder has made beside the model."""
-    return UsageError(
-        "the loss computes with a tensor that Workload.model has made, where tensors have no values (the meta device)",
-        hint="return what it needs from the model's forward; a teacher is made outside of Workload.model, and weights"
-        " decay in the optimizer (weight_decay)",
-    )
 
 
 def _tensors(outputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:

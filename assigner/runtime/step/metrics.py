@@ -100,13 +100,18 @@ def _checked(made: Any, name: str) -> tuple[Number, Number | None]:
     return _number(made, name, ""), None
 
 
+def without_values(what: str) -> UsageError:
+    """An error of what computes with tensors that the builder has made beside the model."""
+    return UsageError(
+        f"{what} computes with a tensor that Workload.model has made, where tensors have no values (the meta device)",
+        hint="return what it needs from the model's forward; a teacher is made outside of Workload.model, and weights"
+        " decay in the optimizer (weight_decay)",
+    )
+
+
 def _number(made: Any, name: str, what: str) -> Number:
     if isinstance(made, torch.Tensor) and made.is_meta:
-        raise UsageError(
-            f"Workload.metrics[{name!r}] reads weights of the model that its builder has made, which have no values"
-            " here",
-            hint="a metric sees outputs and targets alone: return what it needs from the model",
-        )
+        raise without_values(f"Workload.metrics[{name!r}]")
     if isinstance(made, torch.Tensor) and not made.dim() and not made.is_complex():
         return made.detach().clone()  # a running sum moves on, and a view keeps all outputs
     if isinstance(made, bool | int | float | np.bool_ | np.integer | np.floating):
