@@ -46,9 +46,7 @@ def test_a_loss_that_fails_on_a_tensor_without_values(beside):
     made = workload(builder, loss=loss)
     with pipeline_of(made, make_plan(made)) as pipeline:
         if beside:
-            with pytest.raises(
-                UsageError, match=r"that Workload\.model has made, where tensors have no values"
-            ):
+            with pytest.raises(UsageError, match=r"that Workload\.model has made, where tensors have no values"):
                 pipeline.step(made.make_batch(8, 0))
         else:
             with pytest.raises(RuntimeError, match="no metadata"):
