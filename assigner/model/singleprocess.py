@@ -136,8 +136,9 @@ def _is_user_code() -> bool:
     thread = threading.get_ident()
     if thread in _outside:
         return False
-    # autograd's threads are not Python's; those that carry messages are
-    return thread in _inside or all(each.ident != thread for each in threading.enumerate())
+    # autograd's threads are not Python's, unless they have asked which thread they are; those that carry messages are
+    started = (each.ident for each in threading.enumerate() if not isinstance(each, threading._DummyThread))
+    return thread in _inside or thread not in started
 
 
 def _stand_in(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

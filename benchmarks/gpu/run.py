@@ -1,25 +1,33 @@
 """All that needs a GPU, in order of its value, within 15 minutes and without a network: `make gpu`.
 
 Each part is a row or some in benchmarks/gpu/RESULT.md, written after every part, so that what was found stays if a
-later part does not end. On a machine without a CUDA device it says what it would do, and writes nothing.
+later part does not end. The parts that time something run one after another, the others then side by side. On a
+machine without a CUDA device it says what it would do, and writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import re
+import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import IO
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -28,11 +36,24 @@ WHEELS = ROOT / ".whl"
 LIMIT_S = 15 * 60.0
 WAITS_S = 1.5  # of a sleep of 2 s: the host has waited for the other stream
 STEP_WITHIN, PEAK_UNDER = 0.15, 0.05
-MODEL = "examples/gpt.py:workload(width=512,context=256,blocks=12,batch_size=32)"
+MODEL = "examples/gpt.py:workload(width=512,context=128,blocks=12,batch_size=16)"
+LOOPS = {
+    "large": {"width": 512, "context": 256, "blocks": 12, "batch_size": 32},
+    "small": {"width": 128, "context": 64, "blocks": 4, "batch_size": 8},
+}
+FOREIGN = (
+    ("cuda:0", "towers blind_models vision decoders encoders sciences torchs_own sequences"),
+    ("cuda:0", "blind_habits blind_python python_state buffers control_flow patches calls randomness"),
+    ("cuda:0", "blind_tensors inplace written aliases containers outputs"),
+    ("cuda:0", "checkpoints hooks backward optimizers training_habits loops"),
+    ("cuda:0,cpu", "checkpoints sequences loops"),
+)
+SIDE_BY_SIDE = 12
 TESTS = [
     "tests/assigner/test_ordering.py",
     "tests/assigner/test_profiler_devices.py",
     "tests/assigner/test_recorder.py",
+    "tests/assigner/test_device_habits.py",
 ]
 
 
@@ -72,10 +93,20 @@ class Bench:
     Args:
         folder: For profiles, plans and traces.
         until_s: The end, by `time.monotonic`.
+        logs: Where what the commands say is kept.
+        running: Commands, by the numbers of their processes.
     """
 
     folder: Path
     until_s: float
+    logs: Path | None = None
+    running: set[int] = field(default_factory=set)
+
+    def end(self, *_: object) -> None:
+        """End with all that was started: a signal's handler."""
+        for each in [*self.running]:
+            os.killpg(each, signal.SIGKILL)
+        os._exit(1)
 
     def ran(self, *command: str, most_s: float, **variables: str) -> str:
         """What a command has written.
@@ -86,19 +117,34 @@ class Bench:
         left = min(most_s, self.until_s - time.monotonic())
         if left <= 0:
             raise FailedError("the time was spent")
+        said, begin = self._log(command)
         process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, **variables}, text=True, errors="replace", start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=said, stderr=subprocess.STDOUT,
         )  # fmt: skip
+        self.running.add(process.pid)
         try:
-            text, _ = process.communicate(timeout=left)
+            process.wait(timeout=left)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            text, _ = process.communicate()
-            raise FailedError(f"did not end in {left:.0f} s; its last words: {_last(text)}") from None
+            os.killpg(process.pid, signal.SIGKILL)
+            raise FailedError(f"did not end in {left:.0f} s; its last words: {_last(_text_of(said, begin))}") from None
+        finally:
+            self.running.discard(process.pid)
+        text = _text_of(said, begin)
         if process.returncode:
             raise FailedError(f"ended with {process.returncode}: {_last(text)}")
         return text
+
+    def _log(self, command: Sequence[str]) -> tuple[IO[bytes], int]:
+        """Where a command writes, and from where on."""
+        if self.logs is None:
+            said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - read, and closed, when the command has ended
+        else:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            said = tempfile.NamedTemporaryFile(dir=self.logs, suffix=".log", delete=False)  # noqa: SIM115 - as above
+            said.write(f"{shlex.join(command)}\n".encode())
+            said.flush()
+        return said, said.tell()
 
     def assigner(self, *arguments: str | Path, most_s: float) -> str:
         """One command of the program."""
@@ -114,8 +160,17 @@ class Bench:
         return json.loads((self.folder / name).read_text())
 
 
+def _text_of(said: IO[bytes], begin: int) -> str:
+    with said:
+        said.seek(begin)
+        return said.read().decode(errors="replace")
+
+
 def _last(text: str) -> str:
-    return " / ".join(text.strip().splitlines()[-3:])[-300:]
+    """The first error, or the last lines."""
+    lines = text.strip().splitlines()
+    errors = [line for line in lines if re.match(r"(\[rank\d+\]: ?)?(error:|\w*(Error|Exception):)", line)]
+    return " / ".join(errors[:1] or lines[-3:])[-400:]
 
 
 def tests(bench: Bench) -> Iterator[Row]:
@@ -143,6 +198,12 @@ def _trained(bench: Bench, part: str, name: str, what: str) -> Iterator[Row]:
     bench.assigner(
         "run", plan, "--", "examples/train.py", "--steps", "40", "--trace", trace, "--json", steps, most_s=120.0
     )
+    yield from compared(bench, part, name, what)
+
+
+def compared(bench: Bench, part: str, name: str, what: str) -> Iterator[Row]:
+    """The run of a plan, by its trace and its losses, beside the prediction."""
+    plan, trace = bench.folder / f"{name}.plan", bench.folder / f"{name}.trace"
     against = json.loads(bench.assigner("simulate", plan, "--against", trace, "--json", most_s=60.0))
     losses = bench.read(f"{name}.steps")["losses"]
     yield Row(part, f"{what}: loss", f"{losses[0]:.4f} to {losses[-1]:.4f}", "falls", ok=losses[-1] < losses[0])
@@ -173,6 +234,70 @@ def mixed(bench: Bench) -> Iterator[Row]:
     yield from _trained(bench, "C", "mixed", "cuda:0 and cpu")
 
 
+def foreign(bench: Bench) -> Iterator[Row]:
+    """Models that nobody here wrote, on a GPU (and a CPU) beside plain torch there."""
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        judged = [
+            (devices, modules, [pool.submit(_judged, bench, devices, module) for module in modules.split()])
+            for devices, modules in FOREIGN
+        ]
+        for devices, modules, waiting in judged:
+            lines = [line for each in waiting for line in each.result()]
+            bad = [line for line in lines if not line["allowed"]]
+            text = ", ".join(f"{count} {kind}" for kind, count in Counter(line["kind"] for line in lines).items())
+            what = f"models of tests/foreign on {devices}: {modules}"
+            yield Row("G", what, text, "as plain torch there, or refused as on CPUs", ok=not bad)
+            for each in bad:
+                yield Row("G", each["case"], f"{each['kind']}: {each['words'][:300]}")
+
+
+def _judged(bench: Bench, devices: str, module: str) -> list[dict[str, Any]]:
+    """The verdicts on a module's cases, but for those that plain torch cannot train there."""
+    ranks = devices.count(",") + 1
+    path = bench.folder / f"{module} {ranks}.json"
+    words = ["--only", f"^{module}:", "--devices", devices, "--ranks", str(ranks), "--json", str(path)]
+    words += ["--micro-batches", "2", "--remat", "all", "--patience", "60"]
+    try:
+        bench.ran(sys.executable, "tests/foreign/run.py", *words, most_s=240.0)
+    except FailedError as error:  # so it does where a case is not as it should be
+        unfinished = {"kind": "unfinished", "case": module, "words": str(error), "allowed": False}
+        found = json.loads(path.read_text()) if path.exists() else []
+        if not found or "did not end" in str(error):
+            found.append(unfinished)
+    else:
+        found = json.loads(path.read_text())
+    return [line for line in found if line["kind"] != "broken"]
+
+
+def loops(bench: Bench) -> Iterator[Row]:
+    """The pipeline's step on one GPU beside a loop by hand."""
+    for size, given in LOOPS.items():
+        each = bench.script("onegpu.py", "loops", "cuda:0", json.dumps(given), most_s=120.0)
+        text = f"{each['ratio']:.3f} ({each['least']:.3f} to {each['most']:.3f}) of {1e3 * each['hand_s']:.2f} ms"
+        yield Row("H", f"{size} GPT, 4 micro-batches: step beside one by hand", text)
+
+
+def through_nccl(bench: Bench) -> Iterator[Row]:
+    """A profile and a training through NCCL, by two ranks on one GPU that are made to believe that each has one."""
+    profile, plan, steps = (bench.folder / f"apart.{end}" for end in ("profile", "plan", "steps"))
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    start.append("tests/runs/apart.py")
+    small = MODEL.replace("blocks=12", "blocks=4")
+    bench.ran(
+        *start, "-m", "assigner_cli", "profile", small, "-o", str(profile), "--devices", "cuda:0,cuda:0",
+        "--force-busy", "--no-check", "--micro-batches", "4", "--max-message", "1048576", most_s=150.0,
+    )  # fmt: skip
+    for link in bench.read("apart.profile")["links"]:
+        ways = f"{link['source']} to {link['target']}"
+        yield Row("I", f"link {ways}", link["backend"], "nccl", ok=link["backend"] == "nccl")
+    bench.assigner("solve", profile, "-o", plan, "--baseline", "equal", most_s=60.0)
+    bench.ran(
+        *start, "examples/train.py", "--plan", str(plan), "--steps", "20", "--json", str(steps), most_s=90.0
+    )  # fmt: skip
+    losses = bench.read("apart.steps")["losses"]
+    yield Row("I", "loss", f"{losses[0]:.4f} to {losses[-1]:.4f}", "falls", ok=losses[-1] < losses[0])
+
+
 def shared(bench: Bench) -> Iterator[Row]:
     """Two ranks on one GPU."""
     profile, plan = bench.folder / "shared.profile", bench.folder / "shared.plan"
@@ -198,7 +323,7 @@ def waits(bench: Bench) -> Iterator[Row]:
 
 def precision_and_memory(bench: Bench) -> Iterator[Row]:
     """Rematerialisation's memory, other precisions, and a checkpoint that leaves the GPU."""
-    peaks = bench.script("onegpu.py", "remat", "cuda:0", most_s=120.0)["peaks"]
+    peaks = bench.script("onegpu.py", "remat", "cuda:0", json.dumps(LOOPS["large"]), most_s=120.0)["peaks"]
     text = ", ".join(f"{mode} {size / 2**20:.1f} MiB" for mode, size in peaks.items())
     falls = peaks["never"] >= peaks["except_last"] >= peaks["always"] and peaks["never"] > peaks["always"]
     yield Row("F", "peak by remat", text, "never, then except_last, then always", ok=falls)
@@ -221,7 +346,11 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "D": shared,
     "E": waits,
     "F": precision_and_memory,
+    "G": foreign,
+    "H": loops,
+    "I": through_nccl,
 }
+TIMED = "CDH"
 
 
 def has_gpu() -> bool:
@@ -246,6 +375,32 @@ def install_wheels() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
+def rows_of(bench: Bench, part: str) -> list[Row]:
+    """What a part has found, up to where it failed; each row is printed."""
+    rows = list[Row]()
+    begun = time.monotonic()
+    try:
+        for row in PARTS[part](bench):
+            print(row.line(), flush=True)
+            rows.append(row)
+    except Exception as error:  # noqa: BLE001 - what the other parts find must stay
+        found = str(error) if isinstance(error, FailedError) else repr(error)
+        rows.append(Row(part, PARTS[part].__doc__ or "", found, "an end", ok=False))
+        print(rows[-1].line(), flush=True)
+    print(f"{part}: {time.monotonic() - begun:.0f} s", flush=True)
+    return rows
+
+
+def all_rows(bench: Bench, parts: str) -> Iterator[list[Row]]:
+    """Of each part, as it ends."""
+    for part in parts:
+        if part in TIMED:
+            yield rows_of(bench, part)
+    with ThreadPoolExecutor(len(PARTS)) as pool:
+        for ended in as_completed([pool.submit(rows_of, bench, part) for part in parts if part not in TIMED]):
+            yield ended.result()
+
+
 def written(rows: list[Row], begun_s: float, *, ended: bool) -> str:
     """The table, with where and when it was made."""
     import torch
@@ -260,7 +415,7 @@ def written(rows: list[Row], begun_s: float, *, ended: bool) -> str:
         "" if ended else "\nNot all parts have ended: what is missing below was not run.\n",
         "| part | what | found | wanted | so |",
         "| --- | --- | --- | --- | --- |",
-        *(row.line() for row in rows),
+        *(row.line() for row in sorted(rows, key=lambda row: row.part)),
     ]
     return "# What a GPU said\n\nMade by `make gpu`, see README.md.\n\n" + "\n".join(facts) + "\n"
 
@@ -269,7 +424,10 @@ def main() -> int:
     """Run the parts, or say what they are."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="".join(PARTS), help="letters of the parts to run, in this order")
-    parts = parser.parse_args().parts
+    parser.add_argument("--logs", type=Path, help="keep what each command says in files here")
+    parser.add_argument("--files", type=Path, help="keep profiles, plans and traces in this folder, which is there")
+    options = parser.parse_args()
+    parts = options.parts
     if not has_gpu():
         print("skipped: torch sees no CUDA device here. Nothing was run, and nothing was written. On one it would run:")
         for part in parts:
@@ -278,16 +436,13 @@ def main() -> int:
         return 0
     install_wheels()
     begun, rows = time.monotonic(), list[Row]()
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), begun + LIMIT_S)
-        for n, part in enumerate(parts, 1):
-            try:
-                for row in PARTS[part](bench):
-                    print(row.line(), flush=True)
-                    rows.append(row)
-            except FailedError as error:
-                rows.append(Row(part, PARTS[part].__doc__ or "", str(error), "an end", ok=False))
-                print(rows[-1].line(), flush=True)
+    with contextlib.ExitStack() as stack:
+        folder = options.files or stack.enter_context(tempfile.TemporaryDirectory())
+        bench = Bench(Path(folder), begun + LIMIT_S, options.logs)
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, bench.end)
+        for n, found in enumerate(all_rows(bench, parts), 1):
+            rows += found
             RESULT.write_text(written(rows, begun, ended=n == len(parts)), encoding="utf-8")
     return int(any(row.ok is False for row in rows))
 

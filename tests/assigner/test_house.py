@@ -212,6 +212,7 @@ MADE_SOMEWHERE = {
     "zeros",
     "ones",
     "empty",
+    "empty_strided",
     "full",
     "arange",
     "rand",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,8 +27,6 @@ from assigner.schedule.orders import SCHEDULES, listed
 from assigner.schedule.program import Action, ActionKind, Payload, Program, Route, build_program
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from forked_ranks import ForkedRanks
 
     from assigner.formats.plan import Plan
@@ -182,13 +183,26 @@ def test_training_on_ordered_channels(forked: ForkedRanks, tmp_path: Path) -> No
         ("cpu,cpu", False),
         pytest.param("cuda:0,cpu", False, marks=[pytest.mark.gpu, ON_GPUS[1]]),
         pytest.param("cuda:0,cuda:0", False, marks=[pytest.mark.gpu, ON_GPUS[1]]),
+        pytest.param("cuda:0,cuda:0 apart", True, marks=[pytest.mark.gpu, ON_GPUS[1]]),
         pytest.param("cuda:0,cuda:1", True, marks=[pytest.mark.gpu, ON_GPUS[2]]),
     ],
 )
 @pytest.mark.distributed
 def test_training_on_two_devices(forked: ForkedRanks, tmp_path: Path, devices: str, *, through_nccl: bool) -> None:
-    """It is the plain model's training on any two; messages go through NCCL where each rank has a GPU for itself."""
-    forked.run("gpus.py", tmp_path, devices, ranks=2)
+    """It is the plain model's training on any two; messages go through NCCL where each rank has a GPU for itself.
+
+    Apart: two ranks on one GPU, which are made to believe that each has one.
+    """
+    if "cuda" not in devices:
+        forked.run("gpus.py", tmp_path, devices, ranks=2)
+    else:  # torch starts CUDA in no fork of a process that has looked for it
+        script = Path(__file__).resolve().parents[1] / "runs" / "gpus.py"
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        ended = subprocess.run(
+            [*launcher, str(script), str(tmp_path), *devices.split()],
+            capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert not ended.returncode, ended.stderr
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert (found["messages"] > 10) == through_nccl

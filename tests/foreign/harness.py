@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner import AssignerError, Pipeline
@@ -44,14 +45,22 @@ class Setting:
         ranks: Over how many workers its partitions are spread.
         micro_batches: Of a step.
         remat: "none", "half" (every second partition) or "all".
+        devices: Of the ranks in their order, with commas between; the last one is also that of those left.
+            Plain torch trains on the first.
     """
 
     ranks: int = 1
     micro_batches: int = 1
     remat: str = "none"
+    devices: str = "cpu"
+
+    def device(self, rank: int) -> str:
+        """That of a rank."""
+        return (self.devices.split(",") + [self.devices.rpartition(",")[2]] * rank)[rank]
 
     def __str__(self) -> str:
-        return f"{self.ranks} ranks, {self.micro_batches} micro-batches, remat {self.remat}"
+        where = "" if self.devices == "cpu" else f", on {self.devices}"
+        return f"{self.ranks} ranks, {self.micro_batches} micro-batches, remat {self.remat}{where}"
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,13 @@ def seeded(number: int) -> None:
     random.seed(number)
     np.random.seed(number)  # the global state that models draw from
     torch.default_generator.manual_seed(number)  # torch.manual_seed takes a stack for each kind of GPU
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(number)
+
+
+def put(batch: Any, device: str) -> Any:
+    """A batch on a device."""
+    return pytree.tree_map_only(torch.Tensor, lambda each: each.to(device), batch)
 
 
 def call(model: torch.nn.Module, inputs: Any) -> Any:
@@ -150,10 +166,14 @@ def modes_alike(model: torch.nn.Module, made: Workload, batch: Any) -> bool:
     return found[0] == found[1]
 
 
-def plain(made: Workload, micro_batches: int, loop: Loop | None = None) -> Record:
+def plain(made: Workload, micro_batches: int, loop: Loop | None = None, device: str = "cpu") -> Record:
     """The same training in plain torch, its micro-batches one after another."""
     torch.manual_seed(made.seed)
     model = made.model()
+    if device != "cpu":
+        shared = len({*map(id, model.state_dict(keep_vars=True).values())})
+        if len({*map(id, model.to(device).state_dict(keep_vars=True).values())}) != shared:
+            raise ValueError("Module.to parts buffers that were one")
     optimizer = made.make_optimizer(model.named_parameters())
     if any(type(each).train is not torch.nn.Module.train for each in model.modules()):
         model.train()  # a loop's own call; it changes nothing for other models
@@ -161,7 +181,7 @@ def plain(made: Workload, micro_batches: int, loop: Loop | None = None) -> Recor
     firsts = {id(each): name for name, each in reversed(model.state_dict(keep_vars=True).items())}
     start = {name: each.detach().clone() for name, each in model.state_dict().items()}
     for n, rows in enumerate(RAGGED):
-        batch = made.make_batch(rows, n)
+        batch = put(made.make_batch(rows, n), device)
         if loop is not None:
             loop(n, dict(model.named_parameters()), optimizer)
         seeded(n)
@@ -180,12 +200,12 @@ def plain(made: Workload, micro_batches: int, loop: Loop | None = None) -> Recor
     model.eval()
     seeded(len(RAGGED))
     with torch.no_grad():
-        cut = pieces(made, made.make_batch(EVALUATED, 99), micro_batches)
+        cut = pieces(made, put(made.make_batch(EVALUATED, 99), device), micro_batches)
         record.evaluated = sum(
             float(made.compute_loss(model(*args, **kwargs), targets)) * weight
             for (args, kwargs), targets, weight in cut
         )
-    record.modes_alike = modes_alike(model, made, made.make_batch(EVALUATED, 99))
+    record.modes_alike = modes_alike(model, made, put(made.make_batch(EVALUATED, 99), device))
     return record
 
 
@@ -199,7 +219,11 @@ def equal_plan(made: Workload, graph: PartitionGraph, setting: Setting) -> Plan:
         micro_batches=setting.micro_batches,
         micro_batch_size=-(-made.batch_size // setting.micro_batches),
         stages=tuple(
-            Stage(f"worker:{rank}/cpu", mine, tuple(name for name in mine if names.index(name) % 2 == 0))
+            Stage(
+                f"worker:{rank}/{setting.device(rank)}",
+                mine,
+                tuple(name for name in mine if names.index(name) % 2 == 0),
+            )
             for rank, mine in enumerate(held)
             if mine
         ),
@@ -210,7 +234,7 @@ def distance(mine: Any, theirs: Any) -> float:
     """Relative; infinite where one is missing, of another shape, or nan or infinite elsewhere than the other."""
     if mine is None or theirs is None:
         return 0.0 if mine is theirs else math.inf
-    mine, theirs = torch.as_tensor(mine).detach(), torch.as_tensor(theirs).detach()
+    mine, theirs = (torch.as_tensor(each).detach().cpu() for each in (mine, theirs))
     if mine.shape != theirs.shape:
         return math.inf
     if not mine.numel():
@@ -275,12 +299,12 @@ class Judge:
         self._timeout_s = timeout_s
         self._found: tuple[Workload, PartitionGraph] | None = None
         self._refused: AssignerError | None = None
-        self._records: dict[int, Record] = {}
+        self._records: dict[tuple[int, str], Record] = {}
 
-    def _record(self, micro_batches: int) -> Record:
-        if micro_batches not in self._records:
-            self._records[micro_batches] = plain(self.case.make(), micro_batches, self.case.loop)
-        return self._records[micro_batches]
+    def _record(self, micro_batches: int, device: str) -> Record:
+        if (micro_batches, device) not in self._records:
+            self._records[micro_batches, device] = plain(self.case.make(), micro_batches, self.case.loop, device)
+        return self._records[micro_batches, device]
 
     def _partitions(self) -> tuple[Workload, PartitionGraph]:
         """A workload with the graph of its own model: a loss may close over what the builder made."""
@@ -303,14 +327,14 @@ class Judge:
 
     def _verdict(self, setting: Setting) -> Verdict:
         try:
-            whole = self._record(1)
+            whole = self._record(1, setting.device(0))
         except Exception as error:  # noqa: BLE001 - a case that plain torch cannot train is no case
             return Verdict("broken", told(error))
         inherent, lost, found = False, (), ""
         try:
             record = whole
             if setting.micro_batches > 1:
-                record = self._record(setting.micro_batches)
+                record = self._record(setting.micro_batches, setting.device(0))
                 inherent = not self.case.random and unlike(record, whole, self.case.tolerance)
                 if not self.case.inherent:
                     record = whole

@@ -44,7 +44,7 @@ def chosen(only: str) -> list[Case]:
 
 def settings(options: argparse.Namespace, ranks: int) -> list[Setting]:
     return [
-        Setting(ranks, *each)
+        Setting(ranks, *each, options.devices)
         for each in itertools.product(options.micro_batches or [1, 2], options.remat or ["none", "all"])
     ]
 
@@ -103,7 +103,7 @@ def _run_batch(folder: Path, options: argparse.Namespace) -> str:
     """Why it ended."""
     ranks = options.ranks
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    words = [f"--patience={options.patience}"]
+    words = [f"--patience={options.patience}", f"--devices={options.devices}"]
     words += [f"--micro-batches={each}" for each in options.micro_batches or ()]
     words += [f"--remat={each}" for each in options.remat or ()]
     said = (folder / "said").open("w")
@@ -181,6 +181,7 @@ def main() -> int:
     parser.add_argument(
         "--remat", action="append", choices=("none", "half", "all"), help="none and all are the default"
     )
+    parser.add_argument("--devices", default="cpu", help="of the ranks: cuda:0,cpu; the last one also of those left")
     parser.add_argument("--json", type=Path, help="written after each batch")
     parser.add_argument("--resume", action="store_true", help="leave out what the file of --json has already")
     parser.add_argument(

@@ -57,6 +57,7 @@ class DeferredModel:
         model: The module tree; its parameters and buffers are meta tensors.
         outside: What its modules hold, by id, that is not the model's own (see `Outside`).
         replaced: The builder's tensors beside parameters and buffers, in whose places the model has those with values.
+        for_gpus: Of these, the ones that the builder has made on a GPU: they belong where their modules are.
 
     Raises:
         UsageError: the builder looks at random values, which do not exist yet, changes tensors that it has loaded, or
@@ -67,7 +68,7 @@ class DeferredModel:
         kept = torch.get_rng_state()
         recorder = CallRecorder()
         try:
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # builders draw from no other, and the script goes on with those
             with user_code("Workload.model"), recorder, recorder.rejection_sampling(), LooksReal(recorder), unwatched():
                 self.model = builder()
                 settle_mode(self.model)
@@ -99,6 +100,7 @@ class DeferredModel:
         made = {key: in_likeness(each, memory[view.storage].look(view)) for key, (each, view) in views.items()}
         memento.exchange(made)
         self.replaced = [each for each, _ in views.values()]
+        self.for_gpus = [made[key] for key, (_, view) in views.items() if view.storage in recorder.on_gpus]
 
     @property
     def seeds(self) -> int:

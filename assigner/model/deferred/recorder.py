@@ -79,6 +79,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.storages: dict[int, torch.UntypedStorage] = {}  # kept alive: a freed one's number is given again
         self.meta: set[int] = set()  # of them, those that the builder itself has put on the meta device
+        self.on_gpus: set[int] = set()  # and those that the builder itself has on one
         self.draws = Draws()
         self.asks_meta, self.under_autocast = True, False  # the builder's call that runs: torch's C++ makes many of one
 
@@ -122,6 +123,8 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result  # values that are nowhere; whoever makes a tensor like this one wants its shape alone
         if without_memory:
             self.meta.update(map(_storage, _tensors(result)))
+        if self.wants_gpu(args, kwargs):
+            self.on_gpus.update(map(_storage, _tensors(result)))
         self.keep(func, args, kwargs, result, written=written, is_random=is_random and not without_memory)
         return result
 
@@ -134,6 +137,12 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if device is not None and (device != META or self.asks_meta):
             return bool(device == META)
         return any(self.is_meant(each) for each in _tensors(args))
+
+    def wants_gpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """The builder asks for one, by name or by a tensor that it has there."""
+        if (device := kwargs.get("device")) is not None:
+            return bool(device.type == "cuda")
+        return any(each.is_cuda or _storage(each) in self.on_gpus for each in _tensors(args))
 
     def is_meant(self, tensor: torch.Tensor) -> bool:
         """True if the builder itself has put a tensor on the meta device; torch.tensor does so unseen by a mode."""

@@ -167,7 +167,8 @@ class Replay:
         kwargs = {
             name: torch.device("cpu") if isinstance(word, torch.device) else word for name, word in call.kwargs.items()
         }
-        result = call.function(*real(call.args), **real(kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, real((call.args, kwargs)))  # torch.tensor's
+        result = call.function(*args, **kwargs)
         if n in self.drawn:
             return
         for view, value in zip(pytree.tree_leaves(call.result), pytree.tree_leaves(result), strict=True):
@@ -196,4 +197,6 @@ def _remember(view: View, value: torch.Tensor, constants: set[int]) -> ReplayedM
 
 def _scratch(tree: Any) -> Any:
     """Memory of the same shape and strides: a draw takes as much from the generator as the true one."""
-    return pytree.tree_map_only(View, lambda view: torch.empty_strided(view.size, view.stride, dtype=view.dtype), tree)
+    return pytree.tree_map_only(
+        View, lambda view: torch.empty_strided(view.size, view.stride, dtype=view.dtype, device="cpu"), tree
+    )

@@ -28,7 +28,7 @@ from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.marking.casting import casting
 from assigner.model.marking.checks import Check, Checks
 from assigner.model.marking.domain import Domain, find_domain, input_key, input_structure
-from assigner.model.marking.fakeforward import ctc_losses, is_tensor
+from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions
 from assigner.model.marking.isolation import CrossingError
@@ -347,7 +347,19 @@ def _export_once(
     kept = Memento(model.named_modules()).put_back()  # torch.export gives modules copies of their lists and dicts
     ready = fake_tensors(model, mode), _given_momenta(model), _symbolic_lengths(model)
     named = named_keywords(model, args, kwargs)
-    with kept, ready[0], ready[1], ready[2], named, calls, watched, mode, casting(autocast, "cpu"), ctc_losses():
+    with (
+        kept,
+        ready[0],
+        ready[1],
+        ready[2],
+        named,
+        calls,
+        watched,
+        mode,
+        casting(autocast, "cpu"),
+        ctc_losses(),
+        on_cpu(),
+    ):
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
         changes = caught.changes

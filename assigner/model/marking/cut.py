@@ -155,7 +155,7 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
 def _on_cpu(leaf: Any) -> Any:
     """An input to capture with, where captures run: only its shape and type count."""
     if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
-        return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype)
+        return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="cpu")
     return leaf
 
 

@@ -90,6 +90,21 @@ def ctc_losses() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.dict(op_implementations_dict, {torch.ops.aten._ctc_loss.Tensor: made})
 
 
+def on_cpu() -> contextlib.AbstractContextManager[Any]:
+    """Fake tensors that the block asks for on a GPU are on the CPU, where it has all others.
+
+    So a forward goes through that names the device which the script has chosen, or has made the default.
+    """
+    original: Any = FakeTensorMode.__torch_dispatch__
+
+    def dispatch(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if kwargs and (device := kwargs.get("device")) is not None and device.type == "cuda":
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        return original(mode, func, types, args, kwargs)
+
+    return mock.patch.object(FakeTensorMode, "__torch_dispatch__", dispatch)
+
+
 def is_tensor(leaf: Any) -> bool:
     """True if a leaf of inputs, arguments or results is a tensor."""
     return isinstance(leaf, torch.Tensor)

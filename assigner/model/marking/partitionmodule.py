@@ -34,7 +34,9 @@ def build_module(
     root.update({name: tensors[name] for name in piece.state})
     for node in piece.graph.nodes:
         if node.op == "call_module":
-            root[str(node.target)] = copied_module(deferred, str(node.target), tensors)
+            root[str(node.target)] = module = copied_module(deferred, str(node.target), tensors, device)
+            if device.type == "cuda":
+                _flatten_recurrent(module)
     for name in piece.state:
         owner = next((each for each in root if name.startswith(each + ".")), None)
         if owner is not None:
@@ -43,8 +45,19 @@ def build_module(
     return _assemble(root, piece, device)
 
 
-def copied_module(deferred: DeferredModel, name: str, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+def _flatten_recurrent(module: nn.Module) -> None:
+    """Have cuDNN's layers lie in one piece of memory each, as `Module.to` has them: else each forward copies them."""
+    for each in module.modules():
+        if isinstance(each, nn.RNNBase):
+            each.flatten_parameters()
+
+
+def copied_module(
+    deferred: DeferredModel, name: str, tensors: Mapping[str, torch.Tensor], device: torch.device | None = None
+) -> nn.Module:
     """A submodule of the pipeline's own, with the objects of the script's that it holds.
+
+    Tensors that the builder has made for a GPU, and keeps as attributes, come to `device`.
 
     A tensor that was computed and is kept as an attribute, as old weight_norm's `weight`, is made anew in forward:
     torch copies none that has a graph.
@@ -57,6 +70,8 @@ def copied_module(deferred: DeferredModel, name: str, tensors: Mapping[str, torc
     built = deferred.tensors()
     known = {**deferred.outside, **{id(each): each.detach() for each in computed}}
     known |= {id(built[each]): tensor for each, tensor in tensors.items()}
+    if device is not None:
+        known |= {id(each): each.to(device, copy=True) for each in deferred.for_gpus}
     return own_copy(name, module, deferred.model, known)
 
 
@@ -86,7 +101,13 @@ def _assemble(root: dict[str, Any], piece: Piece, device: torch.device) -> fx.Gr
 
 
 def _retarget(graph: fx.Graph, device: torch.device) -> None:
-    """The capture ran on the CPU: what glue makes there belongs on the worker's device."""
+    """The capture ran on the CPU: what glue makes there belongs on the worker's device.
+
+    Kernels there may leave other strides, under which a `contiguous()` that was idle in the capture was not: so a view
+    is a copy where it has to be.
+    """
     for node in graph.nodes:
         if node.op == "call_function":
+            if node.target is torch.ops.aten.view.default:
+                node.target = torch.ops.aten.reshape.default
             node.args, node.kwargs = pytree.tree_map_only(torch.device, lambda _: device, (node.args, node.kwargs))

@@ -239,9 +239,9 @@ def _added(found: int, leaf: Any, *, inside: bool) -> int:
     if isinstance(leaf, torch.Tensor):
         found = zlib.crc32(f"{tuple(leaf.shape)} {leaf.dtype}".encode(), found)
         own = type(leaf).__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # else its values are elsewhere
-        if own and leaf.device.type == "cpu" and leaf.layout is torch.strided and leaf.numel():
+        if own and leaf.device.type in ("cpu", "cuda") and leaf.layout is torch.strided and leaf.numel():
             values = leaf.detach().as_subclass(torch.Tensor).reshape(-1)
-            sample = values[:: -(-len(values) // _SAMPLE)].contiguous()
+            sample = values[:: -(-len(values) // _SAMPLE)].contiguous().cpu()
             found = zlib.crc32(sample.view(torch.uint8).numpy().tobytes(), found)
     elif isinstance(leaf, np.ndarray):
         flat = leaf.reshape(-1)

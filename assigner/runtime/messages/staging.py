@@ -67,4 +67,5 @@ def copied_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
     """A tensor on a device. A GPU gets it through pinned memory: the host does not wait until it is there."""
     if device.type != "cuda" or tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    pinned = torch.empty_like(tensor, device="cpu", pin_memory=True)  # an expanded one gets memory for each element
+    return pinned.copy_(tensor).to(device, non_blocking=True)

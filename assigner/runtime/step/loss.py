@@ -65,6 +65,9 @@ class StepLoss:
         self._written: list[torch.Tensor] | None = None  # in place, by the loss; None: none was called
         self._is_users = not (getattr(workload.loss, "__module__", None) or "").startswith("torch.")
         self._metrics = StepMetrics(workload.metrics, device) if workload.metrics else None
+        for each in (workload.loss, *(workload.metrics or {}).values()):
+            if isinstance(each, torch.nn.Module):  # its class weights, which no training script leaves on the CPU
+                each.to(device)
         self.begin((), (), factor=1.0)
 
     def begin(
@@ -114,7 +117,9 @@ class StepLoss:
 
     def numbers(self) -> list[float]:
         """The step's loss, weight and metrics, of the micro-batches that end here; see `results`."""
-        loss, weight = exact_sum(map(float, self._values)), exact_sum(cut.amount for cut in self._finished)
+        values, alike = self._values, len({(each.dtype, each.device) for each in self._values}) == 1
+        numbers = torch.stack(values).tolist() if alike else map(float, values)  # a GPU is waited for once
+        loss, weight = exact_sum(numbers), exact_sum(cut.amount for cut in self._finished)
         return [loss, weight, *(self._metrics.numbers() if self._metrics is not None else ())]
 
     def of(self, outputs: Sequence[Any], place: int, *, runs_again: bool) -> tuple[torch.Tensor, ...]:
@@ -210,6 +215,12 @@ class StepLoss:
         try:
             value = self._workload.compute_loss(output, _to_device(targets, self._device))
         except RuntimeError as error:
+            if "same device" in str(error):
+                raise UsageError(
+                    f"the loss computes with a tensor that is not where the outputs are, on {self._device}: {error}",
+                    hint="which worker computes it is for the plan to say: move what the loss holds there,"
+                    " `weight.to(outputs.device)`; or give it as an nn.Module with buffers",
+                ) from error
             if re.search(r"\bmeta\b", str(error)) is None:
                 raise
             raise without_values("the loss") from error

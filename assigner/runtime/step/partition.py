@@ -163,6 +163,11 @@ class PartitionRunner:
         if self._is_compiled and self.statistics is not None:
             self.statistics.run_eagerly(self.piece.name)
         has_code = has_user_code(self.module)
+        # cuDNN's dropout between layers has a generator of its own, which nothing seeds anew
+        self._seeds_no_dropout = self.device.type == "cuda" and any(
+            isinstance(each, torch.nn.RNNBase) and each.dropout and each.num_layers > 1
+            for each in self.module.modules()
+        )
         self._users = self.finish is not None or has_code
         # code of the user's may begin to draw at any time, as stochastic depth whose rate begins at 0
         self._draws = True if has_code else None
@@ -423,6 +428,12 @@ class PartitionRunner:
         if self.statistics is not None:
             self.statistics.begin(self.piece.name, place.micro_batch)
         self.stores.enter(first=place.micro_batch == 0)
+        if self._seeds_no_dropout:
+            with torch.backends.cudnn.flags(enabled=False):
+                return self._called(reads, sizes)
+        return self._called(reads, sizes)
+
+    def _called(self, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         if self.piece.autocast is None:  # even an empty context is a tenth of a small partition's time
             outputs: tuple[torch.Tensor, ...] = self._call(*reads, *sizes)
         else:

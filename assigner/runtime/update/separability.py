@@ -142,7 +142,7 @@ _HINT = (
 def _tried(model: Sequence[tuple[str, nn.Parameter]], share: Collection[str], build: Build) -> _Trial:
     """Some steps of the optimizer with the stand-ins of one worker's parameters."""
     generator = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     small = {name: _small(parameter, generator) for name, parameter in model}
     directions = {name: _random(each, generator).abs() + 0.1 for name, each in small.items()}
     held = {name: each for name, each in small.items() if name in share}
