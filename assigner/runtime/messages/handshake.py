@@ -1,8 +1,9 @@
 """What two ranks tell each other before they launch a message from GPU to GPU: no kernel may wait there for long.
 
 A send or a receive of NCCL is a kernel that spins until its peer's runs. Meanwhile its device never comes to rest; and
-whatever waits for that on its host (a kernel's first launch, which loads it; memory that is freed to be allocated
-anew; pinned memory) waits as long. Two ranks that wait so for each other's launches never end. So:
+whatever waits for that on its host (a kernel's first launch, memory that is freed to be allocated anew) waits as long,
+also where CUDA loads all kernels at its start (benchmarks/gpu/RESULT.md, B). Two ranks that wait so for each other's
+launches never end. So:
 
     sender      a thread of the channel: READY once the tensor is computed   waits for GO, launches, LAUNCHED
     receiver    the training's own thread, between two actions: memory, GO   waits for LAUNCHED, launches
