@@ -6,6 +6,7 @@ import dis
 import functools
 import itertools
 import re
+import sys
 import types
 from typing import TYPE_CHECKING
 
@@ -45,9 +46,28 @@ def read_names(code: types.CodeType) -> tuple[str, ...]:
 
 
 @functools.cache
-def imported_names(code: types.CodeType) -> tuple[str, ...]:
-    """The Python modules that a function's code imports, or one inside it."""
-    return _names_in(code, ("IMPORT_NAME",))
+def _imported_names(code: types.CodeType) -> tuple[tuple[str, int], ...]:
+    """The Python modules that a function's code imports, or one inside it, and how many dots are before each."""
+    found = list[tuple[str, int]]()
+    for each in _nested(code):
+        steps = [*dis.get_instructions(each)]
+        places = [place for place, step in enumerate(steps) if step.opname == "IMPORT_NAME"]
+        loads = [[step.argval for step in steps[:place] if step.opname.startswith("LOAD_")][-2:] for place in places]
+        found += [(steps[place].argval, dots) for place, (dots, _) in zip(places, loads, strict=True)]
+    return tuple(dict.fromkeys(found))
+
+
+def imported_modules(function: types.FunctionType) -> list[types.ModuleType]:
+    """The Python modules that a function's code imports, or one inside it, as far as they are loaded."""
+    package = str(function.__globals__.get("__package__") or "")
+    names = [name if not dots else _beside(package, name, dots) for name, dots in _imported_names(function.__code__)]
+    return [each for each in map(sys.modules.get, names) if each is not None]
+
+
+def _beside(package: str, name: str, dots: int) -> str:
+    """What `from ..name import` means in a file of a package."""
+    parts = package.split(".")
+    return ".".join((*parts[: len(parts) - dots + 1], *filter(None, [name])))
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from assigner.model.deferred.codenames import read_names, written_names
+from assigner.model.deferred.codenames import imported_modules, read_names, written_names
 from assigner.model.deferred.contents import ATOMS, IN_C, cached_values
 
 if TYPE_CHECKING:
@@ -229,6 +229,7 @@ def _parts(kind: type) -> Callable[[Place, Any, _Extent], Iterable[_Found]] | No
         ((types.MethodType,), _of_method),
         ((types.BuiltinMethodType,), _of_builtin),
         ((types.CellType,), _of_cell),
+        ((types.ModuleType,), _of_python_module),
         ((Names,), _of_names),
         ((functools.partial,), _of_partial),
         ((functools._lru_cache_wrapper,), _of_cached),
@@ -236,7 +237,7 @@ def _parts(kind: type) -> Callable[[Place, Any, _Extent], Iterable[_Found]] | No
     ):
         if issubclass(kind, bases):
             return parts
-    is_open = not issubclass(kind, torch.Tensor | types.ModuleType)
+    is_open = not issubclass(kind, torch.Tensor)
     return _of_object if is_open and (is_users(kind.__module__) or issubclass(kind, OPEN)) else None
 
 
@@ -278,7 +279,8 @@ def _of_class(place: Place, value: type, extent: _Extent, *, of_modules: bool = 
             other class does it.
     """
     if extent.top == "read" and not of_modules:
-        return []
+        own = is_users(value.__module__) and not is_installed(value.__module__)
+        return _members(place.named(value.__name__), value, extent) if own else []
     if not is_users(value.__module__):
         return _classes(place, value)
     reads = extent.top != "followed" or not (of_modules or is_installed(value.__module__))
@@ -298,7 +300,7 @@ _HELD: dict[type, tuple[list[Any], list[_Found]]] = {}  # by classes' members, w
 
 
 def _members(place: Place, kind: type, extent: _Extent) -> list[_Found]:
-    found = [each for each in _classes(place, kind) if each[1] is not kind]
+    found = [each for each in _classes(place, kind) + _classes(place, type(kind)) if each[1] is not kind]
     for name, each in list(vars(kind).items()):
         if extent.vocabulary is not None and not extent.vocabulary.has_member(kind, name):
             continue
@@ -343,6 +345,16 @@ def _of_read_names(value: types.FunctionType) -> Iterator[_Found]:
     space = value.__globals__
     if names := tuple(name for name in read_names(value.__code__) if name in space):
         yield Place(OWN, _short(str(space.get("__name__", "")))), Names(space, names)
+    yield from ((Place(OWN, each.__name__), each) for each in imported_modules(value))
+
+
+def _of_python_module(place: Place, value: types.ModuleType, extent: _Extent) -> Iterator[_Found]:
+    """The names at the top of the user's own, by which code may ask for them: `settings.scale`."""
+    name, some = value.__name__, extent.vocabulary
+    if extent.top == "read" and is_users(name) and not is_installed(name):
+        space = vars(value)
+        if names := tuple(each for each in space if some is None or (some.has(each) and not each.startswith("__"))):
+            yield place.named(_short(name)), Names(space, names)
 
 
 def _outer(files: Iterable[str]) -> Iterator[_Found]:
@@ -415,7 +427,9 @@ def _of_partial(place: Place, value: functools.partial[Any], _: _Extent) -> list
 
 
 def _of_cached(place: Place, value: functools._lru_cache_wrapper[Any], extent: _Extent) -> list[_Found]:
-    kept = [] if extent.top == "read" else kept_objects(value)
+    kept = kept_objects(value)
+    if extent.top == "read":  # containers may be caches of what is made alike
+        kept = [each for each in kept if is_users(type(each).__module__)]
     return [(place, value.__wrapped__), *((place.attribute("cache"), each) for each in kept)]
 
 
@@ -441,10 +455,25 @@ def _of_container(place: Place, value: Any, extent: _Extent) -> list[_Found]:
     return found
 
 
-def _of_object(place: Place, value: Any, _: _Extent) -> list[_Found]:
+@functools.cache
+def is_open(kind: type) -> bool:
+    """Whether objects of a type have attributes in a dict that are looked into: of the user's classes, and of `OPEN`.
+
+    A container's count with its items.
+    """
+    is_object = not issubclass(kind, (nn.Module, type, torch.Tensor, types.ModuleType, *_BARE))
+    return is_object and bool(kind.__dictoffset__) and (is_users(kind.__module__) or issubclass(kind, OPEN))
+
+
+def _of_object(place: Place, value: Any, extent: _Extent) -> list[_Found]:
     """One of a user's class."""
-    space = getattr(value, "__dict__", None)
-    found: list[_Found] = [(Place(_SPACE, None, place), space)] if type(space) is dict else []
+    space, some = getattr(value, "__dict__", None), extent.vocabulary
+    found: list[_Found] = []
+    if type(space) is dict and some is not None and is_open(type(value)):
+        found += [(place.attribute(name), each) for name, each in space.items() if some.has(name)]
+        found = [each for each in found if extent.plain or type(each[1]) not in ATOMS]
+    elif type(space) is dict:
+        found.append((Place(_SPACE, None, place), space))
     found += [(place.attribute(name), each) for name, each in slots_of(value).items()]
     return found + _classes(place, type(value))
 

@@ -16,7 +16,6 @@ import functools
 import gc
 import itertools
 import operator
-import sys
 import types
 import weakref
 from collections import defaultdict, deque
@@ -26,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from assigner.model.deferred.codenames import imported_names, makes_names, read_names, words_in, words_of
+from assigner.model.deferred.codenames import imported_modules, makes_names, read_names, words_in, words_of
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.reach import METHODS, OPEN, STANDARD, attributes_of, is_users, slots_of, users_classes
+from assigner.model.deferred.reach import METHODS, OPEN, STANDARD, attributes_of, is_open, is_users, slots_of, users_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -79,7 +78,7 @@ class Vocabulary:
         return kind in self.made if name in _MAKING and self.names is not None else self.has(name) or _is_special(name)
 
     def copier(self, value: Any) -> Callable[[Any], dict[str, Any]] | None:
-        """How the attributes are copied that it can reach of a module, or of a class with its methods; None: neither.
+        """How what it can reach is copied of a module's attributes, an object's or a class's; None: of none of these.
 
         What a cached property makes of a module is none of them: it is made when it is asked for.
         """
@@ -89,7 +88,8 @@ class Vocabulary:
                 name: each for name, each in vars(held).items() if self.has(name) and not name.startswith("__")
             }
         if not issubclass(kind, nn.Module):
-            return None
+            has = self.has
+            return (lambda held: {key: each for key, each in vars(held).items() if has(key)}) if is_open(kind) else None
         members = itertools.chain.from_iterable(vars(each).items() for each in kind.__mro__)
         made = {name for name, each in members if isinstance(each, functools.cached_property)} - vars(value).keys()
         if self.names is None or not _is_named(kind):
@@ -211,12 +211,13 @@ class _Listener:
         self._waiting += (value.__defaults__, value.__kwdefaults__, value.__dict__)
         if is_own:
             self._waiting += (space[name] for name in read_names(code) if name in space)
-            for name in imported_names(code):
-                self._waiting += (sys.modules.get(each) for each in (name, f"{space.get('__package__')}.{name}"))
+            self._waiting += imported_modules(value)
 
     def _add_class(self, kind: Any, *, is_made: bool = False) -> None:
         """Its methods, and those of torch's that call them; of a class whose objects the code makes, all."""
         bases = kind.__mro__[:-1] if users_classes(kind) else ()
+        if is_users(type(kind).__module__):  # its calls and attributes are by its own class
+            self._waiting.append(type(kind))
         for base in bases if is_made else ():
             if base not in self.made:
                 self.made.add(base)
