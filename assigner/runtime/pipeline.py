@@ -189,7 +189,7 @@ class Pipeline(ModelState):
 
     def _check_move(self, plan: Plan, outside: Mapping[int, Sequence[float]]) -> None:
         self._member.place(plan)
-        self._outside.check_kept(training=False)
+        self._outside.check_kept(self.state_dict, training=False)
         self._outside.check_moved(self.plan, plan, outside)
         last = self.graph.last.name
         remembers = self._loss_values.remembers or self._loss_memory.has_changed(ignoring="plain")
@@ -272,7 +272,7 @@ class Pipeline(ModelState):
         if recorder is not None:
             recorder.begin_step()
         with self._member.guarded("the start of a step"), kept_generators(self._member.device):
-            self._outside.check_kept(training=True)
+            self._outside.check_kept(self.state_dict, training=True)
             call = f"step(update={update}, scale={scale}, max_norm={max_norm}{self._asked(outputs_to)})"
             if update and self._member.transport is not None:
                 call = f"{call} with {self.optimizer.settings}"
@@ -348,7 +348,7 @@ class Pipeline(ModelState):
         refuse_other_casting(self.workload.autocast, self._member.device.type)
         call = f"evaluate({self._asked(outputs_to).removeprefix(', ')})"
         with self._member.guarded("the start of an evaluation"), kept_generators(self._member.device):
-            self._outside.check_kept(training=False)
+            self._outside.check_kept(self.state_dict, training=False)
             call += self._loss_values.begin()
             result = self._installed.inference.evaluate(call, batch, self._batches, outputs_to)
             self._installed.share.read_elsewhere.check()
@@ -387,7 +387,7 @@ class Pipeline(ModelState):
         self._member.check_rank(to)
         refuse_other_casting(self.workload.autocast, self._member.device.type)
         with self._member.guarded("the start of a forward"), kept_generators(self._member.device):
-            self._outside.check_kept(training=False)
+            self._outside.check_kept(self.state_dict, training=False)
             return self._installed.inference.forward(inputs, self._batches, to)
 
     def _note(self, call: str) -> None:

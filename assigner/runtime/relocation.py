@@ -43,7 +43,7 @@ from assigner.runtime.ranks.packedvalues import PackedValue, receive_value, send
 from assigner.runtime.stages.updaters import updaters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
@@ -194,6 +194,14 @@ def _look(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.requires_grad, tensor.shape, stride, storage_of(tensor)
 
 
+def _has_values_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """The same, to the last bit; where one is not a number, so must the other be."""
+    if tensor.is_meta or tensor.shape != other.shape:
+        return False
+    one, two = tensor.detach(), other.detach().to(tensor.device, tensor.dtype)
+    return bool(((one == two) | ((one != one) & (two != two))).all())  # noqa: PLR0124 - NaN
+
+
 class OutsideValues:
     """What each partition of the model can reach beside its own, and what the script can of the builder's modules.
 
@@ -233,19 +241,24 @@ class OutsideValues:
         self._replaced = [(each, each._version) for each in graph.deferred.replaced]
         norms = (f"{path}." if path else "" for path, module in modules.items() if isinstance(module, _NormBase))
         moving = {f"{path}{name}" for path in norms for name in ("running_mean", "running_var", "num_batches_tracked")}
+        self._names = {id(tensor): name for name, tensor in tensors.items()}
         keep_originals(tensors, moving)
         keep_left(model, left_by_module(model, graph.left))
 
-    def check_kept(self, *, training: bool) -> None:
+    def check_kept(self, state: Callable[[], Mapping[str, torch.Tensor]], *, training: bool) -> None:
         """Refuse what the script has changed on modules that it holds beside the pipeline, which has copies of them.
 
         Args:
+            state: Gives this rank's parameters and buffers by name. What the script has loaded of them counts as no
+                change: with `model.load_state_dict(pipeline.full_state_dict())` it evaluates its own model.
             training: False: they may also be as after `eval()`, each for itself.
 
         Raises:
             UsageError: naming it.
         """
         if self._is_as_kept(training=True):
+            return
+        if self._are_loaded(state()) and self._is_as_kept(training=True):
             return
         if not training:
             for mode in (True, False):
@@ -263,6 +276,22 @@ class OutsideValues:
             if changes
             else "change weights by pipeline.named_parameters(), and buffers by pipeline.load_state_dict",
         )
+
+    def _are_loaded(self, state: Mapping[str, torch.Tensor]) -> bool:
+        """Whether all tensors that are another than before have the values of this rank's; they are kept as they are.
+
+        Those of other ranks alone are theirs to compare.
+        """
+        kept = self._kept[True]
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            moved = kept.moved()
+            for each in moved:
+                own = state.get(self._names.get(id(each), ""))
+                if own is not None and not _has_values_of(each, own):
+                    return False
+        for memento in self._kept.values() if moved else ():
+            memento.accept(moved)
+        return bool(moved)
 
     def _is_as_kept(self, *, training: bool) -> bool:
         then = self._kept[training]

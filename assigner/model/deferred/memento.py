@@ -207,6 +207,17 @@ class Memento:
             pairs = ((but(now), but(then)) for now, then in pairs)
         return any(_differ(now, then) for now, then in pairs)
 
+    def moved(self) -> list[torch.Tensor]:
+        """The tensors that are no more as they were then, by torch's count of the changes to them."""
+        pairs = zip(self.tensors, self._versions, strict=True)
+        return [each for each, version in pairs if each._version != version]
+
+    def accept(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These are as they should be now."""
+        known = {id(each) for each in tensors}
+        pairs = zip(self.tensors, self._versions, strict=True)
+        self._versions = [each._version if id(each) in known else version for each, version in pairs]
+
     def is_settled(self) -> bool:
         """What `has_changed` says the other way round, for every step; of a memento that `of` has made.
 

@@ -8,10 +8,11 @@ then reaches all partitions, as in a plain run.
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import types
 import weakref
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +20,14 @@ import torch
 from torch import nn
 
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.reach import is_installed, is_users
+from assigner.model.deferred.reach import OPEN, is_installed, is_open, is_users, kept_objects, slot_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _LEAVES = (*ATOMS, torch.Tensor)
 _CONTAINERS = (dict, list, tuple, set, deque, weakref.WeakSet)
+_ONLY_LEAD = (tuple, types.MethodType, functools.partial)
 _DEEPEST, _MOST_ITEMS = 8, 10_000
 
 
@@ -37,7 +39,7 @@ class Outside:
         model: Its modules' classes, and their files, are too.
 
     Attributes:
-        objects: That the model holds and that are reached without it: by id, themselves.
+        objects: That the model holds and that are reached without it, or that a function has: by id, themselves.
     """
 
     def __init__(self, builder: Callable[[], nn.Module], model: nn.Module) -> None:
@@ -49,6 +51,57 @@ class Outside:
         held.follow(value for module in model.modules() for value in module.__dict__.values())
         shared = held.found.keys() & outside.found.keys()
         self.objects = {number: held.found[number] for number in shared if not callable(held.found[number])}
+        self.objects |= {id(each): each for each in _held_by_functions(model)}
+
+
+def _held_by_functions(model: nn.Module) -> list[Any]:
+    """The containers and objects of a model's modules that a function has, too, which runs or is made.
+
+    `meter = Meter(); model = Net(meter)` in a function: nobody can look where its names are, but Python counts the
+    references to an object, and those that lie elsewhere can be counted, too. What leads to modules or tensors is the
+    model's own.
+    """
+    waiting, kept = [*model.modules()], [_Counted()]
+    known = {id(each) for each in waiting}
+    while waiting:
+        for part in gc.get_referents(waiting.pop()):
+            if id(part) not in known and _is_holder(part):
+                known.add(id(part))
+                waiting.append(part)
+                kept.append(part)
+    del part
+    counts = [sys.getrefcount(each) for each in kept]
+    elsewhere = Counter[int]()
+    for holder in gc.get_referrers(*kept):
+        if holder is not kept and not isinstance(holder, types.FrameType | types.CellType):
+            elsewhere.update(id(each) for each in gc.get_referents(holder) if id(each) in known)
+    pairs = zip(kept, counts, strict=True)
+    others = [each for each, count in pairs if count - elsewhere[id(each)] > counts[0]]
+    return [each for each in others if not isinstance(each, _ONLY_LEAD) and not _leads_to_models(each)]
+
+
+class _Counted:
+    """An object to which nobody else refers."""
+
+
+def _is_holder(value: Any) -> bool:
+    if isinstance(value, (*_CONTAINERS, *_ONLY_LEAD)):
+        return True
+    kind: Any = type(value)
+    return is_open(kind) or bool(slot_names(kind))
+
+
+def _leads_to_models(value: Any) -> bool:
+    """Also by what a bound method is bound to; functions close over what is theirs."""
+    waiting, known = [value], {id(value)}
+    while waiting:
+        for part in gc.get_referents(waiting.pop()):
+            if isinstance(part, nn.Module | torch.Tensor):
+                return True
+            if id(part) not in known and _is_holder(part):
+                known.add(id(part))
+                waiting.append(part)
+    return False
 
 
 class _Reach:
@@ -99,7 +152,9 @@ class _Reach:
             name = value.__module__ if isinstance(value, type) else value.__name__
             if is_users(name) and not is_installed(name):
                 yield from vars(value).values()
-        elif is_users(type(value).__module__):
+        elif isinstance(value, functools._lru_cache_wrapper):
+            yield from kept_objects(value)
+        elif is_users(type(value).__module__) or isinstance(value, OPEN):
             yield from getattr(value, "__dict__", {}).values()
 
     def _surroundings(self, function: types.FunctionType) -> Iterator[Any]:

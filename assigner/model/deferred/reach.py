@@ -41,12 +41,13 @@ _BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultd
 OPEN = (
     types.SimpleNamespace,
     argparse.Namespace,
+    threading.local,
     UserDict,
     UserList,
     UserString,
     ChainMap,
-    threading.local,
 )  # Python's
+_HOLDING = (UserDict, UserList, UserString, ChainMap)
 _INSTALLED = ("site-packages", "dist-packages")
 _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
 KEPT: tuple[type, ...] = (*ATOMS, list, dict, set, deque, torch.Tensor)
@@ -461,7 +462,7 @@ def is_open(kind: type) -> bool:
 
     A container's count with its items.
     """
-    is_object = not issubclass(kind, (nn.Module, type, torch.Tensor, types.ModuleType, *_BARE))
+    is_object = not issubclass(kind, (nn.Module, type, torch.Tensor, types.ModuleType, *_BARE, *_HOLDING))
     return is_object and bool(kind.__dictoffset__) and (is_users(kind.__module__) or issubclass(kind, OPEN))
 
 
@@ -469,7 +470,8 @@ def _of_object(place: Place, value: Any, extent: _Extent) -> list[_Found]:
     """One of a user's class."""
     space, some = getattr(value, "__dict__", None), extent.vocabulary
     found: list[_Found] = []
-    if type(space) is dict and some is not None and is_open(type(value)):
+    kind: Any = type(value)
+    if type(space) is dict and some is not None and is_open(kind):
         found += [(place.attribute(name), each) for name, each in space.items() if some.has(name)]
         found = [each for each in found if extent.plain or type(each[1]) not in ATOMS]
     elif type(space) is dict:

@@ -27,7 +27,16 @@ from torch import nn
 
 from assigner.model.deferred.codenames import imported_modules, makes_names, read_names, words_in, words_of
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.reach import METHODS, OPEN, STANDARD, attributes_of, is_open, is_users, slots_of, users_classes
+from assigner.model.deferred.reach import (
+    METHODS,
+    OPEN,
+    STANDARD,
+    attributes_of,
+    is_open,
+    is_users,
+    slots_of,
+    users_classes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

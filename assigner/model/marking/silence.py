@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import pdb
 import sys
 import threading
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
+from unittest import mock
+
+from assigner.errors import MarkingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,11 +22,22 @@ def silence() -> Iterator[None]:
     """Keep what torch.export prints and logs on its way to an error off the screen: it comes out as a MarkingError.
 
     What other threads print has nothing to do with it: one of them may tell why the run fails
-    (`runtime.failures.failure`).
+    (`runtime.failures.failure`). No debugger opens, which would wait in silence: ways are tried that no values go.
+
+    Raises:
+        MarkingError: the block calls `breakpoint()` or `pdb.set_trace()`, on the only way that there is.
     """
     out, err = _MutedHere(sys.stdout), _MutedHere(sys.stderr)
-    with unlogged(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    openers = mock.patch.object(sys, "breakpointhook", _refuse), mock.patch.object(pdb, "set_trace", _refuse)
+    with unlogged(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), openers[0], openers[1]:
         yield
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise MarkingError(
+        "the forward opens a debugger, and is looked at without values",
+        hint="open it in the training loop, or in a hook of one",
+    )
 
 
 @contextlib.contextmanager

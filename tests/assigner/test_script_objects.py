@@ -1,0 +1,237 @@
+"""What a script's functions hold of a model that they have made before: objects, hooks, the model itself."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+from workloads import WIDTH, make_plan, workload
+
+from assigner import Pipeline, Workload
+from assigner.errors import MarkingError, UsageError
+from assigner.model.marking import partition_graph
+
+STEPS, MICRO_BATCHES = 2, 2
+
+
+class Meter:
+    """Counts, as a method, as an object that is called, or by a forward."""
+
+    def __init__(self) -> None:
+        self.count, self.rate, self.rows = 0, 1.0, list[int]()
+
+    def __call__(self, *_: Any) -> None:
+        self.count += 1
+
+    def hook(self, *_: Any) -> None:
+        """As a hook."""
+        self.rows.append(self.count)
+
+
+class Part(nn.Linear):
+    """Counts in what it was given."""
+
+    def __init__(self, meter: Meter, rows: list[int]) -> None:
+        super().__init__(WIDTH, WIDTH, dtype=torch.float64)
+        self.meter, self.rows = meter, rows
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.meter.count += 1
+        self.rows.append(len(x))
+        return super().forward(x) * self.meter.rate
+
+
+class Net(nn.Module):
+    """Two parts."""
+
+    def __init__(self, meter: Meter, rows: list[int]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Part(meter, rows), nn.Linear(WIDTH, 1, dtype=torch.float64)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def made_of(model: nn.Module) -> Workload:
+    """Of a model that is there already: nothing but the function that calls this names what it holds."""
+    return workload(lambda: model, "parts.*")
+
+
+def pipeline_of(made: Workload) -> Pipeline:
+    return Pipeline(made, make_plan(made, micro_batches=MICRO_BATCHES))
+
+
+def test_what_a_part_was_given_stays_the_callers() -> None:
+    """Its counts and its list are those that the caller has, and what the caller sets is read."""
+    meter, rows = Meter(), list[int]()
+    made = made_of(Net(meter, rows))
+    with pipeline_of(made) as pipeline:
+        losses = [pipeline.step(made.make_batch(8, 0), update=False) for _ in range(STEPS)]
+        assert (meter.count, rows) == (STEPS * MICRO_BATCHES, [4] * STEPS * MICRO_BATCHES)
+        meter.rate = 0.5
+        assert pipeline.step(made.make_batch(8, 0), update=False) != losses[-1]
+
+
+def test_hooks_keep_what_the_caller_reads() -> None:
+    """Objects, bound methods, and partials."""
+    called, bound, store = Meter(), Meter(), dict[str, int]()
+    model = Net(Meter(), [])
+    model.parts[0].register_forward_hook(called)
+    model.parts[0].register_forward_hook(bound.hook)
+    model.parts[1].register_forward_hook(functools.partial(lambda store, *_: store.update(there=1), store))
+    made = made_of(model)
+    with pipeline_of(made) as pipeline:
+        for _ in range(STEPS):
+            pipeline.step(made.make_batch(8, 0))
+    assert (called.count, len(bound.rows), store) == (STEPS * MICRO_BATCHES, STEPS * MICRO_BATCHES, {"there": 1})
+
+
+def test_a_list_of_modules_is_the_models_own() -> None:
+    """Although the caller has it too: each partition runs its copies."""
+
+    class Listed(nn.Module):
+        def __init__(self, parts: list[nn.Module]) -> None:
+            super().__init__()
+            self.parts, self.order = nn.ModuleList(parts), parts
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.order:
+                x = part(x)
+            return x
+
+    parts: list[nn.Module] = [nn.Linear(WIDTH, WIDTH, dtype=torch.float64), nn.Linear(WIDTH, 1, dtype=torch.float64)]
+    made = made_of(Listed(parts))
+    with pipeline_of(made) as pipeline:
+        first, second = (pipeline.step(made.make_batch(8, 0)) for _ in range(STEPS))
+    assert second < first
+
+
+def test_a_model_may_be_loaded_with_what_is_trained_after_each_step() -> None:
+    """To evaluate it; other values, and what the script then changes, are refused."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)).double()
+    made = workload(lambda: model, "0", "1")
+    x, y = made.make_batch(8, 0)
+    with pipeline_of(made) as pipeline:
+        for _ in range(STEPS):
+            pipeline.step((x, y))
+            model.load_state_dict(pipeline.full_state_dict())  # type: ignore[arg-type]
+            assert torch.equal(pipeline.forward(x), model(x).detach())
+        with torch.no_grad():
+            model[0].weight.mul_(2.0)
+        with pytest.raises(UsageError, match="the script has changed a weight"):
+            pipeline.step((x, y))
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_no_debugger_opens_in_a_capture(*, always: bool) -> None:
+    """It would wait without a word, also on a way that no values go."""
+
+    class Stops(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            if always or torch.isnan(y).any():
+                breakpoint()
+            return y
+
+    made = workload(lambda: nn.Sequential(Stops(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "0", "1")
+    if not always:
+        partition_graph(made)
+        return
+    with pytest.raises(MarkingError, match="opens a debugger"):
+        partition_graph(made)
+
+
+class BaseConfig:
+    """Whose attribute a class has."""
+
+    scale = 1.0
+
+
+class Config(BaseConfig):
+    """With a class in it, and its own objects."""
+
+    class Inner:
+        """Of it."""
+
+        scale = 1.0
+
+    _made: Any = None
+
+    def __init__(self) -> None:
+        self.own, self.note = 1.0, 0
+
+
+class Single(type):
+    """Makes one object of each class."""
+
+    made: ClassVar[dict[type, Any]] = {}
+
+    def __call__(cls) -> Any:
+        if cls not in Single.made:
+            Single.made[cls] = super().__call__()
+        return Single.made[cls]
+
+
+class Only(metaclass=Single):
+    """Of which there is one."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+class Schedule:
+    """Reads a number of its file."""
+
+    def value(self) -> float:
+        """That."""
+        return FACTOR
+
+
+@functools.lru_cache
+def config() -> Config:
+    """The one."""
+    return Config()
+
+
+FACTOR = 1.0
+SETTINGS = types.ModuleType("settings_of_a_script")
+SETTINGS.scale = 1.0  # type: ignore[attr-defined]
+ARGUMENTS = types.SimpleNamespace(scale=1.0, epoch=0)
+READS: dict[str, tuple[Any, Any]] = {
+    "a Python module": (lambda: SETTINGS.scale, lambda: setattr(SETTINGS, "scale", 2.0)),
+    "a class in a class": (lambda: Config.Inner.scale, lambda: setattr(Config.Inner, "scale", 2.0)),
+    "a class above": (lambda: Config.scale, lambda: setattr(BaseConfig, "scale", 2.0)),
+    "a helper's method": (lambda: Schedule().value(), lambda: setattr(sys.modules[__name__], "FACTOR", 2.0)),
+    "a cached function": (lambda: config().own, lambda: setattr(config(), "own", 2.0)),
+    "a metaclass": (lambda: Only().scale, lambda: setattr(Only(), "scale", 2.0)),
+    "a namespace": (lambda: ARGUMENTS.scale, lambda: setattr(ARGUMENTS, "scale", 2.0)),
+}
+
+
+@pytest.mark.parametrize("where", READS)
+def test_what_code_between_partitions_reads_may_not_change(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is: the run would go on with the old value."""
+    for each, name in ((SETTINGS, "scale"), (Config.Inner, "scale"), (BaseConfig, "scale"), (ARGUMENTS, "scale")):
+        monkeypatch.setattr(each, name, 1.0)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 1.0)
+    monkeypatch.setitem(sys.modules, SETTINGS.__name__, SETTINGS)
+    config().own = Only().scale = 1.0
+    read, change = READS[where]
+
+    class Root(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * read()
+
+    graph = partition_graph(workload(lambda: Root(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "0", "1"))
+    config().note = ARGUMENTS.epoch = 1  # nothing reads these
+    graph.check_read()
+    change()
+    with pytest.raises(UsageError, match="has changed since the model was captured"):
+        graph.check_read()
