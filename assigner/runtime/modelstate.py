@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from assigner.model.workload import Workload
     from assigner.runtime.installation import Installation
     from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.relocation import OutsideValues
     from assigner.runtime.update.optimizer import PipelineOptimizer
     from assigner.runtime.update.scaling import GradientScaling
 
@@ -46,6 +47,7 @@ class ModelState:
     _batches: int
     _trains: bool
     _unread: UnreadState
+    _outside: OutsideValues
     _scaling: GradientScaling
 
     @property
@@ -201,7 +203,9 @@ class ModelState:
             WorkerError: another rank failed; the message has its error.
         """
         self._compare(f"load_state_dict(strict={strict})", "loading a state_dict")
-        return self._whole.hand_out(state_dict, strict=strict)
+        found = self._whole.hand_out(state_dict, strict=strict)
+        self._outside.is_outdated = False
+        return found
 
     def _compare_copies(self, at: str) -> None:
         """Of what several workers hold one worker's copy is taken: refuse, on all ranks, copies that are not alike."""
@@ -336,6 +340,7 @@ class ModelState:
             self.steps, self._batches = found.progress.steps, found.progress.batches
             self._installed.gradients.drop()
             self._scaling.load(found.progress.scaler)
+        self._outside.is_outdated = False
         return found.progress.state
 
     def close(self) -> None:

@@ -112,6 +112,7 @@ class Pipeline(ModelState):
             self._scaling = GradientScaling(scaler, workload.autocast, self._member)
             self.scaler = self._scaling.scaler
             self._installed = self._install(remat_of_plan)
+            self._outside.note_moved(self._installed.share.state())
             model = self.graph.deferred.model.named_parameters()
             self.optimizer = PipelineOptimizer(
                 workload,
@@ -300,6 +301,7 @@ class Pipeline(ModelState):
                 self.optimizer.step()
         with self._member.guarded("the end of the step"):
             result = shared_result(found, self.workload, self._member)
+        self._outside.note_moved(self._installed.share.state())
         whole = update and self._installed.ran_as_planned(program)
         self._clock.end_step(whole=whole)
         if recorder is not None:
@@ -402,7 +404,9 @@ class Pipeline(ModelState):
         """What the optimizer's handle does on every rank; what a closure gave first."""
         self._require_training()
         if closure is not None:
-            return self._update_by(closure)
+            found = self._update_by(closure)
+            self._outside.note_trained()
+            return found
         with self._member.guarded("an update"):
             call = f"optimizer.step() with {self.optimizer.settings}"
             self._installed.comparison.check(call, exchanges=self.scaler.is_enabled())
@@ -413,6 +417,7 @@ class Pipeline(ModelState):
             self._waiting = False
             self._installed.update(self.optimizer, self.steps, good=good)
             self.steps += good
+            self._outside.note_trained()
         return None
 
     def _update_by(self, closure: Callable[[], Any]) -> Any:

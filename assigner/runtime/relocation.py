@@ -34,7 +34,7 @@ from assigner.errors import UsageError
 from assigner.location import rank_of
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.originals import keep_left, keep_originals
+from assigner.model.deferred.originals import is_outdated, keep_left, keep_originals, note_moved, note_trained
 from assigner.model.marking.leftovers import left_by_module
 from assigner.model.marking.owncopies import copied_values
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
@@ -211,9 +211,14 @@ class OutsideValues:
 
     Args:
         graph: Of the model.
+
+    Attributes:
+        is_outdated: The partitions have been built of a model that another pipeline has trained, which has the values
+            of its builder all the same; False: they have been loaded since.
     """
 
     def __init__(self, graph: PartitionGraph) -> None:
+        self.is_outdated = is_outdated(graph.deferred.model)
         model, tensors = graph.deferred.model, graph.deferred.tensors()
         self._started: dict[str, dict[str, Any]] = {}
         for piece in graph.pieces:
@@ -241,9 +246,27 @@ class OutsideValues:
         self._replaced = [(each, each._version) for each in graph.deferred.replaced]
         norms = (f"{path}." if path else "" for path, module in modules.items() if isinstance(module, _NormBase))
         moving = {f"{path}{name}" for path in norms for name in ("running_mean", "running_var", "num_batches_tracked")}
-        self._names = {id(tensor): name for name, tensor in tensors.items()}
+        self._model, self._names = model, {id(tensor): name for name, tensor in tensors.items()}
+        self._versions: dict[int, tuple[torch.Tensor, int]] = {}  # of the partitions' tensors that are not trained
         keep_originals(tensors, moving)
         keep_left(model, left_by_module(model, graph.left))
+
+    def note_trained(self) -> None:
+        """An update has been applied to the partitions' weights."""
+        note_trained(self._model)
+
+    def note_moved(self, state: Mapping[str, torch.Tensor]) -> None:
+        """What has moved since the last call, beside trained weights, the script may no more read of the builder's.
+
+        Args:
+            state: The parameters and buffers of this rank, by name.
+        """
+        untrained = {name: each for name, each in state.items() if not (each.requires_grad or each.is_inference())}
+        for name, tensor in untrained.items():
+            known = self._versions.get(id(tensor), (tensor, tensor._version))
+            if known[1] != tensor._version:
+                note_moved(self._model, name)
+        self._versions = {id(each): (each, each._version) for each in untrained.values()}
 
     def check_kept(self, state: Callable[[], Mapping[str, torch.Tensor]], *, training: bool) -> None:
         """Refuse what the script has changed on modules that it holds beside the pipeline, which has copies of them.
@@ -256,6 +279,13 @@ class OutsideValues:
         Raises:
             UsageError: naming it.
         """
+        if self.is_outdated:
+            raise UsageError(
+                "another pipeline has trained the model that the builder gives, which has the weights all the same that"
+                " it was built with: this one would begin with these",
+                hint="load them: pipeline.load_state_dict(state) or pipeline.load(folder), or before this pipeline"
+                " model.load_state_dict(earlier.full_state_dict()); to begin anew, have the builder make a new model",
+            )
         if self._is_as_kept(training=True):
             return
         if self._are_loaded(state()) and self._is_as_kept(training=True):

@@ -162,10 +162,7 @@ def normed():
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 1)).double()
 
 
-OWN = normed()
-
-
-@pytest.mark.parametrize("build", [lambda: OWN, lambda: copy.deepcopy(OWN)])
+@pytest.mark.parametrize("build", [lambda own: own, copy.deepcopy])
 @pytest.mark.parametrize(
     ("use", "asked"),
     [
@@ -182,8 +179,8 @@ OWN = normed()
 )
 def test_a_script_that_uses_weights_which_are_not_trained_is_refused(build, use, asked):
     """At once, during the training and behind it: they are those that were built, whatever the pipeline has done."""
-    kept = []
-    one = workload(lambda: kept.append(build()) or kept[-1], "*")
+    kept, own = [], normed()
+    one = workload(lambda: kept.append(build(own)) or kept[-1], "*")
     with pipeline_of(one, make_plan(one, micro_batches=1)) as pipeline:
         model = pipeline.graph.deferred.model
         assert model is kept[0]
@@ -202,19 +199,19 @@ def test_a_script_that_uses_weights_which_are_not_trained_is_refused(build, use,
     "change",
     [
         lambda model: model.load_state_dict(normed().state_dict(), strict=False),
-        lambda model: nn.init.zeros_(model.scale),
-        lambda model: setattr(model.scale, "data", model.scale.data * 2),
-        lambda model: model.scale.data.mul_(0.9),
-        lambda model: model.scale.data.copy_(torch.ones(WIDTH)),
+        lambda model: nn.init.zeros_(model[1].scale),
+        lambda model: setattr(model[1].scale, "data", model[1].scale.data * 2),
+        lambda model: model[1].scale.data.mul_(0.9),
+        lambda model: model[1].scale.data.copy_(torch.zeros(WIDTH)),
     ],
 )
 def test_what_has_values_and_is_changed(change):
     """The next step finds it, through `.data` too. Buffers may be read, but for those that forwards change."""
     model = normed()
-    model.register_buffer("scale", torch.ones(WIDTH, dtype=torch.float64))
+    model[1].register_buffer("scale", torch.ones(WIDTH, dtype=torch.float64))
     one = workload(lambda: model, "*")
     with pipeline_of(one, make_plan(one, micro_batches=1)) as pipeline:
-        assert copy.deepcopy(model.scale).tolist() == model.scale.data.tolist() == [1.0] * WIDTH
+        assert copy.deepcopy(model[1].scale).tolist() == model[1].scale.data.tolist() == [1.0] * WIDTH
         with pytest.raises(UsageError, match=r"uses 1\.running_mean .* stays as it was built"):
             model[1].running_mean.tolist()
         pipeline.step(one.make_batch(8, 0))

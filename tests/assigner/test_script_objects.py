@@ -129,6 +129,57 @@ def test_a_model_may_be_loaded_with_what_is_trained_after_each_step() -> None:
             pipeline.step((x, y))
 
 
+class Moving(nn.Linear):
+    """Has an average of its own, and a teacher that nobody trains."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("table", torch.ones(WIDTH))
+        self.teacher = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        with torch.no_grad():
+            self.mean.lerp_(y.mean(0), 0.1)
+            self.teacher.weight.lerp_(self.weight, 0.1)
+        return y * self.table
+
+
+def test_what_a_forward_has_moved_is_not_read_as_it_was_built() -> None:
+    """Buffers, and weights that nobody trains; what stays may be read, before the first step all."""
+    model = nn.Sequential(Moving(), nn.Linear(WIDTH, 1)).double()
+    made = workload(lambda: model, "0", "1")
+    first: Any = model[0]
+    with pipeline_of(made) as pipeline:
+        assert not first.mean.any()
+        pipeline.step(made.make_batch(8, 0))
+        assert first.table.all()
+        for tensor in (first.mean, first.teacher.weight):
+            with pytest.raises(UsageError, match=r"the script uses 0\.\w+.* of the model"):
+                tensor.sum()
+        model.load_state_dict(pipeline.full_state_dict())  # type: ignore[arg-type]
+        assert first.mean.any()
+
+
+def test_a_second_pipeline_begins_with_what_is_loaded() -> None:
+    """Not in silence with what the model was built with."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)).double()
+    made = workload(lambda: model, "0", "1")
+    batch = made.make_batch(8, 0)
+    with pipeline_of(made) as first:
+        first.step(batch)
+        trained, state = first.evaluate(batch), first.full_state_dict()
+    with pipeline_of(made) as second:
+        with pytest.raises(UsageError, match="another pipeline has trained the model"):
+            second.evaluate(batch)
+        second.load_state_dict(state)
+        assert second.evaluate(batch) == trained
+    model.load_state_dict(state)  # type: ignore[arg-type]
+    with pipeline_of(made) as third:
+        assert third.evaluate(batch) == trained
+
+
 @pytest.mark.parametrize("always", [False, True])
 def test_no_debugger_opens_in_a_capture(*, always: bool) -> None:
     """It would wait without a word, also on a way that no values go."""

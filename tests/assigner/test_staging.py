@@ -86,7 +86,14 @@ def test_a_batch_is_copied_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> No
     asked: list[Any] = []
     tensor = torch.arange(3)
     assert copied_to(torch.device("cpu"), tensor) is tensor
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: asked.append("pinned") or self)
+    empty_like = torch.empty_like
+
+    def pinned(like: torch.Tensor, *, device: str, pin_memory: bool) -> torch.Tensor:
+        asked.append("pinned" if pin_memory else "not pinned")
+        return empty_like(like, device=device)
+
+    monkeypatch.setattr(torch, "empty_like", pinned)
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *to, **given: asked.append((*to, given)) or self)
-    copied_to(GPU, tensor)
-    assert asked == ["pinned", (GPU, {"non_blocking": True})]
+    for each in (tensor, torch.ones(1).expand(3)):  # of an expanded one all elements are written
+        assert copied_to(GPU, each).tolist() == each.tolist()
+    assert asked == ["pinned", (GPU, {"non_blocking": True})] * 2

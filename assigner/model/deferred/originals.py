@@ -8,7 +8,8 @@
     loss + model.moe.auxiliary                     what a forward leaves is on the copies: refused
 
 A script may ask such a weight for its shape, freeze it (each step looks whether it has) and load other values into it,
-with which it is the script's own again. Frozen weights and buffers with values may be read, but for running statistics.
+with which it is the script's own again. Frozen weights and buffers with values may be read, but for running statistics
+and what a step has moved. Another pipeline would begin with the values of the builder, too: it is to be loaded first.
 What is written through `.data` of them, which torch counts as no change, is counted, so that a step finds it.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import nn
@@ -35,6 +36,8 @@ _names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _left: WeakKeyDictionary[nn.Module, _Left] = WeakKeyDictionary()
 """What forwards of copies leave on modules."""
 _CLASS: Any = object.__dict__["__class__"]
+_trained: WeakSet[nn.Module] = WeakSet()
+"""Models of which a pipeline has trained copies."""
 _unwatched: list[None] = []
 """An entry for each block in which code of the user's reads weights for this program."""
 
@@ -63,6 +66,10 @@ _ASKS = (
     | {torch.is_floating_point, torch.is_complex, torch.numel, torch.get_device, torch.is_inference, torch.typename}
 )  # fmt: skip
 """What tells nothing of values and gradients, and the flag at which every step looks."""
+_LIKE = _of("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor") | {
+    torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like, torch.randn_like,
+}  # fmt: skip
+"""What makes a tensor of this one's shape, or of its type, and takes no value of it."""
 _DATA, _DEVICE = (next(iter(_of(name, access="__get__"))) for name in ("data", "device"))
 
 
@@ -78,6 +85,8 @@ class _Original(torch.Tensor):
             loads = func is torch.Tensor.copy_ and isinstance(args[0], _Original) and not args[0].is_meta
             given = pytree.tree_leaves((args[loads:], kwargs)) if func not in _ASKS else ()
             trained = [each for each in given if isinstance(each, _Original) and each in _names]
+            if func in _LIKE and not any(each.is_meta for each in trained):
+                trained = []
             if trained and not _unwatched and not is_own_call():
                 raise _untrained(trained[0], func)
             if loads:
@@ -168,6 +177,28 @@ def keep_originals(tensors: Mapping[str, torch.Tensor], moving: Collection[str])
             _CLASS.__set__(tensor, _original(kind))
         if tensor.requires_grad or tensor.is_meta or name in moving:
             _names[tensor] = name
+
+
+def note_moved(model: nn.Module, name: str) -> None:
+    """Refuse from now on that a script uses a tensor which copies have moved, by one of its names."""
+    path, _, key = name.rpartition(".")
+    module = model.get_submodule(path)
+    tensor = module._parameters.get(key, module._buffers.get(key))
+    if isinstance(tensor, _Original) and tensor not in _names:
+        _names[tensor] = name
+
+
+def note_trained(model: nn.Module) -> None:
+    """A pipeline has trained copies of its modules."""
+    _trained.add(model)
+
+
+def is_outdated(model: nn.Module) -> bool:
+    """Whether a pipeline has trained copies, and nobody has loaded the model with what came of them.
+
+    What has no values yet is made anew for each pipeline.
+    """
+    return model in _trained and any(each in _names and not each.is_meta for each in model.parameters())
 
 
 def keep_left(model: nn.Module, left: Mapping[nn.Module, Mapping[str, str]]) -> None:

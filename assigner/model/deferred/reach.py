@@ -512,8 +512,12 @@ def _is_torchs(name: str, value: Any) -> bool:
 
 @functools.cache
 def is_users(name: str | None) -> bool:
-    """Whether a Python module is the user's: neither torch's nor Python's own, nor this program's."""
-    return (name or "").partition(".")[0] not in _NOT_LOOKED_INTO
+    """Whether a Python module is the user's: neither torch's nor Python's own, nor this program's.
+
+    Args:
+        name: Of the module; what else a class written in C has for it is nobody's.
+    """
+    return (name if isinstance(name, str) else "").partition(".")[0] not in _NOT_LOOKED_INTO
 
 
 @functools.cache
