@@ -199,6 +199,32 @@ def test_no_debugger_opens_in_a_capture(*, always: bool) -> None:
         partition_graph(made)
 
 
+def counting() -> Any:
+    """A function that counts its calls by itself."""
+    calls = 0
+
+    def rate() -> float:
+        nonlocal calls
+        calls += 1
+        return 1.0 / calls
+
+    return rate
+
+
+RATE = counting()
+
+
+def test_a_function_at_the_top_of_the_file_counts_its_calls() -> None:
+    """Between partitions: the graph would have the first count for ever."""
+
+    class Root(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * RATE()
+
+    with pytest.raises(MarkingError, match="changes calls outside its partitions"):
+        partition_graph(workload(lambda: Root(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "0", "1"))
+
+
 class BaseConfig:
     """Whose attribute a class has."""
 

@@ -51,7 +51,7 @@ REFUSALS = {
     "blind: torch.func.jvp, in a marked module": "cannot be traced",
     "blind: optimizer: the rate from the norm of all first weights": "other workers hold have .*no values",
     "blind: tolist() of a buffer that a marked module moves": "which another worker holds too",
-    "blind: vmap of jacrev at the root": "cannot be traced",
+    "blind: vmap of jacrev at the root": "cannot be traced|computes gradients between partitions",
 }
 
 SHOWS_THROUGH = frozenset(

@@ -299,8 +299,11 @@ def _changes(kept: _Kept) -> Iterator[StateChange]:
 
 
 def _is_counted(now: Any, before: Any) -> bool:
-    """Items of one list are numbers and texts, and others than before; a list that grows may be a cache."""
-    if not isinstance(before, tuple) or len(now) != len(before):
+    """Items of one list, or what a function closes over, are numbers and texts, and others than before.
+
+    A list that grows may be a cache.
+    """
+    if not isinstance(before, tuple | list) or len(now) != len(before):
         return False
     return any(
         type(one) in ATOMS and type(other) in ATOMS and repr(one) != repr(other)
