@@ -242,7 +242,7 @@ class Config(BaseConfig):
     _made: Any = None
 
     def __init__(self) -> None:
-        self.own, self.note = 1.0, 0
+        self.own = 1.0
 
 
 class Single(type):
@@ -307,7 +307,7 @@ def test_what_code_between_partitions_reads_may_not_change(where: str, monkeypat
             return super().forward(x) * read()
 
     graph = partition_graph(workload(lambda: Root(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "0", "1"))
-    config().note = ARGUMENTS.epoch = 1  # nothing reads these
+    ARGUMENTS.epoch = 1  # nothing reads it
     graph.check_read()
     change()
     with pytest.raises(UsageError, match="has changed since the model was captured"):

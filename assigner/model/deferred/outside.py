@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.reach import OPEN, is_installed, is_open, is_users, kept_objects, slot_names
+from assigner.model.deferred.reach import OPEN, STANDARD, is_installed, is_open, is_users, kept_objects, slot_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -61,23 +61,31 @@ def _held_by_functions(model: nn.Module) -> list[Any]:
     references to an object, and those that lie elsewhere can be counted, too. What leads to modules or tensors is the
     model's own.
     """
+    inside = Counter[int]()
     waiting, kept = [*model.modules()], [_Counted()]
     known = {id(each) for each in waiting}
     while waiting:
         for part in gc.get_referents(waiting.pop()):
+            inside[id(part)] += 1
             if id(part) not in known and _is_holder(part):
                 known.add(id(part))
                 waiting.append(part)
                 kept.append(part)
     del part
-    counts = [sys.getrefcount(each) for each in kept]
+    references = {id(each): count for each, count in zip(kept, [sys.getrefcount(each) for each in kept], strict=True)}
+    usual = references[id(kept[0])]
+    standard = {id(vars(module)[name]) for module in model.modules() for name in STANDARD}
+    others = [
+        each
+        for each in kept
+        if references[id(each)] - inside[id(each)] > usual and id(each) not in standard
+        if not isinstance(each, _ONLY_LEAD) and not _leads_to_models(each)
+    ]
     elsewhere = Counter[int]()
-    for holder in gc.get_referrers(*kept):
-        if holder is not kept and not isinstance(holder, types.FrameType | types.CellType):
-            elsewhere.update(id(each) for each in gc.get_referents(holder) if id(each) in known)
-    pairs = zip(kept, counts, strict=True)
-    others = [each for each, count in pairs if count - elsewhere[id(each)] > counts[0]]
-    return [each for each in others if not isinstance(each, _ONLY_LEAD) and not _leads_to_models(each)]
+    for holder in gc.get_referrers(*others) if others else ():
+        if holder is not kept and holder is not others and not isinstance(holder, types.FrameType | types.CellType):
+            elsewhere.update(map(id, gc.get_referents(holder)))
+    return [each for each in others if references[id(each)] - elsewhere[id(each)] > usual]
 
 
 class _Counted:
