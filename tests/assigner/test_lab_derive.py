@@ -209,11 +209,13 @@ def test_a_kind_says_how_much_of_a_processor_it_had():
 
 
 def test_the_whole_text_can_be_read_again(root):
-    """Every sample profile gives a file that loads, whose every line is short."""
+    """Every sample profile of processors gives a file that loads, whose every line is short."""
     from assigner.formats.profile import load_profile
 
     for path in sorted((root / "profiles").glob("*/profile.json")):
         profile = load_profile(path)
+        if any(not worker.name.endswith("/cpu") for worker in profile.workers):
+            continue
         processor = split_share(profile.workers[0].kind)[0]
         text = cluster_text(derive(profile, replace(HERE, processor=processor)), "test")
         assert [host.name for host in parse_cluster(text).host] == list(dict.fromkeys(w.host for w in profile.workers))
