@@ -112,7 +112,7 @@ class Pipeline(ModelState):
             self._scaling = GradientScaling(scaler, workload.autocast, self._member)
             self.scaler = self._scaling.scaler
             self._installed = self._install(remat_of_plan)
-            self._outside.note_moved(self._installed.share.state())
+            self._outside.note_moved(self._installed.share.state)
             model = self.graph.deferred.model.named_parameters()
             self.optimizer = PipelineOptimizer(
                 workload,
@@ -301,7 +301,7 @@ class Pipeline(ModelState):
                 self.optimizer.step()
         with self._member.guarded("the end of the step"):
             result = shared_result(found, self.workload, self._member)
-        self._outside.note_moved(self._installed.share.state())
+        self._outside.note_moved(self._installed.share.state)
         whole = update and self._installed.ran_as_planned(program)
         self._clock.end_step(whole=whole)
         if recorder is not None:

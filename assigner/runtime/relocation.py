@@ -247,6 +247,7 @@ class OutsideValues:
         norms = (f"{path}." if path else "" for path, module in modules.items() if isinstance(module, _NormBase))
         moving = {f"{path}{name}" for path in norms for name in ("running_mean", "running_var", "num_batches_tracked")}
         self._model, self._names = model, {id(tensor): name for name, tensor in tensors.items()}
+        self._has_values = not all(each.is_meta for each in tensors.values())
         self._versions: dict[int, tuple[torch.Tensor, int]] = {}  # of the partitions' tensors that are not trained
         keep_originals(tensors, moving)
         keep_left(model, left_by_module(model, graph.left))
@@ -255,13 +256,15 @@ class OutsideValues:
         """An update has been applied to the partitions' weights."""
         note_trained(self._model)
 
-    def note_moved(self, state: Mapping[str, torch.Tensor]) -> None:
+    def note_moved(self, state: Callable[[], Mapping[str, torch.Tensor]]) -> None:
         """What has moved since the last call, beside trained weights, the script may no more read of the builder's.
 
         Args:
-            state: The parameters and buffers of this rank, by name.
+            state: Gives the parameters and buffers of this rank, by name.
         """
-        untrained = {name: each for name, each in state.items() if not (each.requires_grad or each.is_inference())}
+        if not self._has_values:
+            return
+        untrained = {name: each for name, each in state().items() if not (each.requires_grad or each.is_inference())}
         for name, tensor in untrained.items():
             known = self._versions.get(id(tensor), (tensor, tensor._version))
             if known[1] != tensor._version:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
+import importlib.util
 import itertools
 import re
 import sys
@@ -60,14 +62,11 @@ def _imported_names(code: types.CodeType) -> tuple[tuple[str, int], ...]:
 def imported_modules(function: types.FunctionType) -> list[types.ModuleType]:
     """The Python modules that a function's code imports, or one inside it, as far as they are loaded."""
     package = str(function.__globals__.get("__package__") or "")
-    names = [name if not dots else _beside(package, name, dots) for name, dots in _imported_names(function.__code__)]
+    names = list[str]()
+    for name, dots in _imported_names(function.__code__):
+        with contextlib.suppress(ImportError):  # beyond its package: the import itself would fail
+            names.append(importlib.util.resolve_name("." * dots + name, package))
     return [each for each in map(sys.modules.get, names) if each is not None]
-
-
-def _beside(package: str, name: str, dots: int) -> str:
-    """What `from ..name import` means in a file of a package."""
-    parts = package.split(".")
-    return ".".join((*parts[: len(parts) - dots + 1], *filter(None, [name])))
 
 
 @functools.cache

@@ -62,15 +62,11 @@ def _held_by_functions(model: nn.Module) -> list[Any]:
     model's own.
     """
     inside = Counter[int]()
-    waiting, kept = [*model.modules()], [_Counted()]
-    known = {id(each) for each in waiting}
-    while waiting:
-        for part in gc.get_referents(waiting.pop()):
-            inside[id(part)] += 1
-            if id(part) not in known and _is_holder(part):
-                known.add(id(part))
-                waiting.append(part)
-                kept.append(part)
+    kept: list[Any] = [_Counted()]
+    for part in _parts_within([*model.modules()]):
+        inside[id(part)] += 1
+        if inside[id(part)] == 1 and _is_holder(part) and not isinstance(part, nn.Module):
+            kept.append(part)
     del part
     references = {id(each): count for each, count in zip(kept, [sys.getrefcount(each) for each in kept], strict=True)}
     usual = references[id(kept[0])]
@@ -99,17 +95,20 @@ def _is_holder(value: Any) -> bool:
     return is_open(kind) or bool(slot_names(kind))
 
 
-def _leads_to_models(value: Any) -> bool:
-    """Also by what a bound method is bound to; functions close over what is theirs."""
-    waiting, known = [value], {id(value)}
+def _parts_within(waiting: list[Any]) -> Iterator[Any]:
+    """What some objects refer to, and the holders among that in turn: once for each reference."""
+    known = {id(each) for each in waiting}
     while waiting:
         for part in gc.get_referents(waiting.pop()):
-            if isinstance(part, nn.Module | torch.Tensor):
-                return True
             if id(part) not in known and _is_holder(part):
                 known.add(id(part))
                 waiting.append(part)
-    return False
+            yield part
+
+
+def _leads_to_models(value: Any) -> bool:
+    """Also by what a bound method is bound to; functions close over what is theirs."""
+    return any(isinstance(part, nn.Module | torch.Tensor) for part in _parts_within([value]))
 
 
 class _Reach:
