@@ -428,6 +428,8 @@ def main() -> int:
     parser.add_argument("--files", type=Path, help="keep profiles, plans and traces in this folder, which is there")
     options = parser.parse_args()
     parts = options.parts
+    if strange := [part for part in parts if part not in PARTS]:
+        parser.error(f"--parts: there is no part {strange[0]!r}; they are {', '.join(PARTS)}")
     if not has_gpu():
         print("skipped: torch sees no CUDA device here. Nothing was run, and nothing was written. On one it would run:")
         for part in parts:
