@@ -7,6 +7,9 @@ checkpoint recomputes), and in between this program's own, which does talk to ot
     with as_single_process():      the user's code: one process
         backward ...
             with as_rank():        sums of gradients that begin within it: a rank among others
+
+To put stand-ins in the place of torch.distributed's functions takes longer than a small partition's forward. So a step
+does it once, around all of its blocks (`StandIns`); who calls one is looked at when it is called.
 """
 
 from __future__ import annotations
@@ -50,28 +53,49 @@ class as_single_process:  # noqa: N801 (used as a function: a generator's contex
         UsageError: it calls a collective operation.
     """
 
-    __slots__ = ("_entered",)
+    __slots__ = ("_entered", "_stand_ins")
 
     def __enter__(self) -> None:
         thread = threading.get_ident()
-        self._entered = False
-        if thread not in _inside and dist.is_available() and dist.is_initialized():
-            self._entered = True
+        self._stand_ins: StandIns | None = None
+        self._entered = thread not in _inside and (_blocks[0] > 0 or _has_ranks())
+        if self._entered:
+            if not _blocks[0] or len(sys.modules) != _looked_at[0]:
+                self._stand_ins = StandIns()
+                self._stand_ins.__enter__()
+            _inside.add(thread)
+
+    def __exit__(self, *_: object) -> None:
+        if self._entered:
+            _inside.remove(threading.get_ident())
+            if self._stand_ins is not None:
+                self._stand_ins.__exit__()
+
+
+class StandIns:
+    """While such a block runs, functions of torch.distributed ask who calls them; without ranks nothing happens."""
+
+    __slots__ = ("_entered",)
+
+    def __enter__(self) -> None:
+        self._entered = _has_ranks()
+        if self._entered:
             with _lock:
-                if not _inside:
-                    if len(sys.modules) != _looked_at[0]:
-                        _look_for_holders()
-                    for each in _holders:
-                        each.names.update(each.stand_ins)
-                _inside.add(thread)
+                if len(sys.modules) != _looked_at[0]:
+                    if _blocks[0]:
+                        _put(stand_ins=False)
+                    _look_for_holders()
+                    _put(stand_ins=True)
+                elif not _blocks[0]:
+                    _put(stand_ins=True)
+                _blocks[0] += 1
 
     def __exit__(self, *_: object) -> None:
         if self._entered:
             with _lock:
-                _inside.remove(threading.get_ident())
-                if not _inside:
-                    for each in _holders:
-                        each.names.update(each.originals)
+                _blocks[0] -= 1
+                if not _blocks[0]:
+                    _put(stand_ins=False)
 
 
 class as_rank:  # noqa: N801 (as above)
@@ -108,6 +132,16 @@ _inside: set[int] = set()  # the threads in blocks of one process
 _outside: set[int] = set()  # of these and of autograd's, the ones in blocks of a rank
 _holders: list[_Holder] = []
 _looked_at = [0]  # how many modules there were then
+_blocks = [0]  # how many have put stand-ins there
+
+
+def _has_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _put(*, stand_ins: bool) -> None:
+    for each in _holders:
+        each.names.update(each.stand_ins if stand_ins else each.originals)
 
 
 def _look_for_holders() -> None:
@@ -134,11 +168,12 @@ def _look_for_holders() -> None:
 
 def _is_user_code() -> bool:
     thread = threading.get_ident()
-    if thread in _outside:
+    if not _inside or thread in _outside:
         return False
+    if thread in _inside:
+        return True
     # autograd's threads are not Python's, unless they have asked which thread they are; those that carry messages are
-    started = (each.ident for each in threading.enumerate() if not isinstance(each, threading._DummyThread))
-    return thread in _inside or thread not in started
+    return thread not in (each.ident for each in threading.enumerate() if not isinstance(each, threading._DummyThread))
 
 
 def _stand_in(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

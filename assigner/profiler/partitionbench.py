@@ -212,8 +212,9 @@ class PartitionBench:
         if made is not None:
             own = zip(self.runner.piece.reads, reads, self.needs_gradient, strict=True)
             reads = [made.get(value, read) if differentiable else read for value, read, differentiable in own]
+        run = self._runner(again).forward if made is None else self.runner.forward_joined
         with as_single_process():
-            outputs = self._runner(again).forward(ForwardPlace(0, 0, micro_batch), reads, self.sizes)
+            outputs = run(ForwardPlace(0, 0, micro_batch), reads, self.sizes)
         if made is not None and self.runner.finish is None:
             made.update((Value(self.name, n), output) for n, output in enumerate(outputs))
         return tuple(output.detach() for output in outputs)

@@ -29,6 +29,8 @@ MESSAGES = 40
 class Post:
     """gloo's messages between ranks that are threads of this process."""
 
+    name, most_tag = "gloo", 1 << 30
+
     def __init__(self) -> None:
         self.boxes: defaultdict[tuple[int, int, int], queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
         self.lock, self.here = threading.Lock(), threading.local()
@@ -43,6 +45,9 @@ class Post:
 
     def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Letter:
         return Letter(self.box(peer, self.here.rank, tag), tensor)
+
+    def close(self, *, failed: bool) -> None:
+        pass
 
 
 class Letter:
@@ -279,7 +284,8 @@ def transports(post: Post, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Po
     )
     for rank in range(3):
         post.here.rank = rank
-        made.append(Transport(device=torch.device("cpu"), timeout_s=PATIENCE_S, direct=channels))  # type: ignore[arg-type]
+        given: Any = {"direct": channels, "carrier": post}
+        made.append(Transport(device=torch.device("cpu"), timeout_s=PATIENCE_S, **given))
         made[-1].know(ROUTES)
     yield post, made, channels
     for each in made:

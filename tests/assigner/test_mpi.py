@@ -147,6 +147,9 @@ def test_an_mpi_with_few_tags_refuses_many_values() -> None:
     class FewTags(GlooCarrier):
         most_tag = 1 << 18
 
+        def __init__(self) -> None:
+            """Nothing is sent."""
+
     transport = Transport(device=mpi.torch.device("cpu"), timeout_s=5.0, carrier=FewTags())
     ways = [Route(Payload.ACTIVATION, "p", n, "worker:0/cpu", f"worker:{1 + n % 2}/cpu") for n in range(7)]
     transport.know(ways[:6])

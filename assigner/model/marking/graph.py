@@ -88,7 +88,7 @@ class ValueShape:
         """The value's shape for one micro-batch, given the flattened inputs of it; None: it depends on data."""
         if self.shape is None:
             return None
-        return tuple(size if isinstance(size, int) else size.evaluate(inputs) for size in self.shape)
+        return tuple([size if isinstance(size, int) else size.evaluate(inputs) for size in self.shape])
 
 
 @dataclass(frozen=True)

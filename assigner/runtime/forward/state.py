@@ -196,6 +196,19 @@ class PartitionState:
         self._loose: dict[int, torch.Tensor] = {}
         self._silent: dict[int, torch.Tensor] = {}
         self._cached: tuple[Cached, ...] | None = None  # None: no forward runs again
+        self._last: list[int] | None = None  # None: `begin_step` says nowhere when others may change tensors
+
+    @classmethod
+    def of_all(cls, states: Iterable[PartitionState | None]) -> PartitionState:
+        """Of partitions whose forwards write nothing that is known, as of one."""
+        some = [each for each in states if each is not None]
+        found = cls(nn.ModuleList([each._module for each in some]), some[0].written)
+        found.was_watched = True
+        return found
+
+    def begin_step(self) -> None:
+        """A step comes next, within which nothing but forwards and backwards changes a tensor."""
+        self._last = []
 
     def begin(self, *, runs_again: bool) -> ForwardStart:
         """A forward in training comes next.
@@ -205,7 +218,7 @@ class PartitionState:
         """
         self._look()
         if self.was_watched and not runs_again and not self.writes:  # the rule
-            return ForwardStart([], [], None, self.counts(), [])
+            return ForwardStart([], [], None, self.last_counts(), [])
         if runs_again and self._cached is None:
             self._cached = tuple(cached_functions(self._changeable))
         memento = self.values() if runs_again else None
@@ -236,7 +249,7 @@ class PartitionState:
             What it wrote of which that was not known; None: nothing, and a recompute can start from there.
         """
         loose = self._end_loose(start)
-        counts = self.counts()
+        counts = self._note(self.counts())
         if counts == start.counts and self.was_watched:
             return LateWrites([], loose) if loose else None
         seen = set(storages)
@@ -309,7 +322,21 @@ class PartitionState:
 
     def is_written(self) -> bool:
         """Whether this partition holds a tensor that any forward of this rank is known to write."""
-        return bool(self.written) and any(each in self.written for each in self._tensors)
+        if not self.written:
+            return False
+        self._look()
+        return any(each in self.written for each in self._tensors)
+
+    def late_of(self, late: LateWrites) -> LateWrites:
+        """Of what several partitions wrote that was not known, what this one holds; it is known from now on."""
+        self._look()
+        mine = [each for each in late.tensors if self.holds(each)]
+        self._learn(mine)
+        return LateWrites(mine, [], late.uncounted)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a parameter or a buffer of this partition."""
+        return any(each is tensor for each in self._tensors)
 
     @contextlib.contextmanager
     def again(self, start: ForwardStart) -> Iterator[None]:
@@ -324,6 +351,7 @@ class PartitionState:
         now = list(itertools.chain.from_iterable(self._values))
         if len(now) == len(self._held) and all(map(operator.is_, now, self._held)):
             return
+        self._last = None if self._last is None else []
         self._slots = [(space, name) for space in self._spaces for name in space]
         gone = {id(each): each for each in self._held if each is not None}
         self._held = now
@@ -365,6 +393,24 @@ class PartitionState:
     def counts(self) -> list[int]:
         """What torch counts of changes, and where values lie: `.data = ` counts as no change."""
         return [*map(_version, self._tensors), *map(torch.Tensor.data_ptr, self._tensors)]
+
+    def last_counts(self) -> list[int]:
+        """The counts as they were last seen in this step, behind which nothing of it can have changed any."""
+        return self._last if self._last and not self.written else self._note(self.counts())
+
+    def changed_since(self, counts: list[int]) -> list[torch.Tensor]:
+        """The tensors that a backward has changed since these counts."""
+        now, half = self._note(self.counts()), len(self._tensors)
+        if now == counts:
+            return []
+        return [
+            tensor for n, tensor in enumerate(self._tensors) if (now[n], now[half + n]) != (counts[n], counts[half + n])
+        ]
+
+    def _note(self, counts: list[int]) -> list[int]:
+        if self._last is not None:
+            self._last = counts
+        return counts
 
 
 def changeable_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -67,21 +67,20 @@ class GlooCarrier:
     most_tag = (1 << 31) - 1
 
     def __init__(self) -> None:
+        group = dist.group.WORLD
+        assert group is not None
+        self._group = group  # itself: torch.distributed's functions look first who calls, at a third of its time
         for thread in _threads("gloo_tcp_loop"):
             with contextlib.suppress(OSError):  # it has ended, or a sandbox forbids it: it goes on as it was
                 os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
     def isend(self, tensor: torch.Tensor, target: int, tag: int) -> MessageUnderWay:
         """See `Carrier`."""
-        work = dist.isend(tensor, target, tag=tag)
-        assert work is not None
-        return work
+        return self._group.send([tensor], target, tag)
 
     def irecv(self, tensor: torch.Tensor, source: int, tag: int) -> MessageUnderWay:
         """See `Carrier`."""
-        work = dist.irecv(tensor, source, tag=tag)
-        assert work is not None
-        return work
+        return self._group.recv([tensor], source, tag)
 
     def close(self, *, failed: bool) -> None:
         """The process group, which others use too, ends what is under way when it is left."""

@@ -22,7 +22,8 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import torch
@@ -57,16 +58,30 @@ class _Figures:
     count: int = 0
 
 
+@dataclass(slots=True)
+class _Backward:
+    """The backward of a partition that runs, in which a checkpoint may call its norms once more.
+
+    Args:
+        micro_batch: Of this micro-batch; None: none runs.
+        begun: The norms that it has called.
+    """
+
+    micro_batch: int | None = None
+    begun: list[_DeferredNorm] = field(default_factory=list)
+
+
 class _DeferredNorm:
     """One BatchNorm module, whose forwards go to twins while it trains: one for its first call in a forward, ...
 
     Args:
         module: The pipeline's own copy of it.
         name: In the model.
+        backward: Of its partition.
     """
 
-    def __init__(self, module: _BatchNorm, name: str) -> None:
-        self.module, self.name = module, name
+    def __init__(self, module: _BatchNorm, name: str, backward: _Backward) -> None:
+        self.module, self.name, self._backward = module, name, backward
         self._is_own = not type(module).__module__.startswith("torch.")
         self.twins: list[_BatchNorm] = []
         self.seen: list[dict[int, _Figures]] = []  # for each twin, by micro-batch
@@ -99,10 +114,11 @@ class _DeferredNorm:
         self._held = self._statistics()
         self._point()
 
-    def again(self, micro_batch: int) -> None:
-        """The backward of this micro-batch comes next: a checkpoint in it calls once more, and counts as in torch."""
+    def _begin_again(self, micro_batch: int) -> None:
+        """A checkpoint in the backward of this micro-batch calls once more, and counts as in torch."""
         self.begin(micro_batch)
         self.called = self.calls.get(micro_batch, 0)
+        self._backward.begun.append(self)
 
     def _point(self) -> None:
         """Have the twins write where this micro-batch's figures belong."""
@@ -127,6 +143,8 @@ class _DeferredNorm:
         if not (self.module.training and self.recording and self.module.track_running_stats):
             self._check_evaluated()
             return type(self.module).forward(self.module, input)
+        if not self.under_way and self._backward.micro_batch is not None:
+            self._begin_again(self._backward.micro_batch)
         if not self.under_way and len(self.seen[0]) > 1:
             raise UsageError(
                 "a BatchNorm runs again in a backward in two parts (torch.utils.checkpoint): which micro-batch's"
@@ -190,7 +208,7 @@ class _DeferredNorm:
             if not _are_close(pytree.tree_leaves(output), pytree.tree_leaves(expected)):
                 self._refuse("whose output depends on its running statistics, momentum or num_batches_tracked")
             moved = self._copy()
-            _move(moved, figures.mean, figures.variance, moved.momentum)
+            _move([(moved, figures.mean, figures.variance)], moved.momentum)
             if not _are_close(list(copied._buffers.values()), list(moved._buffers.values())):
                 self._refuse("which moves its running statistics in a way of its own")
         return output
@@ -273,37 +291,52 @@ class _DeferredNorm:
                 figures.variance.copy_(variance)
                 figures.count = int(count)
 
-    def commit(self) -> None:
-        """Move the running values, once for each call that a forward makes."""
-        for call, seen in enumerate(self.seen):
-            found = [figures for _, figures in sorted(seen.items()) if figures.count]
-            if found:  # of other workers' micro-batches alone, where this one has run none
-                momentum = self.momenta[call] if call < len(self.momenta) else self.module.momentum
-                _move(self.module, *_merged(found), momentum)
-        self.forget()
+    def found(self, call: int) -> list[_Figures]:
+        """What the forwards' calls of a number have seen; of other workers' micro-batches alone where none ran here."""
+        seen = self.seen[call] if call < len(self.seen) else {}
+        return [figures for _, figures in sorted(seen.items()) if figures.count]
 
-    def forget(self) -> None:
-        """Leave the running values as they are."""
+    def momentum(self, call: int) -> float | None:
+        """By which a call of all forwards moves the running values."""
+        return self.momenta[call] if call < len(self.momenta) else self.module.momentum
+
+    def forget(self) -> list[torch.Tensor]:
+        """Leave the running values as they are; what is to be zero: an infinity in there would outlive momentum 1."""
         self.recording, self._tried, self.momenta, self.calls = False, None, [], {}
         used = [figures for seen in self.seen for figures in seen.values() if figures.count]
         for figures in used:
             figures.count = 0
-        if used:  # an infinity in there would outlive momentum 1
-            torch._foreach_zero_([tensor for figures in used for tensor in (figures.mean, figures.variance)])
+        return [tensor for figures in used for tensor in (figures.mean, figures.variance)]
+
+
+_Move = tuple[_BatchNorm, torch.Tensor, torch.Tensor]
+"""A module, and the mean and variance of a batch."""
 
 
 @torch.no_grad()
-def _move(module: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor, momentum: float | None) -> None:
-    """Have a module's running values moved as torch's forward does, by the figures of a batch."""
-    assert module.running_mean is not None
-    assert module.running_var is not None
-    if module.num_batches_tracked is not None:
-        module.num_batches_tracked.add_(1)
-    share = momentum
-    if share is None:
-        share = 1.0 / float(module.num_batches_tracked) if module.num_batches_tracked is not None else 0.0
-    for running, new in ((module.running_mean, mean), (module.running_var, variance)):
-        running.mul_(1 - share).add_(new.to(running.dtype), alpha=share)
+def _move(moves: Sequence[_Move], momentum: float | None) -> None:
+    """Have the running values of modules, no tensor of which is another's, moved as torch's forward does."""
+    tracked = [each.num_batches_tracked for each, *_ in moves if each.num_batches_tracked is not None]
+    if tracked:
+        torch._foreach_add_(tracked, 1)
+    if momentum is None:  # the mean of all batches: each module has its own number of them
+        for module, mean, variance in moves:
+            number = module.num_batches_tracked
+            _move_by(0.0 if number is None else 1.0 / float(number), [(module, mean, variance)])
+    else:
+        _move_by(momentum, moves)
+
+
+def _move_by(share: float, moves: Sequence[_Move]) -> None:
+    pairs = [
+        (running, new)
+        for module, mean, variance in moves
+        for running, new in ((module.running_mean, mean), (module.running_var, variance))
+        if running is not None
+    ]
+    running = [each for each, _ in pairs]
+    torch._foreach_mul_(running, 1 - share)
+    torch._foreach_add_(running, [new.to(each.dtype) for each, new in pairs], alpha=share)
 
 
 def _are_close(some: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -326,15 +359,21 @@ def _are_close(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return True
 
 
-def _merged(found: Sequence[_Figures]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and unbiased variance of all values, from those of parts."""
-    means = torch.stack([figures.mean for figures in found]).double()
-    variances = torch.stack([figures.variance for figures in found]).double()
-    counts = means.new_tensor([figures.count for figures in found]).unsqueeze(1)
-    total = counts.sum()
+def _merged(parts: Sequence[Sequence[_Figures]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Mean and unbiased variance of all values, from those of parts, of several modules that have as many parts.
+
+    They are computed as one: an operation takes longer than the figures of a module are worth.
+    """
+    columns = [*zip(*parts, strict=True)]
+    means = torch.stack([torch.cat([each.mean for each in column]) for column in columns]).double()
+    variances = torch.stack([torch.cat([each.variance for each in column]) for column in columns]).double()
+    sizes = [len(each[0].mean) for each in parts]
+    counts = means.new_tensor([[each.count for each in column] for column in columns])
+    counts = counts.repeat_interleave(counts.new_tensor(sizes, dtype=torch.long), dim=1)
+    total = counts.sum(0)
     mean = (counts * means).sum(0) / total
     squares = ((counts - 1) * variances + counts * (means - mean).square()).sum(0)
-    return mean, squares / (total - 1)
+    return [*zip(torch.split(mean, sizes), torch.split(squares / (total - 1), sizes), strict=True)]
 
 
 class DeferredStatistics:
@@ -355,6 +394,7 @@ class DeferredStatistics:
         if choice not in get_args(BatchNorm):
             raise UsageError(f"batch_norm={choice!r} is not allowed", hint=f"one of {', '.join(get_args(BatchNorm))}")
         self._norms: dict[str, list[_DeferredNorm]] = {}
+        self._backwards: dict[str, _Backward] = defaultdict(_Backward)
         for partition, held in modules.items():
             found = {name: each for name, each in held.named_modules() if isinstance(each, _BatchNorm)}
             for name, each in found.items():
@@ -364,7 +404,9 @@ class DeferredStatistics:
             if choice == "deferred":
                 tracking = {name: each for name, each in found.items() if each.track_running_stats}
                 self._norms[partition] = [
-                    _DeferredNorm(each, name) for name, each in tracking.items() if each.running_mean is not None
+                    _DeferredNorm(each, name, self._backwards[partition])
+                    for name, each in tracking.items()
+                    if each.running_mean is not None
                 ]
         self._shared: dict[WorkerGroup, list[_DeferredNorm]] = {}
         for partition, group in (groups or {}).items():
@@ -385,18 +427,25 @@ class DeferredStatistics:
         for norm in self._norms.get(partition, ()):
             norm.begin(micro_batch)
 
-    def again(self, partition: str, micro_batch: int) -> None:
-        """The backward of this micro-batch comes next, in which a checkpoint may run parts of the forward."""
-        for norm in self._norms.get(partition, ()):
-            norm.again(micro_batch)
-
     def end(self, partition: str) -> None:
-        """That forward, or backward, has run.
+        """That forward has run.
 
         Raises:
             UsageError: it has put other tensors in the places of running statistics.
         """
         for norm in self._norms.get(partition, ()):
+            if not norm.end():
+                _refuse_use(partition, "assigns", norm.name)
+
+    def begin_backward(self, partition: str, micro_batch: int) -> None:
+        """The backward of this micro-batch comes next, in which a checkpoint may run parts of the forward."""
+        self._backwards[partition].micro_batch = micro_batch
+
+    def end_backward(self, partition: str) -> None:
+        """That backward has run; errors as `end`."""
+        backward = self._backwards[partition]
+        begun, backward.begun, backward.micro_batch = backward.begun, [], None
+        for norm in begun:
             if not norm.end():
                 _refuse_use(partition, "assigns", norm.name)
 
@@ -419,17 +468,34 @@ class DeferredStatistics:
         for group, shared in self._shared.items():
             _exchange(group, shared, micro_batches)
 
+    @torch.no_grad()
     def commit(self) -> None:
-        """A step's forwards have run: move the running values."""
-        for norms in self._norms.values():
+        """A step's forwards have run: move the running values, once for each call that a forward makes."""
+        norms = [each for some in self._norms.values() for each in some]
+        for call in range(max((len(each.seen) for each in norms), default=0)):
+            alike = defaultdict[tuple[object, ...], list[tuple[_DeferredNorm, list[_Figures]]]](list)
             for norm in norms:
-                norm.commit()
+                if found := norm.found(call):
+                    alike[len(found), found[0].mean.dtype, found[0].mean.device].append((norm, found))
+            together, later, moved = defaultdict[object, list[_Move]](list), list[_Move](), set[int]()
+            momenta: dict[int, float | None] = {}
+            for some in alike.values():
+                for (norm, _), (mean, variance) in zip(some, _merged([found for _, found in some]), strict=True):
+                    move = norm.module, mean, variance
+                    momenta[id(norm.module)] = momentum = norm.momentum(call)
+                    shares = id(norm.module.running_mean) in moved  # with another module: it has its turn behind that
+                    (later if shares else together[momentum, mean.device]).append(move)
+                    moved.add(id(norm.module.running_mean))
+            for moves in (*together.values(), *([each] for each in later)):
+                _move(moves, momenta[id(moves[0][0])])
+        self.forget()
 
     def forget(self) -> None:
-        """The step failed: the running values stay as they are."""
-        for norms in self._norms.values():
-            for norm in norms:
-                norm.forget()
+        """The step is over, or has failed: the running values stay as they are."""
+        for backward in self._backwards.values():
+            backward.micro_batch, backward.begun = None, []
+        if used := [tensor for norms in self._norms.values() for norm in norms for tensor in norm.forget()]:
+            torch._foreach_zero_(used)
 
 
 def _refuse_use(partition: str, does: str, name: str) -> NoReturn:

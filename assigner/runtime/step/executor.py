@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from assigner.model.marking import PartitionGraph, Value
 from assigner.model.marking.gradients import check_asked
 from assigner.model.marking.writing import StepStores
-from assigner.model.singleprocess import as_rank, as_single_process
+from assigner.model.singleprocess import StandIns, as_rank, as_single_process
 from assigner.runtime.batch.staterows import kept
 from assigner.runtime.forward.compiling import compiled
 from assigner.runtime.forward.nodes import hooks_so_far
 from assigner.runtime.forward.randomness import kept_generators, partition_seed, seed_device
-from assigner.runtime.forward.state import as_they_were
+from assigner.runtime.forward.state import PartitionState, as_they_were
 from assigner.runtime.messages.staging import copied_to
 from assigner.runtime.recording.ranges import Ranges
 from assigner.runtime.step.loss import StepLoss
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from assigner.runtime.batch.microbatch import MicroBatch
     from assigner.runtime.batch.recurrence import Made
     from assigner.runtime.forward.remat import Rematerialisation
-    from assigner.runtime.forward.state import PartitionState
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.recording.recorder import Recorder
     from assigner.runtime.stages.reduction import Reduction
@@ -114,7 +113,7 @@ class Executor:
         self._reducing: frozenset[Step] = frozenset()
         self._in_parts: frozenset[tuple[int, int]] = frozenset()
         self._sent: frozenset[Key] = frozenset()
-        self._neighbours: dict[tuple[str, ...], Neighbours] = {}
+        self._neighbours: dict[tuple[tuple[str, ...], bool], Neighbours] = {}
 
     def _runner(
         self, module: fx.GraphModule, name: str, remat: Rematerialisation | None, workload: Workload
@@ -168,18 +167,22 @@ class Executor:
         self.loss.begin(micro_batches, places, factor=loss_factor, number=number, outputs=outputs, finished=finished)
         if self.member.transport is not None:
             self.member.transport.begin(program)
+        for neighbours in self._neighbours.values():
+            if neighbours.state is not None:
+                neighbours.state.begin_step()
         count = posted_ahead(self.graph, program, self.member.name, micro_batches)
         ahead = self.messages.post_ahead(actions, count, step)
         next(ahead, None)
         ranges = Ranges(program.plan.stages)
-        for action in actions:
-            if action.kind in COMPUTE:
-                next(ahead, None)
-            if ranges.active:
-                with ranges.of(action):
+        with StandIns():
+            for action in actions:
+                if action.kind in COMPUTE:
+                    next(ahead, None)
+                if ranges.active:
+                    with ranges.of(action):
+                        self._act(program, action)
+                else:
                     self._act(program, action)
-            else:
-                self._act(program, action)
         self.step = None
         return self.loss.numbers()
 
@@ -273,20 +276,18 @@ class Executor:
 
     def _joined(self, action: Action, held: Sequence[str], place: ForwardPlace) -> list[Neighbours]:
         """A stage's partitions, those together whose graphs are one."""
-        found = list[list[str]]()
+        found = list[tuple[list[str], bool]]()
         can_join = self.trains and (action.stage, action.micro_batch) not in self._in_parts
-        was_joining = False
         for name in held:
             joins = can_join and self.runners[name].joins(place)
-            if joins and was_joining:
-                found[-1].append(name)
+            if joins and found and found[-1][1]:
+                found[-1][0].append(name)
             else:
-                found.append([name])
-            was_joining = joins
-        return [self._neighbours_of(tuple(names)) for names in found]
+                found.append(([name], joins))
+        return [self._neighbours_of(tuple(names), joins=joins) for names, joins in found]
 
-    def _neighbours_of(self, names: tuple[str, ...]) -> Neighbours:
-        if names not in self._neighbours:
+    def _neighbours_of(self, names: tuple[str, ...], *, joins: bool) -> Neighbours:
+        if (names, joins) not in self._neighbours:
             values = self.graph.values
             reads = [value for name in names for value in self.graph.piece[name].reads if value.partition]
             readers = Counter(value for value in reads if value.partition in names and values[value].gradient)
@@ -297,8 +298,10 @@ class Executor:
                 ]
                 for name in names
             }
-            self._neighbours[names] = Neighbours(names, outputs, [each for each in reads if not values[each].gradient])
-        return self._neighbours[names]
+            without_gradient = [each for each in reads if not values[each].gradient]
+            state = PartitionState.of_all([self.runners[name].state for name in names]) if joins else None
+            self._neighbours[names, joins] = Neighbours(names, state, outputs, without_gradient)
+        return self._neighbours[names, joins]
 
     def _made_by(self, name: str) -> list[Value]:
         """What a partition makes for others; the last one makes the model's outputs."""
@@ -312,10 +315,15 @@ class Executor:
         step.outbox.clear()
         step.joined[action.stage, action.micro_batch] = joined = self._joined(action, held, place)
         for neighbours in joined:
-            made = _JoinedValues()
+            made, state = _JoinedValues(), neighbours.state
+            start = None if state is None else state.begin(runs_again=False)
             with as_single_process():  # once for all of them
                 for name in neighbours.names:
                     self._forward(self.runners[name], action.micro_batch, place, neighbours, made)
+            if state is not None and start is not None and (late := state.end(start)) is not None:
+                for name in neighbours.names:
+                    self.runners[name].end_joined(place, late)
+                self._neighbours.clear()  # they are not joined again while one holds a tensor that is written
 
     def _inputs(
         self, runner: PartitionRunner, micro_batch: int, made: Mapping[Value, torch.Tensor]
@@ -346,7 +354,8 @@ class Executor:
         if not self.trains:  # no backward says when a value has had its last reader
             step.read((value, micro_batch) for value in piece.reads if value.partition)
         lent = [(made[value], facts_of(made[value])) for value in piece.reads if value in made.elsewhere]
-        outputs = runner.forward(place, reads, sizes)
+        forward = runner.forward if neighbours.state is None else runner.forward_joined
+        outputs = forward(place, reads, sizes)
         for tensor, before in lent:
             check_unchanged(piece, tensor, before)
         if hooks_so_far() != hooks and self.trains:
@@ -362,10 +371,12 @@ class Executor:
                 check_asked(piece.name, output, gradient=gradient, sent=is_sent)
             if is_sent:
                 step.outbox[key] = output.detach()
-            is_kept = step.keep(key, output, differentiable=gradient and output.requires_grad, joined=joined)
+            readers = step.counts.get(key, 0) - joined
+            if readers:
+                step.keep(key, output, differentiable=gradient and output.requires_grad, readers=readers)
             if joined:
                 made[value] = output
-                if is_sent or is_kept:
+                if is_sent or readers:
                     made.elsewhere.add(value)
 
     def _hand_on(self, partition: str, outputs: Sequence[Any], place: int) -> None:
@@ -379,7 +390,7 @@ class Executor:
         step = self._stepped
         step.outbox.clear()
         if action.kind is ActionKind.BACKWARD_WEIGHT:
-            joined = [self._neighbours_of((name,)) for name in held]
+            joined = [self._neighbours_of((name,), joins=False) for name in held]
         else:
             joined = step.joined.pop((action.stage, action.micro_batch))
         reducing = (action.kind, action.stage, action.micro_batch) in self._reducing
@@ -419,7 +430,9 @@ class Executor:
         gradients = self._output_gradients(first, micro_batch, neighbours)
         held = self.loss.held(place.micro_batch) if self.graph.last.name in neighbours.names else ()
         with as_they_were(held) if held else contextlib.nullcontext():
-            first.backward(place, reads, sizes, gradients, split=not whole, joined=graphs, note=note)
+            first.backward(
+                place, reads, sizes, gradients, split=not whole, joined=graphs, note=note, state=neighbours.state
+            )
         # what has a gradient goes with that
         self._stepped.read((value, micro_batch) for value in neighbours.without_gradient)
 

@@ -21,7 +21,6 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
-from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import Writes
 from assigner.model.marking import Piece
 from assigner.model.marking.casting import casting
@@ -168,6 +167,8 @@ class PartitionRunner:
             isinstance(each, torch.nn.RNNBase) and each.dropout and each.num_layers > 1
             for each in self.module.modules()
         )
+        # even an empty context is a tenth of a small partition's time
+        self._is_bare = self.piece.autocast is None and not self._seeds_no_dropout
         self._users = self.finish is not None or has_code
         # code of the user's may begin to draw at any time, as stochastic depth whose rate begins at 0
         self._draws = True if has_code else None
@@ -229,6 +230,26 @@ class PartitionRunner:
         self._graphs[place.micro_batch] = graph
         return outputs
 
+    def forward_joined(
+        self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+    ) -> tuple[torch.Tensor, ...]:
+        """As `forward`, of one whose graph may be one with its neighbours'; what it writes its caller looks at."""
+        hooks = hooks_so_far()
+        outputs = self._finished(self._run(place, reads, sizes), place)
+        self._graphs[place.micro_batch] = _Graph(self._roots(outputs), [], is_hooked=hooks_so_far() != hooks)
+        return outputs
+
+    def end_joined(self, place: ForwardPlace, late: LateWrites) -> None:
+        """This forward, or one that it is joined with, wrote tensors that nobody knew to be written."""
+        assert self.state is not None
+        graph = self._graphs.pop(place.micro_batch)
+        mine = self.state.late_of(late)
+        if mine.tensors:
+            self._overwrite(mine)
+        if not (place.last and place.micro_batch == 0):
+            graph.held = self.state.left()
+        self._graphs[place.micro_batch] = graph
+
     def _overwrite(self, late: LateWrites) -> None:
         """A forward wrote tensors without copies of them, and earlier micro-batches may be under way.
 
@@ -259,6 +280,7 @@ class PartitionRunner:
         split: bool = False,
         joined: Sequence[JoinedGraph] = (),
         note: Callable[[str], None] | None = None,
+        state: PartitionState | None = None,
     ) -> None:
         """Run the backward of one micro-batch; gradients land in the parameters and in the leaves that were read.
 
@@ -270,6 +292,7 @@ class PartitionRunner:
             split: Its input part alone: what was read has its gradients then, and `backward_weight` does the rest.
             joined: Partitions behind this one whose backward is one with this, the last of them first.
             note: Called with the name of each partition but the last of them when the backward comes to it.
+            state: Of all of them; None: each has its own.
         """
         if split and not self.differentiates:
             self._rests[place.micro_batch] = _Postponed(reads, sizes, output_gradients)
@@ -282,7 +305,7 @@ class PartitionRunner:
                 held += each.held
                 if runner.is_checked(place, bool(each.held)):
                     checked.append((runner, runner.shows_values(each)))
-            with as_they_were(held) if held else _NOTHING, _unchanged_by_backward(checked):
+            with as_they_were(held) if held else _NOTHING, _unchanged_by_backward(checked, state):
                 self._differentiate(place, through, note, split=split)
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
             assert self.state is not None
@@ -343,15 +366,14 @@ class PartitionRunner:
         split: bool,
     ) -> None:
         """One backward through partitions that are joined, the last of them first; or the input part of one's."""
-        pairs = [
-            (root, gradient)
-            for each in through
-            for root, gradient in zip(each.graph.roots, each.gradients, strict=True)
-            if root is not None and gradient is not None
-        ]
-        if not pairs:
+        roots, gradients = list[GradientEdge](), list[torch.Tensor]()
+        for _, graph, given in through:
+            for root, gradient in zip(graph.roots, given, strict=True):
+                if root is not None and gradient is not None:
+                    roots.append(root)
+                    gradients.append(gradient)
+        if not roots:
             return
-        roots, gradients = [root for root, _ in pairs], [gradient for _, gradient in pairs]
         if split:
             (graph,) = (each.graph for each in through)
             with as_single_process(), _in_words(self.piece.name, graph.overwritten):
@@ -362,19 +384,20 @@ class PartitionRunner:
         if note is not None:
             for each in through[1:]:
                 each.watch(note)
-        norms = [(found, each.runner.piece.name) for each in through if (found := each.runner.statistics) is not None]
-        for statistics, name in norms:
-            statistics.again(name, place.micro_batch)
-        late = next(
-            ((each.runner.piece.name, each.graph.overwritten) for each in through if each.graph.overwritten), None
-        )
+        norms, late = list[tuple[DeferredStatistics, str]](), None
+        for runner, graph, _ in through:
+            if runner.statistics is not None:
+                norms.append((runner.statistics, runner.piece.name))
+                runner.statistics.begin_backward(runner.piece.name, place.micro_batch)
+            if graph.overwritten and late is None:
+                late = runner.piece.name, graph.overwritten
         with as_single_process(), _NOTHING if late is None else _in_words(*late):
             # what torch.autograd.backward calls, without its checks of what a user gives
             _engine_run_backward(
                 tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
             )
         for statistics, name in norms:
-            statistics.end(name)
+            statistics.end_backward(name)
 
     def forget(self) -> None:
         """Drop the graphs of a step that was not finished."""
@@ -405,42 +428,27 @@ class PartitionRunner:
     def _run(
         self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
     ) -> tuple[torch.Tensor, ...]:
+        """The module's forward; only the user's code draws from Python's and NumPy's generators, if it was seen to."""
         seed = partition_seed(place.seed, place.step, self.piece.name, place.micro_batch)
         seed_device(seed, self.device)
+        before: GeneratorStates | None = None
         if self._users and self._draws is not False:
-            return self._seeded(seed, place, reads, sizes)
-        return self._cast(place, reads, sizes)
-
-    def _seeded(
-        self, seed: int, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
-    ) -> tuple[torch.Tensor, ...]:
-        """Python's and NumPy's generators too, which only the user's code draws from, and where it was seen to."""
-        seed_python(seed)
-        before = GeneratorStates.now() if self._draws is None else None
-        outputs = self._cast(place, reads, sizes)
-        if self._draws is None:
-            self._draws = self.rematerialise or GeneratorStates.now() != before
-        return outputs
-
-    def _cast(
-        self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
-    ) -> tuple[torch.Tensor, ...]:
+            seed_python(seed)
+            before = GeneratorStates.now() if self._draws is None else None
         if self.statistics is not None:
             self.statistics.begin(self.piece.name, place.micro_batch)
         self.stores.enter(first=place.micro_batch == 0)
-        if self._seeds_no_dropout:
-            with torch.backends.cudnn.flags(enabled=False):
-                return self._called(reads, sizes)
-        return self._called(reads, sizes)
-
-    def _called(self, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        if self.piece.autocast is None:  # even an empty context is a tenth of a small partition's time
-            outputs: tuple[torch.Tensor, ...] = self._call(*reads, *sizes)
-        else:
-            with casting(self.piece.autocast, self.device.type):
-                outputs = self._call(*reads, *sizes)
+        outputs = self._call(*reads, *sizes) if self._is_bare else self._called(reads, sizes)
         if self.statistics is not None:
             self.statistics.end(self.piece.name)
+        if before is not None:
+            self._draws = self.rematerialise or GeneratorStates.now() != before
+        return outputs
+
+    def _called(self, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        no_dropout = torch.backends.cudnn.flags(enabled=False) if self._seeds_no_dropout else _NOTHING
+        with no_dropout, casting(self.piece.autocast, self.device.type):
+            outputs: tuple[torch.Tensor, ...] = self._call(*reads, *sizes)
         return outputs
 
     def _finished(
@@ -454,11 +462,10 @@ class PartitionRunner:
 
     def _roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:
         """Where backward starts, without the outputs' own memory: that is free once they are sent."""
-        wanted = self.gradients if self.finish is None else [True] * len(outputs)
-        return [
-            edge_of(output) if is_wanted and output.requires_grad else None
-            for output, is_wanted in zip(outputs, wanted, strict=True)
-        ]
+        if self.finish is not None:
+            return [edge_of(output) if output.requires_grad else None for output in outputs]
+        pairs = zip(outputs, self.gradients, strict=True)
+        return [edge_of(output) if is_wanted and output.requires_grad else None for output, is_wanted in pairs]
 
 
 def _apart(output: torch.Tensor) -> torch.Tensor:
@@ -492,7 +499,9 @@ def _in_words(partition: str, overwritten: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unchanged_by_backward(watched: Sequence[tuple[PartitionRunner, bool]]) -> Iterator[None]:
+def _unchanged_by_backward(
+    watched: Sequence[tuple[PartitionRunner, bool]], whole: PartitionState | None = None
+) -> Iterator[None]:
     """A backward that finds partitions as their forwards left them must not change them: it would be undone.
 
     Or it would come in another order than in training without a plan, where each forward finds what the backward of
@@ -500,17 +509,18 @@ def _unchanged_by_backward(watched: Sequence[tuple[PartitionRunner, bool]]) -> I
 
     Args:
         watched: The partitions, each with whether Python values are looked at beside tensors.
+        whole: The state of all of them, if there is one.
 
     Raises:
         UsageError: it does.
     """
-    before = list[tuple[PartitionRunner, PartitionState, list[int], Memento | None]]()
-    for runner, with_values in watched:
-        assert runner.state is not None
-        before.append((runner, runner.state, runner.state.counts(), runner.state.values() if with_values else None))
+    states = [runner.state for runner, _ in watched if runner.state is not None]
+    counts = [(each, each.last_counts()) for each in ([whole] if whole is not None and watched else states)]
+    values = [(state, state.values()) for state, (_, shown) in zip(states, watched, strict=True) if shown]
     yield
-    for runner, state, counts, values in before:
-        if state.counts() != counts:
+    changed = [tensor for state, before in counts for tensor in state.changed_since(before)]
+    for runner, _ in watched if changed else ():
+        if runner.state is not None and any(map(runner.state.holds, changed)):
             raise UsageError(
                 f"the backward of partition {runner.piece.name!r} changes a buffer or a weight (a Function's backward,"
                 " a hook, or a checkpoint's recompute, as of a BatchNorm): with rematerialisation, or with several"
@@ -518,9 +528,11 @@ def _unchanged_by_backward(watched: Sequence[tuple[PartitionRunner, bool]]) -> I
                 hint="change it in forward, and leave checkpoints to the plan (or batch_norm='deferred'); or"
                 " assigner.partition(..., rematerialise='never') and one micro-batch",
             )
-        if values is not None and values.has_changed(ignoring="tensors"):
+    for state, before in values:
+        if before.has_changed(ignoring="tensors"):
+            name = next(runner.piece.name for runner, _ in watched if runner.state is state)
             raise UsageError(
-                f"the backward of partition {runner.piece.name!r} changes what its modules keep beside tensors (a hook,"
+                f"the backward of partition {name!r} changes what its modules keep beside tensors (a hook,"
                 " a Function's backward, a checkpoint's recompute): with rematerialisation, or with several"
                 " micro-batches under way, its forwards would find something else there than without a plan",
                 hint="keep what forward does not read outside the modules, as in a list of the hook's own; else"

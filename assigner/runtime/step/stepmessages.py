@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from assigner.model.marking import PartitionGraph, Value
@@ -129,7 +130,8 @@ class StepMessages:
             self.transport.post(message, known or receive_header(self.transport, message).shape, shape.dtype)
         if route.payload is not Payload.GRADIENT:
             tensor = shape.laid_out(self.transport.receive(message, span))
-            step.keep((value, micro_batch), tensor, differentiable=shape.gradient)
+            if readers := step.counts[value, micro_batch]:
+                step.keep((value, micro_batch), tensor, differentiable=shape.gradient, readers=readers)
         elif (gradient := self.transport.receive_gradient(message, span)) is not None:
             step.gradients[value, micro_batch].append(gradient)
 
@@ -184,6 +186,7 @@ class StepMessages:
             self.transport.send(message, gradient, span)
 
 
+@functools.lru_cache(maxsize=1024)
 def _what(route: Route) -> str:
     kind = "the gradient of output" if route.payload is Payload.GRADIENT else "output"
     return f"{kind} {route.output} of partition {route.partition!r}"

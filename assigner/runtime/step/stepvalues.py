@@ -12,6 +12,7 @@ import torch
 from assigner.errors import UsageError
 from assigner.model.marking import Value
 from assigner.runtime.batch.microbatch import MicroBatch
+from assigner.runtime.forward.state import PartitionState
 from assigner.runtime.stages.reduction import Reduction
 
 if TYPE_CHECKING:
@@ -47,11 +48,13 @@ class Neighbours:
 
     Args:
         names: They; one alone is joined with none.
+        state: What their forwards may write, of all of them; None: one alone that cannot be joined.
         outputs: What each of them makes for others, joined ones or not.
         without_gradient: What they read of other partitions and give no gradient back for.
     """
 
     names: tuple[str, ...]
+    state: PartitionState | None
     outputs: Mapping[str, Sequence[Output]]
     without_gradient: Sequence[Value]
 
@@ -86,24 +89,17 @@ class StepValues:
     shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
     reduction: Reduction | None = None
 
-    def keep(self, key: Key, tensor: torch.Tensor, *, differentiable: bool, joined: int = 0) -> bool:
-        """Make a value a leaf, for the partitions of this rank that read it; so many joined ones have it anyway.
+    def keep(self, key: Key, tensor: torch.Tensor, *, differentiable: bool, readers: int) -> None:
+        """Make a value a leaf, for the partitions of this rank that read it and have it from nowhere else.
 
         Args:
             key: Which value.
             tensor: It; of this rank's own, it requires a gradient as its forward left it.
             differentiable: A gradient comes back for it.
-            joined: How many readers have it anyway.
-
-        Returns:
-            Whether there are such partitions.
+            readers: How many such partitions there are; there is one at least.
         """
-        readers = self.counts[key] - joined
-        if not readers:
-            return False
         self.leaves[key] = tensor.detach().requires_grad_(differentiable)
         self.readers[key] = readers
-        return True
 
     def read(self, keys: Iterable[Key]) -> None:
         """Each of these leaves has had one of its readers; behind the last one it goes."""
