@@ -60,7 +60,7 @@ class as_single_process:  # noqa: N801 (used as a function: a generator's contex
         self._stand_ins: StandIns | None = None
         self._entered = thread not in _inside and (_blocks[0] > 0 or _has_ranks())
         if self._entered:
-            if not _blocks[0] or len(sys.modules) != _looked_at[0]:
+            if not _blocks[0] or not _is_looked_at():
                 self._stand_ins = StandIns()
                 self._stand_ins.__enter__()
             _inside.add(thread)
@@ -81,7 +81,7 @@ class StandIns:
         self._entered = _has_ranks()
         if self._entered:
             with _lock:
-                if len(sys.modules) != _looked_at[0]:
+                if not _is_looked_at():
                     if _blocks[0]:
                         _put(stand_ins=False)
                     _look_for_holders()
@@ -131,8 +131,13 @@ _lock = threading.Lock()
 _inside: set[int] = set()  # the threads in blocks of one process
 _outside: set[int] = set()  # of these and of autograd's, the ones in blocks of a rank
 _holders: list[_Holder] = []
-_looked_at = [0]  # how many modules there were then
+_looked_at: list[tuple[int, Any]] = [(0, None)]  # how many modules there were then, and the newest of them
 _blocks = [0]  # how many have put stand-ins there
+
+
+def _is_looked_at() -> bool:
+    (count, newest), now = _looked_at[0], sys.modules
+    return len(now) == count and next(reversed(now.values())) is newest
 
 
 def _has_ranks() -> bool:
@@ -146,7 +151,7 @@ def _put(*, stand_ins: bool) -> None:
 
 def _look_for_holders() -> None:
     """All modules but this program's own, and but those of torch below `torch.distributed.distributed_c10d`."""
-    _looked_at[0] = len(sys.modules)
+    _looked_at[:] = [(len(sys.modules), next(reversed(sys.modules.values())))]
     _holders.clear()
     names = [name for name in (*_ANSWERS, *_COLLECTIVES) if hasattr(dist, name)]
     stands = {id(original): _stand_in(name, original) for name in names for original in [getattr(dist, name)]}

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from assigner.errors import UsageError
 from assigner.model import singleprocess
-from assigner.model.singleprocess import as_rank, as_single_process
+from assigner.model.singleprocess import StandIns, as_rank, as_single_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,6 +68,27 @@ def test_answers_are_those_of_one_process(script: Any) -> None:
         assert not dist.is_initialized()
     assert (dist.is_initialized, script.is_initialized) == before
     assert dist.is_initialized()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_step_puts_stand_ins_once(script: Any) -> None:
+    """Around all of its blocks; in between and behind them the truth is told, also to what is imported meanwhile."""
+    before = dist.get_world_size
+    made: Any = types.ModuleType("a_file_of_somebody")
+    made.initialized = dist.is_initialized
+    with StandIns():
+        assert dist.get_world_size is not before
+        for late in (False, True):
+            if late:  # a file that is loaded in the middle of a step, and has a function from before that
+                sys.modules[made.__name__] = made
+            with as_single_process():
+                assert (dist.is_initialized(), script.is_initialized()) == (False, False)
+                assert not late or not made.initialized()
+            assert (dist.is_initialized(), script.is_initialized()) == (True, True)
+            assert dist.get_world_size is not before
+    del sys.modules["a_file_of_somebody"]
+    assert dist.get_world_size is before
+    assert made.initialized()
 
 
 @pytest.mark.usefixtures("group")
