@@ -57,7 +57,7 @@ def check_command(
 
 def compared(workload: "Workload", graph: "PartitionGraph") -> "Verification":
     """The check, with a word on a terminal that it is under way; raises as `check_model`."""
-    from assigner.verification import check_model
+    from assigner.verification.checking import check_model
 
     with console.under_way("comparing the partitions with the model as it is"):
         return check_model(workload, graph)

@@ -6,10 +6,3 @@ proposal      which of its submodules would be good partitions
 modeldraft    all of that: a `Draft`
 draft, text   what is known of the model; the file that says it, and of nobody's model in particular
 """
-
-from __future__ import annotations
-
-from assigner.init.draft import Code, Draft, DraftInput, DraftOutput, MarkPattern
-from assigner.init.text import EXAMPLE, RESERVED, workload_text
-
-__all__ = ["EXAMPLE", "RESERVED", "Code", "Draft", "DraftInput", "DraftOutput", "MarkPattern", "workload_text"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assigner.errors import UsageError
-from assigner.init import RESERVED
+from assigner.init.text import RESERVED
 from assigner.usercode import parse_call, user_code
 
 if TYPE_CHECKING:

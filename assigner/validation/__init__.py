@@ -9,30 +9,3 @@ checkedplan                   whether a plan's own figures still hold
 spans                         what each worker did, predicted or traced, in one form
 steps, bootstrap              steps of runs as statistics: the median with its spread, how sure a speed-up is
 """
-
-from assigner.validation.calibration import calibrated
-from assigner.validation.comparison import (
-    Agreement,
-    Compared,
-    ComputeAgreement,
-    RouteAgreement,
-    WorkerAgreement,
-    agree,
-    as_run,
-)
-from assigner.validation.explanation import Deviation, Explanation
-from assigner.validation.rehearsal import rehearsed
-
-__all__ = [
-    "Agreement",
-    "Compared",
-    "ComputeAgreement",
-    "Deviation",
-    "Explanation",
-    "RouteAgreement",
-    "WorkerAgreement",
-    "agree",
-    "as_run",
-    "calibrated",
-    "rehearsed",
-]  # fmt: skip

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeGuard
 from assigner.errors import UsageError
 from assigner.formats.plan import Plan
 from assigner.formats.trace import check_same_plan
-from assigner.validation import as_run, rehearsed
+from assigner.validation.comparison import as_run
 from assigner.validation.observed import traced_route
+from assigner.validation.rehearsal import rehearsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,3 @@ workers, turns                workers without processes: messages as copies, one
 observing, comparing, locating
 what is compared, whether it differs, what is said then, and in which module that begins
 """
-
-from __future__ import annotations
-
-from assigner.verification.checking import check_model
-
-__all__ = ["check_model"]

@@ -28,7 +28,7 @@ from assigner.runtime.batch.microbatch import micro_batch_count
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve, solve_baseline
 from assigner.solver.whatif import price_what_ifs
-from assigner.verification import check_model
+from assigner.verification.checking import check_model
 
 
 def chain() -> nn.Module:

@@ -21,10 +21,12 @@ from page_cases import page_plan, page_profile, read_back
 
 from assigner import formatting as fmt
 from assigner.formats.plan import Baseline, Plan, WhatIf
-from assigner.report.page import page_data, page_html, shown
+from assigner.report.page.document import page_html
+from assigner.report.page.figures import page_data
 from assigner.report.page.links import STEPS, matrices
 from assigner.report.page.markup import json_html, parts_html
 from assigner.report.page.sections import critical_sheet, starts_sheet
+from assigner.report.page.shown import shown
 from assigner.report.sheet import Column, Line, Sheet
 from assigner.schedule.cost import CostModel
 from assigner.schedule.criticalpath import critical_path

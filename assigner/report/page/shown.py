@@ -13,8 +13,8 @@ from assigner.report.page.splits import Split, splits
 from assigner.schedule.cost import CostModel
 from assigner.schedule.occupancy import Occupancy, memory_over_time
 from assigner.schedule.simulate import Timeline, simulated, summary
-from assigner.validation import Agreement, agree
 from assigner.validation.checkedplan import checked_plan
+from assigner.validation.comparison import Agreement, agree
 from assigner.validation.steps import runs_by_plan
 
 if TYPE_CHECKING:
