@@ -175,7 +175,7 @@ def test_frozen_batch_norm_is_none():
 def test_profiles_of_other_limits_are_not_put_together():
     """A plan from both could keep to one of them alone."""
     with pytest.raises(Exception, match="its min_rows is 4, not null"):
-        check_same_workload(limited().workload, limited(min_rows=4).workload, names=("a", "b"))
+        check_same_workload(limited().workload, {}, limited(min_rows=4), names=("a", "b"))
 
 
 class GraphLayer(nn.Module):
