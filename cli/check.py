@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_command(
-    workload: Annotated[
-        str,
-        typer.Argument(
-            metavar="WORKLOAD", autocompletion=names.functions,
-            help="FILE.py:FUNCTION, or FILE.py:FUNCTION(width=512).", show_default=False,
-        ),
-    ],
+    workload: Annotated[str, names.WORKLOAD],
     *,
     mark: Annotated[
         list[str] | None,

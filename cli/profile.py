@@ -37,13 +37,7 @@ _FOUND = "ASSIGNER_VERIFICATION"
 
 
 def profile_command(
-    workload: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="WORKLOAD", autocompletion=names.functions,
-            help="FILE.py:FUNCTION, or FILE.py:FUNCTION(width=512).", show_default=False,
-        ),
-    ] = None,
+    workload: Annotated[str | None, names.WORKLOAD] = None,
     *,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="PROFILE", help="The profile file to write.", show_default=False)

@@ -9,16 +9,14 @@ from assigner.errors import UsageError
 
 from . import console
 from .compare import plan_names
-from .options import Force, Json
+from .options import Force, Json, PlanFiles
 
 if TYPE_CHECKING:
     from assigner.report.page.shown import Shown
 
 
 def report_command(
-    plans: Annotated[
-        list[Path], typer.Argument(metavar="PLAN...", help="Plans; the first is the baseline.", show_default=False)
-    ],
+    plans: PlanFiles,
     *,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.", show_default=False)
