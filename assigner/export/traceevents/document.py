@@ -19,7 +19,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
-from itertools import count
+from itertools import count, product
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
@@ -65,7 +65,7 @@ def trace_events(
     picture = _Picture(sides)
     numbers = count(1)
     workers = list(dict.fromkeys(span.worker for side in sides for span in side.spans))
-    pids = {(worker, side.side): pid for pid, (worker, side) in enumerate(_pairs(workers, sides), start=2)}
+    pids = {(worker, side.side): pid for pid, (worker, side) in enumerate(product(workers, sides), start=2)}
     held = {each.worker: each for each in memory}
     events = list(_steps(picture, numbers))
     arrow = 1
@@ -103,13 +103,6 @@ def save_trace_events(document: Mapping[str, Any], path: Path, *, force: bool = 
         content = gzip.compress(content, mtime=0)
     put(path, content, force=force)
     return len(content)
-
-
-def _pairs(workers: Sequence[str], sides: Sequence[Spans]) -> Iterator[tuple[str, Spans]]:
-    """Each worker's sides below each other."""
-    for worker in workers:
-        for side in sides:
-            yield worker, side
 
 
 class _Picture:
