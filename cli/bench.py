@@ -13,7 +13,7 @@ from assigner.errors import UsageError
 from . import console
 from .compare import load_named, measured_runs
 from .hosts import MasterAddr, MasterPort, Nnodes, NodeRank, Ranks, Threads, layout
-from .options import Config, Json
+from .options import Config, Json, PlanFiles
 
 if TYPE_CHECKING:
     from assigner.launch.ranks import Layout
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 
 def bench_command(
-    plans: Annotated[
-        list[Path], typer.Argument(metavar="PLAN...", help="Plans; the first is the baseline.", show_default=False)
-    ],
+    plans: PlanFiles,
     *,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a plan in each round.")] = 20,
     rounds: Annotated[int, typer.Option(min=1, help="How often each plan gets its turn.")] = 2,

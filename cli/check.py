@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_command(
-    workload: Annotated[
-        str,
-        typer.Argument(
-            metavar="WORKLOAD", autocompletion=names.functions,
-            help="FILE.py:FUNCTION, or FILE.py:FUNCTION(width=512).", show_default=False,
-        ),
-    ],
+    workload: Annotated[str, names.WORKLOAD],
     *,
     mark: Annotated[
         list[str] | None,
@@ -57,7 +51,7 @@ def check_command(
 
 def compared(workload: "Workload", graph: "PartitionGraph") -> "Verification":
     """The check, with a word on a terminal that it is under way; raises as `check_model`."""
-    from assigner.verification import check_model
+    from assigner.verification.checking import check_model
 
     with console.under_way("comparing the partitions with the model as it is"):
         return check_model(workload, graph)

@@ -12,7 +12,7 @@ from .names import functions
 from .options import Force, Json, PlanFile, PricingProfile
 
 if TYPE_CHECKING:
-    from assigner.export import Exported
+    from assigner.export.exported import Exported
     from assigner.formats.partitioncontent import ModelContent
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
@@ -81,19 +81,22 @@ def export_command(
 
 
 def _exported(to: Format, plan: "Plan", profile: "Profile", held: "ModelContent | None", *, every: bool) -> "Exported":
-    from assigner import export
+    from assigner.export.device_map import device_map
+    from assigner.export.graphviz import partition_drawing
+    from assigner.export.pipelining import module_names, schedule_csv
+    from assigner.export.torchgpipe import balance
 
     match to:
         case "device-map":
-            return export.device_map(plan, profile, held)
+            return device_map(plan, profile, held)
         case "pipelining-schedule":
-            return export.schedule_csv(plan, profile)
+            return schedule_csv(plan, profile)
         case "pipelining-modules":
-            return export.module_names(plan, profile, held)
+            return module_names(plan, profile, held)
         case "torchgpipe":
-            return export.balance(plan, profile)
+            return balance(plan, profile)
         case "dot":
-            return export.partition_drawing(plan, profile, every=every)
+            return partition_drawing(plan, profile, every=every)
 
 
 def _held(entry: str, plan: "Plan") -> "ModelContent":

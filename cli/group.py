@@ -27,7 +27,7 @@ from assigner.usercode import user_trace
 from . import completion, console
 from .configuration import named_by_origin, origin
 from .console import Settings, configure, explain, fail, settings
-from .values import switched_off
+from .help import Helped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPER
 _ANYWHERE = ("-q", "--quiet", "-v", "--verbose", "--no-color")
 
 
-class Commands(TyperGroup):
+class Commands(Helped, TyperGroup):
     """A group whose commands may raise `AssignerError`."""
 
     def main(
@@ -78,16 +78,6 @@ class Commands(TyperGroup):
         except OSError as error:  # of help and the like; those of a command are told below
             code = _fail_writing(error)
         sys.exit(_flushed(code if isinstance(code, int) else 0))
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """--help."""
-        return switched_off(super().get_help_option(ctx))
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - printed, as typer does it
-        """Print the help."""
-        from .help import show_help
-
-        show_help(self, ctx)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; turn what it raises into a message and an exit code."""

@@ -2,19 +2,23 @@
 
 Flags and what they take stand in one column that is as wide in every panel, so that texts line up down the page. Lines
 end at 100 columns on a wider terminal, at 80 where there is none.
+
+Texts and paths of the line are taken as they are, without the schema library that typer converts every value with:
+loading it takes longer than most commands need for all of their work. Numbers and choices that are given still go its
+way, for its checks; a default needs none.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperArgument, TyperCommand
 
 from . import console
 from .configuration import remember
-from .values import switched_off, take_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,27 +30,63 @@ WIDEST, PIPED = 100, 80
 EVERYWHERE = "Everywhere"
 _FLAGS_WIDTH = 32
 _EXAMPLES_INDENT = 2
+_PLAIN = {str: str, Path: Path, list[str]: str, list[Path]: Path}
 
 
-class Command(TyperCommand):
-    """A command with our help, that knows where its settings come from."""
+class Helped:
+    """What prints its help as we do: a command, or the group of all."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """--help, as a switch that is off; its own default is None, which has to be converted."""
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.default = False
+        return option
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - printed, as typer does it
+        """Print the help."""
+        show_help(self, ctx)
+
+
+class Command(Helped, TyperCommand):
+    """A command that takes its values plainly, and knows where its settings come from."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        take_plainly(self.params)
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """--help."""
-        return switched_off(super().get_help_option(ctx))
+        params: list[Any] = self.params
+        for param in params:
+            plain = Plain(param)
+            param.get_runtime_param = lambda plain=plain: plain
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the line."""
         remember(ctx)
         return list(super().parse_args(ctx, args))
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - printed, as typer does it
-        """Print the help."""
-        show_help(self, ctx)
+
+class Plain:
+    """Takes the place of what typer converts the values of one option or argument with.
+
+    Args:
+        param: The option or argument.
+    """
+
+    def __init__(self, param: Any) -> None:
+        self._make, self._default = _PLAIN.get(param.type_descriptor.annotation), param.default
+        self._typers = param.get_runtime_param
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The value as the command gets it."""
+        several = param.multiple or param.nargs == -1
+        if value is None:
+            return () if several else None
+        if type(value) is type(self._default) and value == self._default:
+            return value
+        texts = list(value) if several and not isinstance(value, str) else [value]
+        if self._make is None or any(not isinstance(text, str) or "\0" in text for text in texts):
+            return self._typers().coerce(value, param=param, ctx=ctx)
+        made = [self._make(text) for text in texts]
+        return made if several else made[0]
 
 
 def show_help(command: Any, ctx: Any) -> None:

@@ -33,7 +33,7 @@ def init_command(
     """
     from assigner.errors import UsageError
     from assigner.files import put, refuse_existing
-    from assigner.init import EXAMPLE, workload_text
+    from assigner.init.text import EXAMPLE, workload_text
 
     if output.suffix != ".py":
         raise UsageError(f"{output} is no Python file", hint=f"-o {output.stem or 'workload'}.py")

@@ -90,14 +90,14 @@ def lab_command(
 
 
 def _run(path: Path, command: list[str], timeout: float | None, grace: float, port: int) -> None:
-    from assigner.lab import Limits, Machine, load_cluster, require, run_on_hosts
+    from assigner.lab import Machine, load_cluster, require, run_on_hosts
     from assigner.lab.machine import strains
 
     cluster = load_cluster(path)
     require(cluster)
     for strain in strains(cluster, Machine.here()):
         console.notice(f"warning: {strain}")
-    run_on_hosts(cluster, command, limits=Limits(timeout, grace), port=port)
+    run_on_hosts(cluster, command, timeout_s=timeout, grace_s=grace, port=port)
 
 
 def _check(path: Path | None, *, as_json: bool) -> None:

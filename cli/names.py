@@ -61,3 +61,9 @@ def _profile(ctx: typer.Context) -> "Profile":
 def _after_comma(incomplete: str, names: tuple[str, ...]) -> list[str]:
     before, comma, _ = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in names if name not in before.split(",")]
+
+
+WORKLOAD = typer.Argument(
+    metavar="WORKLOAD", autocompletion=functions, help="FILE.py:FUNCTION, or FILE.py:FUNCTION(width=512).",
+    show_default=False,
+)  # fmt: skip

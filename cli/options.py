@@ -10,6 +10,9 @@ from .configuration import load_configuration
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
+PlanFiles = Annotated[
+    list[Path], typer.Argument(metavar="PLAN...", help="Plans; the first is the baseline.", show_default=False)
+]
 ProfileFile = Annotated[Path, typer.Argument(metavar="PROFILE", help="A profile file.", show_default=False)]
 PricingProfile = Annotated[
     Path | None,

@@ -37,13 +37,7 @@ _FOUND = "ASSIGNER_VERIFICATION"
 
 
 def profile_command(
-    workload: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="WORKLOAD", autocompletion=names.functions,
-            help="FILE.py:FUNCTION, or FILE.py:FUNCTION(width=512).", show_default=False,
-        ),
-    ] = None,
+    workload: Annotated[str | None, names.WORKLOAD] = None,
     *,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="PROFILE", help="The profile file to write.", show_default=False)
@@ -170,7 +164,7 @@ def _check_before(
     entry: str, options: ProfileOptions, files: ProfileDestination, *, workers: int, checks: bool
 ) -> "Verification | None":
     """Look at the workload and the files once before any rank starts: what is wrong is said once, and soon."""
-    from assigner.formats.merging import check_same_partitions, check_same_workload
+    from assigner.formats.merging import check_same_workload
     from assigner.formats.selection import Selection
     from assigner.model.marking import partition_graph
     from assigner.model.workload import load_workload
@@ -191,11 +185,11 @@ def _check_before(
         with console.under_way("looking for the model's partitions"):
             graph = partition_graph(workload, options.marks or None)
         Selection(files.only).check([piece.name for piece in graph.pieces], workers)
+        here, kinds = workload_reference(workload, graph, entry), {piece.name: piece.kind for piece in graph.pieces}
         for name, profile in others:
-            check_same_workload(workload_reference(workload, graph, entry), profile.workload, names=(entry, name))
-            check_same_partitions({piece.name: piece.kind for piece in graph.pieces}, profile, names=(entry, name))
-        kinds = len({piece.kind for piece in graph.pieces})
-        console.notice(f"{entry}: {len(graph.pieces)} partitions of {kinds} kinds, {len(graph.edges)} edges")
+            check_same_workload(here, kinds, profile, names=(entry, name))
+        found = len({*kinds.values()})
+        console.notice(f"{entry}: {len(graph.pieces)} partitions of {found} kinds, {len(graph.edges)} edges")
         return _verified(entry, workload, graph) if checks else None
 
 

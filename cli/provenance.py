@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError, UsageError
 
@@ -13,22 +13,10 @@ if TYPE_CHECKING:
     from assigner.formats.profile import Profile
     from assigner.validation.checkedplan import CheckedPlan
 
+Behind = tuple["CheckedPlan", "Profile | None", "Path | None"]
+"""A plan as far as it holds, and the profile that it was checked with and its file; None: there is none that fits."""
 Known = dict["Path", "Profile"]
 """Profiles that were loaded already, by their files."""
-
-
-class Behind(NamedTuple):
-    """What stands behind a plan.
-
-    Args:
-        checked: The plan as far as it holds, and why it is not as its file says.
-        profile: What it was checked with; None: it is not there, has changed since, or does not fit.
-        file: That one's.
-    """
-
-    checked: CheckedPlan
-    profile: Profile | None = None
-    file: Path | None = None
 
 
 def behind(plan: Plan, path: Path, given: Path | None = None, *, known: Known | None = None) -> Behind:
@@ -52,20 +40,20 @@ def behind(plan: Plan, path: Path, given: Path | None = None, *, known: Known | 
         found = _loaded(given, known)
         check_fit(plan, found)
         own = is_origin(plan, given) if plan.profile else None
-        return Behind(checked_plan(plan, found, own=own), found, given)
+        return checked_plan(plan, found, own=own), found, given
     try:
         file = profile_path(plan, path)
         found = _loaded(file, known)
     except UsageError:  # it names none, or it is not there: many a plan is read without its profile
-        return Behind(checked_plan(plan))
+        return checked_plan(plan), None, None
     except FormatError as error:
-        return Behind(checked_plan(plan, doubt=f"not checked with its profile: {error.message}"))
+        return checked_plan(plan, doubt=f"not checked with its profile: {error.message}"), None, None
     try:
         check_fit(plan, found)
     except FormatError as error:
         doubt = f"does not fit {file}, which it was solved from: {error.message}"
-        return Behind(checked_plan(plan, doubt=doubt, misfit=True))
-    return Behind(checked_plan(plan, found), found, file)
+        return checked_plan(plan, doubt=doubt, misfit=True), None, None
+    return checked_plan(plan, found), found, file
 
 
 def _loaded(path: Path, known: Known | None) -> Profile:

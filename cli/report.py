@@ -9,16 +9,14 @@ from assigner.errors import UsageError
 
 from . import console
 from .compare import plan_names
-from .options import Force, Json
+from .options import Force, Json, PlanFiles
 
 if TYPE_CHECKING:
-    from assigner.report.page import Shown
+    from assigner.report.page.shown import Shown
 
 
 def report_command(
-    plans: Annotated[
-        list[Path], typer.Argument(metavar="PLAN...", help="Plans; the first is the baseline.", show_default=False)
-    ],
+    plans: PlanFiles,
     *,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.", show_default=False)
@@ -42,7 +40,7 @@ def report_command(
         raise UsageError("no file to write the page to", hint="name one: -o report.html")
     refuse_existing(output, force=force, reads=[*plans, profile, *(measured or [])])
     pages = _pages(plans, profile, measured or [], output)
-    from assigner.report.page import page_data
+    from assigner.report.page.figures import page_data
 
     title = title or f"{pages[0].plan.workload.name}: {'plan' if len(pages) == 1 else 'plans side by side'}"
     if output is not None:
@@ -59,7 +57,7 @@ def _pages(plans: list[Path], profile: Path | None, measured: list[Path], output
     from assigner.formats.profile import load_profile
     from assigner.formats.trace import load_trace
     from assigner.report.comparison import Named, check_comparable
-    from assigner.report.page import runs_of, shown
+    from assigner.report.page.shown import runs_of, shown
 
     named = [Named(name, load_plan(path)) for name, path in zip(plan_names(plans), plans, strict=True)]
     check_comparable(named)
@@ -80,7 +78,7 @@ def _write(output: Path, pages: "list[Shown]", title: str, priced_by: str, *, fo
 
     from assigner import formatting as fmt
     from assigner.files import put
-    from assigner.report.page import page_html
+    from assigner.report.page.document import page_html
 
     made_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     content = page_html(pages, title=title, made_at=made_at, priced_by=priced_by).encode()

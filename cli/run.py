@@ -59,7 +59,7 @@ def run_command(
     if found is not None:
         from assigner.report.measured import step_times_text
 
-        console.notice(step_times_text(found, behind(loaded, plan).checked.plan))
+        console.notice(step_times_text(found, behind(loaded, plan)[0].plan))
     if watch.share() >= NOTICED:
         console.notice(
             f"warning: other processes had up to {100 * watch.share():.0f} % of the processor time of a rank here: its"

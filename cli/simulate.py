@@ -142,7 +142,7 @@ def _compare(
     from assigner.report.sheet import with_hosts
     from assigner.report.timeline import timeline_width
     from assigner.schedule.simulate import simulated
-    from assigner.validation import agree
+    from assigner.validation.comparison import agree
     from assigner.validation.spans import predicted_spans
 
     found = agree(plan, cost.profile, trace)
@@ -172,7 +172,7 @@ def _calibrate(found: Any, cost: "CostModel", trace: Path, out: Path, *, force: 
     from assigner.formats.profile import save_profile
     from assigner.schedule.cost import CostModel
     from assigner.schedule.simulate import step_s
-    from assigner.validation import calibrated
+    from assigner.validation.calibration import calibrated
 
     corrected = calibrated(cost.profile, found, trace=trace.name)
     save_profile(corrected, out, force=force)
@@ -191,7 +191,7 @@ def _draw(
 ) -> None:
     """Write the timeline for a trace viewer."""
     from assigner import formatting as fmt
-    from assigner.export.traceevents import save_trace_events, trace_events
+    from assigner.export.traceevents.document import save_trace_events, trace_events
     from assigner.schedule.occupancy import memory_over_time
 
     plan = timeline.program.plan

@@ -10,10 +10,10 @@ from builders import make_plan, make_profile
 from made_runs import run_in, slower_worker
 
 from assigner.formats.plan import Baseline, Candidate, ProfileReference, SolverReport, WhatIf
-from assigner.report.page import Shown, shown
+from assigner.report.page.shown import Shown, shown
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import predict, priced, simulated
-from assigner.validation import rehearsed
+from assigner.validation.rehearsal import rehearsed
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan

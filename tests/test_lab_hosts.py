@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assigner.errors import UsageError, WorkerError
-from assigner.lab import Cluster, Host, Limits, RackLink, run_on_hosts
+from assigner.lab import Cluster, Host, RackLink, run_on_hosts
+from assigner.lab.cgroups import Mounts
 from assigner.lab.hosts import PREFIX, remove_left_behind
-from assigner.lab.mounts import Mounts
 from assigner.lab.network import NAMESPACES
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ print("share", 0.4 / (time.perf_counter() - wall))
 def on(cluster: Cluster, *command: str, timeout_s: float = 60.0, grace_s: float = 1.0) -> str:
     """What the hosts said on stdout."""
     said = io.StringIO()
-    run_on_hosts(cluster, command, limits=Limits(timeout_s, grace_s), stdout=said, stderr=said)
+    run_on_hosts(cluster, command, timeout_s=timeout_s, grace_s=grace_s, stdout=said, stderr=said)
     return said.getvalue()
 
 
@@ -158,7 +158,7 @@ def test_the_others_may_end_by_themselves_within_the_grace_period():
     with pytest.raises(WorkerError, match="host left ended with exit code 1"):
         run_on_hosts(
             PAIR, ["sh", "-c", "[ {host} = left ] && exit 1; sleep 0.5; echo lost left"],
-            limits=Limits(30, 20), stdout=said,
+            timeout_s=30, stdout=said,
         )  # fmt: skip
     assert "[right] lost left" in said.getvalue()
 

@@ -12,12 +12,14 @@ import pytest
 from page_cases import NASTY, big_page, make_pages
 
 from assigner import formatting as fmt
-from assigner.report.page import Shown, page_html
+from assigner.report.page.document import page_html
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from playwright.sync_api import Browser, Page
+
+    from assigner.report.page.shown import Shown
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -34,10 +34,9 @@ def merged(profiles: Sequence[tuple[str, Profile]]) -> Profile:
         FormatError: they were not measured of the same workload.
     """
     (first_name, whole), *others = profiles
-    warnings = list(other_warnings(whole))
+    warnings, kinds = list(other_warnings(whole)), {each.name: each.kind for each in whole.partitions}
     for name, other in others:
-        check_same_workload(whole.workload, other.workload, names=(first_name, name))
-        check_same_partitions({each.name: each.kind for each in whole.partitions}, other, names=(first_name, name))
+        check_same_workload(whole.workload, kinds, other, names=(first_name, name))
         added = _renumbered(other, 1 + max(worker.rank for worker in whole.workers))
         partitions, unlike = _pinned(whole.partitions, other.partitions, added.partitions)
         warnings += [*other_warnings(added), *(f"{text} in {name}; not used" for text in unlike)]
@@ -109,41 +108,31 @@ def updated(
     return with_warnings(new, (*said, *notes))
 
 
-def check_same_workload(here: WorkloadReference, there: WorkloadReference, *, names: tuple[str, str]) -> None:
-    """Refuse figures of different workloads.
+def check_same_workload(
+    here: WorkloadReference, kinds: Mapping[str, str], other: Profile, *, names: tuple[str, str]
+) -> None:
+    """Refuse figures of another workload, or of other partitions: fingerprints may be written by hand.
 
     Args:
         here: What the figures go to.
-        there: What they come from.
+        kinds: The kind of each of its partitions.
+        other: What they come from.
         names: What an error calls the two.
 
     Raises:
-        FormatError: naming what differs.
+        FormatError: naming what differs, or a partition that only one of them has, or that is of another kind.
     """
     for what in ("fingerprint", "batch_size", "dtype", "optimizer", "max_micro_batches", "min_rows"):
-        ours, theirs = getattr(here, what), getattr(there, what)
+        ours, theirs = getattr(here, what), getattr(other.workload, what)
         if ours != theirs:
             raise FormatError(
                 f"{names[1]} was measured of another workload than {names[0]}: its {what} is {shown(theirs)}, not"
                 f" {shown(ours)}",
                 hint="profile the same model with the same marks, batch size and optimizer in both places",
             )
-
-
-def check_same_partitions(kinds: Mapping[str, str], other: Profile, *, names: tuple[str, str]) -> None:
-    """Refuse figures of other partitions: fingerprints may be written by hand.
-
-    Args:
-        kinds: The kind of each partition that figures go to.
-        other: What they come from.
-        names: What an error calls the two.
-
-    Raises:
-        FormatError: naming a partition that only one of them has, or that is of another kind.
-    """
-    theirs = {each.name: each.kind for each in other.partitions}
-    if theirs != kinds:
-        unlike = sorted(set(kinds.items()) ^ set(theirs.items()))[0][0]
+    found = {each.name: each.kind for each in other.partitions}
+    if found != kinds:
+        unlike = sorted(set(kinds.items()) ^ set(found.items()))[0][0]
         raise FormatError(f"{names[1]} has other partitions than {names[0]}: they differ in {unlike!r}")
 
 

@@ -1,15 +1,7 @@
 """The first workload file of a new user: a model named, looked at without memory, and written down as Python.
 
-named         what `package.module:Class` or `FILE.py:Class(width=64)` is
 inputs        what the model takes and gives, tried with fake tensors
 proposal      which of its submodules would be good partitions
-modeldraft    all of that: a `Draft`
+modeldraft    what `package.module:Class` or `FILE.py:Class(width=64)` is, and all of that: a `Draft`
 draft, text   what is known of the model; the file that says it, and of nobody's model in particular
 """
-
-from __future__ import annotations
-
-from assigner.init.draft import Code, Draft, DraftInput, DraftOutput, MarkPattern
-from assigner.init.text import EXAMPLE, RESERVED, workload_text
-
-__all__ = ["EXAMPLE", "RESERVED", "Code", "Draft", "DraftInput", "DraftOutput", "MarkPattern", "workload_text"]

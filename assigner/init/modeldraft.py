@@ -1,10 +1,20 @@
-"""A model named by a new user, looked at without memory behind its tensors: the draft of its workload."""
+"""A model named by a new user, looked at without memory behind its tensors: the draft of its workload.
+
+What is named is a class, or a function that builds one, imported as a workload file would.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import importlib
 import inspect
+import keyword
 import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -12,14 +22,14 @@ from torch import nn
 from assigner.errors import UsageError
 from assigner.init.draft import Code, Draft
 from assigner.init.inputs import Trial, try_inputs
-from assigner.init.named import NamedModel, find_model
 from assigner.init.proposal import not_proposed, propose
+from assigner.init.text import RESERVED
 from assigner.model.deferred import DeferredModel
-from assigner.usercode import user_code
+from assigner.usercode import parse_call, user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
+    from types import ModuleType
 
 _SMALL: tuple[dict[str, Any], ...] = (
     {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
@@ -28,7 +38,31 @@ _SMALL: tuple[dict[str, Any], ...] = (
 )
 """What makes a transformers model small enough to try things out; the first with which it runs is taken."""
 
+_FORM = "write package.module:Class, FILE.py:Class, or FILE.py:Class(width=64)"
 _LINE = 160  # of a hint; longer signatures help nobody
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """What `MODEL` names.
+
+    Args:
+        name: Of the class or function.
+        called: Its name in the workload file, where that has another use for the first one.
+        make: The class or function.
+        line: Imports it.
+        is_local: It was named by its file.
+        arguments: Given with it.
+        files: Where it is written, and where it is imported from.
+    """
+
+    name: str
+    called: str
+    make: Callable[..., Any]
+    line: str
+    is_local: bool
+    arguments: Mapping[str, Any]
+    files: frozenset[Path]
 
 
 def draft_of_model(model: str, folder: Path) -> Draft:
@@ -41,7 +75,7 @@ def draft_of_model(model: str, folder: Path) -> Draft:
     Raises:
         UsageError: `model` has another form, cannot be imported, or makes no nn.Module.
     """
-    named = find_model(model, folder)
+    named = _find_model(model, folder)
     made_by = f"assigner init {shlex.quote(model)}"
     _check_keywords(named)
     missing = _missing(named)
@@ -237,3 +271,77 @@ def _not_rows_first(model: nn.Module) -> Iterator[str]:
         if getattr(module, "batch_first", True) is False:
             yield f"{name or 'the model'} has batch_first=False: its rows come second, and in the batch here first"
             return
+
+
+def _find_model(model: str, folder: Path) -> NamedModel:
+    """Import what `model` names; errors and arguments as `draft_of_model`."""
+    where, separator, call = model.rpartition(":")
+    if not separator or not where or not call:
+        raise UsageError(f"{model!r} names no model", hint=_FORM)
+    name, arguments = parse_call(call, model, what="class or function", hint=_FORM)
+    path = Path(where) if where.endswith(".py") else None
+    if path is not None:
+        where = _module_of(path, folder)
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in where.split(".")):
+        raise UsageError(f"{where!r} is no name that Python can import", hint=_FORM)
+    module = _imported(where, path, name, folder)
+    make = getattr(module, name, None)
+    if not callable(make):
+        raise UsageError(f"{where} has no class or function {name!r}", hint=_FORM)
+    called = f"build_{name}" if name in RESERVED else name
+    line = f"from {where} import {name}" + (f" as {called}" if called != name else "")
+    return NamedModel(name, called, make, line, path is not None, arguments, _files(module, make))
+
+
+def _module_of(path: Path, folder: Path) -> str:
+    """The name under which a file can be imported from the workload file beside it."""
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file", hint=_FORM)
+    if path.resolve().parent != folder.resolve():
+        raise UsageError(
+            f"{path} is not in the folder of the workload file, {folder}, and could not be imported from there",
+            hint=f"-o {path.parent / 'workload.py'}",
+        )
+    return path.stem
+
+
+def _imported(where: str, path: Path | None, name: str, folder: Path) -> ModuleType:
+    if str(folder.resolve()) not in sys.path:
+        sys.path.insert(0, str(folder.resolve()))
+    try:
+        with user_code(f"import of {where}"):
+            module = importlib.import_module(where)
+    except UsageError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            raise UsageError(
+                f"cannot import {where}: {error.__cause__}", hint="is it installed in this environment?"
+            ) from error
+        if path is not None and "relative import" in str(error.__cause__):
+            raise UsageError(error.message, hint=_of_package(path, name)) from error
+        raise
+    if path is not None and Path(module.__file__ or "").resolve() != path.resolve():
+        raise UsageError(
+            f"{path}: its name is that of {module.__file__ or 'a module of Python'}, which is imported in its place",
+            hint="give the file another name",
+        )
+    return module
+
+
+def _of_package(path: Path, name: str) -> str:
+    """How to name a model in a file that its package has to be imported for."""
+    parts, above = [path.stem], path.resolve().parent
+    while True:
+        parts.insert(0, above.name)
+        above = above.parent
+        if not (above / "__init__.py").is_file():
+            break
+    output = above / "workload.py"
+    shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
+    return f"it is part of a package: {'.'.join(parts)}:{name} -o {shown}"
+
+
+def _files(module: ModuleType, make: Callable[..., Any]) -> frozenset[Path]:
+    found = [module.__file__]
+    with contextlib.suppress(TypeError, OSError):  # it is written in C
+        found.append(inspect.getsourcefile(make))
+    return frozenset(Path(file).resolve() for file in found if file)

@@ -8,7 +8,7 @@ Modules:
     command      the command as each host gets it
     running      all hosts at once: output, time-out, the first failure
     hosts        what exists while a lab is up, and what a killed one left behind
-    network, cgroups, mounts, relay, interruption    what these are made of
+    network, cgroups, interruption    what these are made of
     machine      what this machine has, and what a cluster asks beyond that
     missing      what this machine lacks, and how to get it
 """
@@ -18,9 +18,9 @@ from __future__ import annotations
 from assigner.lab.cluster import Cluster, Host, RackLink, load_cluster, parse_cluster
 from assigner.lab.machine import Machine
 from assigner.lab.missing import Lack, lacks, require
-from assigner.lab.running import Limits, run_on_hosts
+from assigner.lab.running import run_on_hosts
 
 __all__ = [
-    "Cluster", "Host", "Lack", "Limits", "Machine", "RackLink", "lacks", "load_cluster", "parse_cluster", "require",
+    "Cluster", "Host", "Lack", "Machine", "RackLink", "lacks", "load_cluster", "parse_cluster", "require",
     "run_on_hosts",
 ]  # fmt: skip

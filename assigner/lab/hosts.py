@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
-from assigner.lab.cgroups import HostGroup, group_members, labs_with_groups, remove_groups
-from assigner.lab.mounts import Mounts
+from assigner.lab.cgroups import HostGroup, Mounts, group_members, labs_with_groups, remove_groups
 from assigner.lab.network import (
     NAMESPACES,
-    Network,
     address,
+    build_network,
     labs_with_namespaces,
+    namespace,
     network_members,
     remove_network,
 )
@@ -124,12 +124,14 @@ class Hosts:
     Args:
         cluster: The cluster.
         mounts: Where control groups are.
+
+    Attributes:
+        groups: The control groups of each.
     """
 
     def __init__(self, cluster: Cluster, mounts: Mounts) -> None:
-        self.name, self._cluster, self._mounts = lab_name(), cluster, mounts
-        self._network = Network(cluster, self.name)
-        self._groups = [
+        self.name, self._cluster = lab_name(), cluster
+        self.groups = [
             HostGroup(
                 mounts, self.name, n, cpu=host.cpu,
                 memory_bytes=None if host.memory_mib is None else int(host.memory_mib * _MIB),
@@ -147,21 +149,9 @@ class Hosts:
         lines = [f"{where} {name}\n::ffff:{where} {name}.lab" for where, name in names]  # sockets that speak IPv6 too
         with _refusals(_table(self.name)):
             _table(self.name).write_text("\n".join(["127.0.0.1 localhost", "::1 localhost", *lines, ""]))
-        self._network.build()
-        for group in self._groups:
+        build_network(self._cluster, self.name)
+        for group in self.groups:
             group.make()
-
-    def remove(self) -> None:
-        """Kill what runs on the hosts and remove them; what is not there is no error."""
-        remove_lab(self._mounts, self.name)
-
-    def memory_kills(self, host: int) -> int:
-        """How many processes of a host the kernel has killed for want of memory, the host's or the machine's."""
-        return self._groups[host].memory_kills()
-
-    def reached_limit(self, host: int) -> bool:
-        """True if a host has been at its memory limit."""
-        return self._groups[host].reached_limit()
 
     def entrance(self, host: int) -> Callable[[], None]:
         """What a new process calls to be on a host, before it becomes its program.
@@ -169,8 +159,8 @@ class Hosts:
         It leaves this terminal's process group, so that Ctrl-C reaches the lab alone; is told to end (SIGTERM) when the
         lab is killed; and has a host name and an /etc/hosts of its own, in which the cluster's hosts stand.
         """
-        entries = self._groups[host].entries
-        wire = str(NAMESPACES / self._network.namespace(host))
+        entries = self.groups[host].entries
+        wire = str(NAMESPACES / namespace(self.name, host))
         table, name = str(_table(self.name)).encode(), self._cluster.host[host].name.encode()
         libc, lab = ctypes.CDLL(None, use_errno=True), os.getpid()
 
@@ -219,4 +209,4 @@ def existing(cluster: Cluster, interruption: Interruption, *, warn: Callable[[st
         finally:
             interruption.hold()
     finally:
-        hosts.remove()
+        remove_lab(mounts, hosts.name)

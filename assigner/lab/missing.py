@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
+from assigner.lab.cgroups import Mounts
 from assigner.lab.hosts import lab_name
-from assigner.lab.mounts import Mounts
 from assigner.lab.network import call, tool
 
 if TYPE_CHECKING:

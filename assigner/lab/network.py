@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from assigner.lab.cluster import Cluster
+    from assigner.lab.cluster import Cluster, RackLink
 
 INTERFACE = "eth0"
 NAMESPACES = Path("/run/netns")
@@ -64,53 +64,46 @@ def address(host: int) -> str:
     return f"10.77.0.{host + 1}"
 
 
-class Network:
-    """The namespaces and wires of one lab.
+def namespace(lab: str, host: int) -> str:
+    """The namespace of a lab's host, by its number."""
+    return f"{lab}.{host}"
+
+
+def build_network(cluster: Cluster, lab: str) -> None:
+    """Make the namespaces and wires of one lab.
 
     Args:
         cluster: What to build.
         lab: The lab's name; its namespaces' names start with it.
+
+    Raises:
+        UsageError: the kernel or a tool refuses.
     """
+    switches = {rack: f"{lab}.switch{n}" for n, rack in enumerate(cluster.racks)}
+    for switch in switches.values():
+        _add_switch(switch)
+    if len(switches) > 1:
+        _join(list(switches.values()), f"{lab}.core", cluster.rack_link)
+    for n, host in enumerate(cluster.host):
+        inside, switch = namespace(lab, n), switches[host.rack]
+        _add_namespace(inside)
+        _connect((inside, INTERFACE), (switch, f"p{n}"))
+        call("ip", "-n", inside, "addr", "add", f"{address(n)}/24", "dev", INTERFACE)
+        call("ip", "-n", inside, "link", "set", INTERFACE, "up")
+        call("ip", "-n", switch, "link", "set", "dev", f"p{n}", "master", "br0", "up")
+        _shape(inside, INTERFACE, host.bandwidth_mbit, host.latency_ms)
+        _shape(switch, f"p{n}", host.bandwidth_mbit, 0.0)
 
-    def __init__(self, cluster: Cluster, lab: str) -> None:
-        self._cluster, self._lab = cluster, lab
 
-    def namespace(self, host: int) -> str:
-        """The namespace of a host, by its number."""
-        return f"{self._lab}.{host}"
-
-    def build(self) -> None:
-        """Make everything.
-
-        Raises:
-            UsageError: the kernel or a tool refuses.
-        """
-        racks = self._cluster.racks
-        switches = {rack: f"{self._lab}.switch{n}" for n, rack in enumerate(racks)}
-        for switch in switches.values():
-            _add_switch(switch)
-        if len(racks) > 1:
-            self._join(list(switches.values()))
-        for n, host in enumerate(self._cluster.host):
-            inside, switch = self.namespace(n), switches[host.rack]
-            _add_namespace(inside)
-            _connect((inside, INTERFACE), (switch, f"p{n}"))
-            call("ip", "-n", inside, "addr", "add", f"{address(n)}/24", "dev", INTERFACE)
-            call("ip", "-n", inside, "link", "set", INTERFACE, "up")
-            call("ip", "-n", switch, "link", "set", "dev", f"p{n}", "master", "br0", "up")
-            _shape(inside, INTERFACE, host.bandwidth_mbit, host.latency_ms)
-            _shape(switch, f"p{n}", host.bandwidth_mbit, 0.0)
-
-    def _join(self, switches: list[str]) -> None:
-        """Hang the racks' switches on one more switch, each on a wire of its own."""
-        core, wire = f"{self._lab}.core", self._cluster.rack_link
-        _add_switch(core)
-        for n, switch in enumerate(switches):
-            _connect((switch, "uplink"), (core, f"down{n}"))
-            for end, port in ((switch, "uplink"), (core, f"down{n}")):
-                call("ip", "-n", end, "link", "set", "dev", port, "master", "br0", "up")
-            _shape(switch, "uplink", wire.bandwidth_mbit, wire.latency_ms)
-            _shape(core, f"down{n}", wire.bandwidth_mbit, 0.0)
+def _join(switches: list[str], core: str, wire: RackLink) -> None:
+    """Hang the racks' switches on one more switch, each on a wire of its own."""
+    _add_switch(core)
+    for n, switch in enumerate(switches):
+        _connect((switch, "uplink"), (core, f"down{n}"))
+        for end, port in ((switch, "uplink"), (core, f"down{n}")):
+            call("ip", "-n", end, "link", "set", "dev", port, "master", "br0", "up")
+        _shape(switch, "uplink", wire.bandwidth_mbit, wire.latency_ms)
+        _shape(core, f"down{n}", wire.bandwidth_mbit, 0.0)
 
 
 def _add_namespace(name: str) -> None:

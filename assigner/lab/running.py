@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
@@ -16,40 +18,30 @@ from assigner.lab.command import host_command, places
 from assigner.lab.hosts import existing
 from assigner.lab.interruption import Interruption
 from assigner.lab.missing import require
-from assigner.lab.relay import Relay
 from assigner.launch.failurereport import how_it_ended
 from assigner.launch.seal import secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from assigner.lab.cgroups import HostGroup
     from assigner.lab.cluster import Cluster
-    from assigner.lab.hosts import Hosts
 
 PORT = 29531
 GRACE_S = 20.0
 _ENDING_S = 10.0  # between SIGTERM and SIGKILL
 _TURN_S = 0.05
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long a run may take.
-
-    Args:
-        timeout_s: All of it, in seconds; None: no limit.
-        grace_s: The other hosts, once one has failed: they tell best by themselves what they miss.
-    """
-
-    timeout_s: float | None = None
-    grace_s: float = GRACE_S
+_CHUNK = 1 << 16
+LONGEST = 1 << 20
+"""Bytes that wait for the end of their line; more are passed on as a line of their own."""
 
 
 def run_on_hosts(
     cluster: Cluster,
     command: Sequence[str],
     *,
-    limits: Limits = Limits(),
+    timeout_s: float | None = None,
+    grace_s: float = GRACE_S,
     port: int = PORT,
     stdout: IO[str] | None = None,
     stderr: IO[str] | None = None,
@@ -59,7 +51,8 @@ def run_on_hosts(
     Args:
         cluster: The hosts.
         command: Program and arguments; `host_command` says what is added to them.
-        limits: How long it may take.
+        timeout_s: How long it may take, in seconds; None: no limit.
+        grace_s: What the other hosts get, once one has failed: they tell best by themselves what they miss.
         port: Where the ranks meet, on host 0.
         stdout: Takes what the hosts write there, each line with its host's name in front; None: this process's own.
         stderr: The same for what they write to stderr.
@@ -80,7 +73,7 @@ def run_on_hosts(
                 for pipe, writer in ((running[n].stdout, out), (running[n].stderr, err)):
                     assert pipe is not None, "both are pipes"
                     relay.add(pipe, f"[{place.host}] ", writer)
-            first = _watch(running, relay, limits)
+            first = _watch(running, relay, timeout_s=timeout_s, grace_s=grace_s)
             late = [n for n, process in enumerate(running) if process.poll() is None]
         except OSError:
             relay.mute()  # the reader of our output has gone
@@ -88,7 +81,8 @@ def run_on_hosts(
         finally:
             interruption.hold()
             _end(running, relay)
-        _judge(cluster, hosts, [process.returncode for process in running], first=first, late=late, limits=limits)
+        codes = [process.returncode for process in running]
+        _judge(cluster, hosts.groups, codes, first=first, late=late, timeout_s=timeout_s)
 
 
 class _Writer:
@@ -124,15 +118,17 @@ def _start(
         ) from error
 
 
-def _watch(running: list[subprocess.Popen[bytes]], relay: Relay, limits: Limits) -> int | None:
+def _watch(
+    running: list[subprocess.Popen[bytes]], relay: Relay, *, timeout_s: float | None, grace_s: float
+) -> int | None:
     """Wait for all, or for time to be up; the number of the first host that failed, if any."""
-    first, until = None, time.monotonic() + (limits.timeout_s if limits.timeout_s is not None else float("inf"))
+    first, until = None, time.monotonic() + (timeout_s if timeout_s is not None else float("inf"))
     while any(process.poll() is None for process in running) and time.monotonic() < until:
         relay.pump(_TURN_S)
         if first is None:
             first = next((n for n, process in enumerate(running) if process.poll()), None)
             if first is not None:
-                until = min(until, time.monotonic() + limits.grace_s)
+                until = min(until, time.monotonic() + grace_s)
     return first if first is not None else next((n for n, process in enumerate(running) if process.poll()), None)
 
 
@@ -159,8 +155,9 @@ def _signal(running: list[subprocess.Popen[bytes]], number: signal.Signals) -> N
 
 
 def _judge(
-    cluster: Cluster, hosts: Hosts, codes: list[int], *, first: int | None, late: list[int], limits: Limits
-) -> None:
+    cluster: Cluster, groups: Sequence[HostGroup], codes: list[int], *, first: int | None, late: list[int],
+    timeout_s: float | None,
+) -> None:  # fmt: skip
     """Raise what went wrong: the cause, where it is known, before its effects.
 
     Raises:
@@ -169,8 +166,8 @@ def _judge(
     if first is None and not late:
         return
     names = [host.name for host in cluster.host]
-    killed = [n for n in range(len(names)) if hosts.memory_kills(n)]
-    at_limit = next(filter(hosts.reached_limit, killed), None)
+    killed = [n for n, group in enumerate(groups) if group.memory_kills()]
+    at_limit = next((n for n in killed if groups[n].reached_limit()), None)
     if at_limit is not None:
         host = cluster.host[at_limit]
         raise WorkerError(
@@ -185,9 +182,73 @@ def _judge(
         )
     if first is None:
         raise WorkerError(
-            f"stopped after {limits.timeout_s:g} s; still running: {', '.join(names[n] for n in late)}",
+            f"stopped after {timeout_s:g} s; still running: {', '.join(names[n] for n in late)}",
             hint="--timeout gives more time",
         )
     raise WorkerError(
         f"host {names[first]} {how_it_ended(codes[first])}", hint="what it said last is above, behind its name"
     )
+
+
+@dataclass
+class _Source:
+    prefix: str
+    write: Callable[[str], None]
+    rest: bytes = b""
+
+
+class Relay:
+    """Reads any number of pipes at once, and says what they give line by line, each with its host's name in front."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._muted = False
+
+    def mute(self) -> None:
+        """Read on, and say nothing more."""
+        self._muted = True
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+
+    def add(self, pipe: IO[bytes], prefix: str, write: Callable[[str], None]) -> None:
+        """Read a pipe from now on; `write` gets its complete lines with `prefix` in front."""
+        self._selector.register(pipe, selectors.EVENT_READ, _Source(prefix, write))
+
+    def pump(self, seconds: float) -> None:
+        """Pass on what there is; wait for it up to `seconds`."""
+        if not self._selector.get_map():
+            time.sleep(seconds)
+            return
+        for key, _ in self._selector.select(seconds):
+            chunk = os.read(key.fd, _CHUNK)
+            if not chunk:
+                self._end(key)
+                continue
+            source: _Source = key.data
+            *lines, source.rest = (source.rest + chunk).split(b"\n")
+            if len(source.rest) > LONGEST:
+                lines, source.rest = [*lines, source.rest], b""
+            self._say(source, lines)
+
+    def drain(self, seconds: float) -> None:
+        """Read to the end of all pipes, for up to `seconds`: a process left over may hold one open."""
+        deadline = time.monotonic() + seconds
+        while self._selector.get_map() and time.monotonic() < deadline:
+            self.pump(0.05)
+        for key in list(self._selector.get_map().values()):
+            self._end(key)
+
+    def _end(self, key: selectors.SelectorKey) -> None:
+        source: _Source = key.data
+        self._selector.unregister(key.fileobj)
+        if source.rest:
+            self._say(source, [source.rest])
+            source.rest = b""
+
+    def _say(self, source: _Source, lines: list[bytes]) -> None:
+        if lines and not self._muted:
+            source.write("".join(f"{source.prefix}{line.decode(errors='replace')}\n" for line in lines))

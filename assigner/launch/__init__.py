@@ -1,6 +1,6 @@
 """Starting ranks, watching them, and saying how they ended.
 
-ranks, agent                  a command on the ranks of a run, by torchrun's launcher; its agent for one host
+ranks                         a command on the ranks of a run, by torchrun's launcher and its agent for one host
 stopping                      signals that ask a run to stop: noted by ranks, passed on by their launcher
 failurereport                 the first cause, said once; how a process ended, in words
 launcherwatch                 ranks end with their launcher

@@ -10,32 +10,21 @@ import os
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _WRONG_S = 5.0  # a name server may be slow once
 _PAUSE_S = 0.5
 _POD = "KUBERNETES_SERVICE_HOST"
 
 
-def say(text: str) -> None:
-    """On this process's stderr."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
-def wait_for_name(name: str, *, source: str, limit_s: float, notice: Callable[[str], None] = say) -> None:
-    """Return once a host's name resolves here.
+def wait_for_name(name: str, *, source: str, limit_s: float) -> None:
+    """Return once a host's name resolves here; what is waited for is said once, on stderr.
 
     Args:
         name: The host's name or address.
         source: Who says that it is this one: `MASTER_ADDR`.
         limit_s: The longest wait of a pod for it.
-        notice: Called once with what is waited for.
 
     Raises:
         UsageError: it does not resolve.
@@ -56,5 +45,6 @@ def wait_for_name(name: str, *, source: str, limit_s: float, notice: Callable[[s
             )
         if waited_s > _WRONG_S and not told:
             told = True
-            notice(f"waiting for up to {limit_s:g} s: {unknown}")
+            sys.stderr.write(f"waiting for up to {limit_s:g} s: {unknown}\n")
+            sys.stderr.flush()
         time.sleep(_PAUSE_S)

@@ -1,4 +1,8 @@
-"""Start a command on the ranks of a run: torchrun's own launcher, with its failures told in one line."""
+"""Start a command on the ranks of a run: torchrun's own launcher, with its failures told in one line.
+
+torchrun ends a run when a rank fails. One that ends with exit code 0 is done, as far as it knows; the others may wait
+for it to come: so its agent here also tells the run of such ranks, which the others then find out.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,25 @@ import shutil
 import signal
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistError
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from torch.distributed.launcher.api import LaunchConfig
 
 from assigner.errors import FormatError, UsageError, WorkerError
-from assigner.launch.agent import RanksAgent
 from assigner.launch.failurereport import LEFT, LEFT_HINT, VARIABLE, first_report, how_it_ended, listening
 from assigner.launch.launcherwatch import began
 from assigner.launch.seal import clean, secret
-from assigner.launch.shutdown import HostFailure, OtherHosts, leaving_together
+from assigner.launch.shutdown import MEETING_S, HostFailure, OtherHosts, leaving_together, tell_done
 from assigner.launch.sockets import Connections
 from assigner.launch.steptimes import StepTimes, handed_over
 from assigner.launch.stopping import SignalPassing
@@ -32,9 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 
-def _unsaid(_: str) -> None:
-    """Nobody wants to hear it."""
+
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -56,8 +65,100 @@ class Layout:
     port: int = 29500
 
 
+class RanksAgent(LocalElasticAgent):
+    """Starts a command once per rank of this host, and waits for all of them.
+
+    The hosts meet at the run's store, with JSON; torchrun's other ways to meet unpickle what stands there. No logs are
+    kept: the ranks write to this process's own outputs.
+
+    Args:
+        command: Program and arguments.
+        layout: Where the ranks are.
+        others: The way to the other hosts' launchers.
+        causes: Where the ranks hand over what their launcher is to know.
+        notice: Says a line.
+
+    Attributes:
+        done: The ranks of this host that have ended with exit code 0.
+        passing: Of signals to the ranks.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        layout: Layout,
+        others: OtherHosts,
+        causes: Path,
+        notice: Callable[[str], None],
+    ) -> None:
+        no_logs = DefaultLogsSpecs(log_dir=os.devnull)
+        store, nodes, ranks = others.store, layout.nodes, layout.ranks
+        config = LaunchConfig(nodes, nodes, ranks, logs_specs=no_logs)  # what torchrun derives from GPUs
+        super().__init__(
+            WorkerSpec(
+                role="ranks",
+                local_world_size=ranks,
+                entrypoint=command[0],
+                args=tuple(command[1:]),
+                rdzv_handler=StaticTCPRendezvous(store.host, store.port, layout.node, nodes, "assigner", MEETING_S),
+                max_restarts=0,
+                monitor_interval=_LOOK_S,
+                numa_options=config.numa_options,
+            ),
+            no_logs,
+        )
+        self.done: set[int] = set()
+        self._run_store = store
+        self.passing = SignalPassing(
+            causes, is_running=self._is_running, is_failing=lambda: others.failure is not None, notice=notice
+        )
+
+    def start(self) -> None:
+        """Start the ranks, and wait until all have ended.
+
+        Raises:
+            ChildFailedError: one failed; the others have been ended.
+            SignalException: a signal ended them; or they have not ended in time after one that they were passed.
+        """
+        with self.passing.kept_back():
+            result = self.run()
+        if result.is_failed():
+            raise ChildFailedError("a rank", result.failures)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        self.passing.begin()  # torch's own handlers are there now
+        return started
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if (overdue := self.passing.overdue) is not None:
+            raise SignalException("the ranks have not ended in time", sigval=overdue)
+        self._note_done(worker_group)
+        found: RunResult = super()._monitor_workers(worker_group)
+        return found
+
+    def _is_running(self, process: int) -> bool:
+        started: Any = self._pcontext
+        handlers = started.subprocess_handlers.values() if isinstance(started, SubprocessContext) else ()
+        return any(each.proc.pid == process and each.proc.poll() is None for each in handlers)
+
+    def _note_done(self, worker_group: WorkerGroup) -> None:
+        started: Any = self._pcontext
+        assert isinstance(started, SubprocessContext), "the command is a program"
+        for worker in worker_group.workers:
+            rank = worker.global_rank
+            if rank not in self.done and started.subprocess_handlers[worker.local_rank].proc.poll() == 0:
+                self.done.add(rank)
+                with suppress(DistError):  # host 0 is gone: nobody is left to hear it
+                    tell_done(self._run_store, rank)
+
+
 def launch(
-    command: Sequence[str], layout: Layout, environment: Mapping[str, str], *, notice: Callable[[str], None] = _unsaid
+    command: Sequence[str],
+    layout: Layout,
+    environment: Mapping[str, str],
+    *,
+    notice: Callable[[str], None] = lambda _text: None,
 ) -> StepTimes | None:
     """Run a command once per rank of this host, and wait for all of them.
 
@@ -90,14 +191,7 @@ def launch(
     try:
         meeting = leaving_together(nodes=layout.nodes, node=layout.node, address=layout.address, port=layout.port)
         with closing(Connections()), meeting as others:
-
-            def passing(is_running: Callable[[int], bool]) -> SignalPassing:
-                is_failing = lambda: others.failure is not None  # noqa: E731
-                return SignalPassing(causes, is_running=is_running, is_failing=is_failing, notice=notice)
-
-            agent = RanksAgent(
-                command, ranks=layout.ranks, nodes=layout.nodes, node=layout.node, store=others.store, passing=passing
-            )
+            agent = RanksAgent(command, layout, others, causes, notice)
             try:
                 _start_and_tell(agent, others, done)
             except SignalException as error:

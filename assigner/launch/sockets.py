@@ -22,7 +22,6 @@ import socket
 import struct
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -116,8 +115,8 @@ class Connections:
         if not self._settled.is_set():
             self.guard()
         for host, each in self._to_other_hosts():
-            answers = _answers(each)
-            if answers is not None and answers.missing and answers.silent_s >= SILENCE_S:
+            owed_s = _owed_s(each)
+            if owed_s is not None and owed_s >= SILENCE_S:
                 self.silent.add(host)
                 with suppress(OSError):  # the kernel was faster
                     each.shutdown(socket.SHUT_RDWR)
@@ -129,7 +128,7 @@ class Connections:
 
     def is_alone(self) -> bool:
         """True: this process was connected to two other hosts or more, and all of them have fallen silent."""
-        owing = {host for host, each in self._to_other_hosts() if (answers := _answers(each)) and answers.missing}
+        owing = {host for host, each in self._to_other_hosts() if _owed_s(each) is not None}
         return len(self._hosts) > 1 and self._hosts <= self.silent | owing
 
     def _to_other_hosts(self) -> Iterator[tuple[str, socket.socket]]:
@@ -150,19 +149,6 @@ class Connections:
     def _look(self) -> None:
         while not self._closed.wait(_LOOK_S):
             self.look()
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """What the other kernel has answered.
-
-    Args:
-        missing: It owes the last answers.
-        silent_s: Seconds since the last one.
-    """
-
-    missing: bool
-    silent_s: float
 
 
 def _tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
@@ -219,12 +205,10 @@ def _is_open(each: socket.socket) -> bool:
         return False
 
 
-def _answers(each: socket.socket) -> _Answers | None:
-    """How the other kernel answers; None: the connection is over."""
+def _owed_s(each: socket.socket) -> float | None:
+    """Seconds since the other kernel's last answer, where it owes one; None: it owes none, or all is over."""
     try:
         state, _, retransmits, probes, *rest = _info(each)
     except OSError:
         return None
-    if state != _ESTABLISHED:
-        return None
-    return _Answers(max(retransmits, probes) >= _UNANSWERED, rest[-1] / 1e3)
+    return rest[-1] / 1e3 if state == _ESTABLISHED and max(retransmits, probes) >= _UNANSWERED else None

@@ -22,7 +22,7 @@ from assigner.profiler.journal import Note, OptimizerSize
 from assigner.profiler.memory import growth, memory_errors, peak_bytes
 from assigner.profiler.rankprogress import Forecast
 from assigner.profiler.sampling import measure_interleaved
-from assigner.profiler.stagegroups import MeasuredStage, alone, in_turn, measured_stages, stage_partitions
+from assigner.profiler.stagegroups import StageBench, alone, in_turn, measured_stages, stage_partitions
 from assigner.profiler.tasks import Point
 from assigner.profiler.update import UpdateBench, optimizer_share, trained
 from assigner.profiler.walk import KindInputs, chunks, collect_inputs
@@ -95,7 +95,7 @@ class ComputeMeasurement:
     sharing: int = 1
     force_busy: bool = False
     split_backward: bool = False
-    _latest: Sequence[MeasuredStage] = ()
+    _latest: Sequence[StageBench] = ()
 
     @cached_property
     def state_share(self) -> float:
@@ -134,7 +134,7 @@ class ComputeMeasurement:
     def go_on(self) -> bool:
         """Run what was measured last once more, for the company of workers that still measure; False: there is none."""
         for stage in self._latest:
-            stage.bench.run()
+            stage.run()
         return bool(self._latest)
 
     def forget(self) -> None:
@@ -213,12 +213,12 @@ class ComputeMeasurement:
                 _leave([single])
         self.forecast.work("point", before + len(few))
         for stage in together:  # the company makes room for the optimizer's state
-            for bench in stage.bench.benches:
+            for bench in stage.benches:
                 if bench not in benches.values():
                     bench.leave()
         return timings
 
-    def _sampled(self, some: Sequence[MeasuredStage], before: float, count: int) -> dict[Point, _Timing]:
+    def _sampled(self, some: Sequence[StageBench], before: float, count: int) -> dict[Point, _Timing]:
         if not some:
             return {}
         names = list(dict.fromkeys(point.partition for stage in some for point in stage.points))
@@ -230,12 +230,12 @@ class ComputeMeasurement:
         patience = count / (2 * max(1, len(some)))  # a stage of many points is worth more than one of two
         with memory_errors():
             samples, starved = self._undisturbed(
-                lambda: measure_interleaved([stage.bench.run for stage in some], at, patience=patience), names
+                lambda: measure_interleaved([stage.run for stage in some], at, patience=patience), names
             )
             holes = [_holes_bytes(stage, self.device) for stage in some]
         self._latest = some
         return {
-            point: _Timing(parts[2 * n], parts[2 * n + 1], stage.bench.watch.launch_share, beside, starved)
+            point: _Timing(parts[2 * n], parts[2 * n + 1], stage.watch.launch_share, beside, starved)
             for stage, parts, beside in zip(some, samples, holes, strict=True)
             for n, point in enumerate(stage.points)
         }
@@ -317,13 +317,13 @@ class ComputeMeasurement:
         return _SAFE * free_bytes(self.device, sharing=self.sharing)
 
 
-def _leave(some: Sequence[MeasuredStage]) -> None:
+def _leave(some: Sequence[StageBench]) -> None:
     for stage in some:
-        for bench in stage.bench.benches:
+        for bench in stage.benches:
             bench.leave()
 
 
-def _holes_bytes(stage: MeasuredStage, device: torch.device) -> int:
+def _holes_bytes(stage: StageBench, device: torch.device) -> int:
     """What a worker's memory has beside a stage's tensors and the allocator's share of them, which a price has anyway.
 
     On a CPU that is the runtime's own, and the heap's holes.
@@ -334,7 +334,7 @@ def _holes_bytes(stage: MeasuredStage, device: torch.device) -> int:
     """
     with growth(device) as grown:
         for _ in range(_SETTLING_RUNS):
-            stage.bench.run()
-    peak = peak_bytes(stage.bench.run, device)
+            stage.run()
+    peak = peak_bytes(stage.run, device)
     own = _RUNTIME_BYTES if device.type == "cpu" else 0
     return own + max(0, int(grown.bytes / (1 + allocator_share(device.type))) - peak)

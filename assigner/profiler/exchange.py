@@ -27,12 +27,6 @@ class Exchange:
     def __init__(self, store: Store, rank: int, ranks: int, *, timeout_s: float) -> None:
         self.store, self.rank, self.ranks, self.timeout_s = store, rank, ranks, timeout_s
 
-    def from_first(self, name: str, value: T, kind: type[T]) -> T:
-        """Rank 0's `value`, on every rank."""
-        if self.rank == 0:
-            self._set(f"{name}/0", value)
-        return self._get(f"{name}/0", kind)
-
     def to_first(self, name: str, value: T, kind: type[T]) -> list[T]:
         """Every rank's `value`, in their order, on rank 0; empty elsewhere."""
         self._set(f"{name}/{self.rank}", value)

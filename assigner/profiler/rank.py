@@ -107,7 +107,7 @@ class RankSession:
             RefusedError: the run cannot become one profile; all ranks raise it.
         """
         self.at = "the agreement of the ranks"
-        self.start = start = self.table.from_first("start", start, Start)
+        self.start = start = self.table.to_all("start", start, Start)[0]
         self.sizes, self.selection = start.micro_batches, Selection(start.only)
         self.journal = Journal(None if output is None else self._journal_path(output), self._head(start))
         refused = self._load_journal() if output is not None and output.resume else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +14,7 @@ from torch.distributed import DistError, PrefixStore  # type: ignore[attr-define
 from assigner.errors import AssignerError, MeasurementError, UsageError
 from assigner.files import refuse_existing
 from assigner.formats.fineness import ANY
-from assigner.formats.merging import check_same_partitions, check_same_workload, merged
+from assigner.formats.merging import check_same_workload, merged
 from assigner.formats.profile import Profile, load_profile, save_profile
 from assigner.formats.selection import Selection
 from assigner.machine.generators import GeneratorStates
@@ -154,13 +154,13 @@ def _measure(
     session: RankSession, output: ProfileDestination | None, verification: Verification | None
 ) -> Profile | None:
     """Agree, measure, and on rank 0 put together and write."""
-    first, start = _start(session, output) if session.rank == 0 else (_First(), Start())
+    start, old, others = _start(session, output) if session.rank == 0 else (Start(), None, ())
     session.agree(start, output)
     reports = session.table.to_first("report", session.measure(), RankReport)
     profile = None
     if session.rank == 0:
-        if first.old is not None:
-            profile = renew(first.old, reports)
+        if old is not None:
+            profile = renew(old, reports)
         else:
             profile = assemble(
                 session.workload,
@@ -172,60 +172,55 @@ def _measure(
         if verification is not None:
             profile = verified(profile, verification)
         if output is not None:
-            if first.others:
-                profile = merged([("this run", profile), *first.others])
-            save_profile(profile, output.path, force=output.force or first.old is not None)
+            if others:
+                profile = merged([("this run", profile), *others])
+            save_profile(profile, output.path, force=output.force or old is not None)
     dist.barrier()  # no journal goes before the profile is there
     session.journal.remove()
     return profile
 
 
-@dataclass(frozen=True)
-class _First:
-    """What rank 0 has read.
+_Others = tuple[tuple[str, Profile], ...]
+"""Profiles that are added, with their files' names."""
 
-    Args:
-        old: The profile that is updated; None: none is.
-        others: Those that are added, with their files' names.
+
+def _start(session: RankSession, output: ProfileDestination | None) -> tuple[Start, Profile | None, _Others]:
+    """On rank 0: what all ranks are to do, or why it cannot be; the profile that is updated, and those that are added.
+
+    Of the first None: none is.
     """
-
-    old: Profile | None = None
-    others: tuple[tuple[str, Profile], ...] = ()
-
-
-def _start(session: RankSession, output: ProfileDestination | None) -> tuple[_First, Start]:
-    """On rank 0: the profiles that the run starts from, and what all ranks are to do, or why it cannot be."""
     options = session.options
     start = Start(isolated=options.isolated, links=options.links, only=output.only if output else ())
     try:
         check_sizes(session.workload, options.micro_batches)
-        first = _read(session, output) if output else _First()
+        old, others = _read(session, output) if output else (None, ())
     except AssignerError as error:
-        return _First(), Start(refused=error.message, usage=isinstance(error, UsageError), hint=error.hint)
-    sizes, old = options.micro_batches, first.old
+        return Start(refused=error.message, usage=isinstance(error, UsageError), hint=error.hint), None, ()
+    sizes = options.micro_batches
     if old is None:
         sizes = sizes or default_micro_batches(session.workload.batch_size, session.workload.fineness)
     else:
         sizes = sizes or tuple(each.micro_batch for each in old.measurements)
         workers = tuple(describe(each.name, each.kind, each.threads) for each in old.workers)
         start = replace(start, workers=workers, updates=old.created_at)
-    return first, replace(start, micro_batches=tuple(sorted(set(sizes))))
+    return replace(start, micro_batches=tuple(sorted(set(sizes)))), old, others
 
 
-def _read(session: RankSession, output: ProfileDestination) -> _First:
-    """The profiles that the run starts from; they are of this workload."""
+def _read(session: RankSession, output: ProfileDestination) -> tuple[Profile | None, _Others]:
+    """The profiles that the run starts from, as `_start` gives them; they are of this workload."""
     graph = session.graph
-    here = workload_reference(session.workload, graph, session.entry)
-    Selection(output.only).check([piece.name for piece in graph.pieces], session.table.ranks)
+    here, kinds = (
+        workload_reference(session.workload, graph, session.entry),
+        {piece.name: piece.kind for piece in graph.pieces},
+    )
+    Selection(output.only).check([*kinds], session.table.ranks)
     if not output.only:
         refuse_existing(output.path, force=output.force, reads=output.others)
     others = tuple((str(path), load_profile(path)) for path in output.others)
     old = load_profile(output.path) if output.only else None
     for name, profile in (*others, *([(str(output.path), old)] if old else [])):
-        check_same_workload(here, profile.workload, names=("this run", name))
-        kinds = {piece.name: piece.kind for piece in graph.pieces}
-        check_same_partitions(kinds, profile, names=("this run", name))
-    return _First(old, others)
+        check_same_workload(here, kinds, profile, names=("this run", name))
+    return old, others
 
 
 @contextlib.contextmanager

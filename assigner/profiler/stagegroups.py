@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.machine.heap import return_free_pages
@@ -37,19 +36,6 @@ _ALIKE, _STAGE = 6, 6  # partitions of one kind in a stage that is measured, and
 _IN_TURN = 12  # points that are measured in turn: about 20 s, which is what an interruption costs at most
 _ROOM_SHARE = 0.5  # of the memory that is free: what a stage may take
 _AGAIN_EVERY = 3  # runs; the others are for the forward and the backward alone, or for a backward in parts
-
-
-@dataclass(frozen=True)
-class MeasuredStage:
-    """Points that are measured as one stage.
-
-    Args:
-        points: They, in the order of the bench's figures.
-        bench: They and their company.
-    """
-
-    points: tuple[Point, ...]
-    bench: StageBench
 
 
 def in_turn(points: Sequence[Point]) -> list[list[Point]]:
@@ -90,7 +76,7 @@ def stage_partitions(graph: PartitionGraph, names: Sequence[str], budget_bytes: 
     return found
 
 
-def measured_stages(benches: Mapping[Point, PartitionBench], workbench: Workbench) -> list[MeasuredStage]:
+def measured_stages(benches: Mapping[Point, PartitionBench], workbench: Workbench) -> list[StageBench]:
     """Points of each size as one stage, with others beside them; where memory is short each of them alone.
 
     Args:
@@ -104,15 +90,15 @@ def measured_stages(benches: Mapping[Point, PartitionBench], workbench: Workbenc
     ]
 
 
-def alone(point: Point, bench: PartitionBench, *, depth: int, in_parts: bool) -> MeasuredStage:
+def alone(point: Point, bench: PartitionBench, *, depth: int, in_parts: bool) -> StageBench:
     """A point as a stage of its own, where memory is short."""
-    stage = StageBench(
-        [JoinedBenches([bench])], [[bench]], depth=depth, is_crowded=True, device=bench.device, in_parts=in_parts
-    )
-    return MeasuredStage((point,), stage)
+    return StageBench(
+        [JoinedBenches([bench])], [[bench]], points=(point,), depth=depth, is_crowded=True, device=bench.device,
+        in_parts=in_parts,
+    )  # fmt: skip
 
 
-def _of_size(mine: Mapping[Point, PartitionBench], size: int, workbench: Workbench) -> list[MeasuredStage]:
+def _of_size(mine: Mapping[Point, PartitionBench], size: int, workbench: Workbench) -> list[StageBench]:
     beside: dict[Point, PartitionBench] = {}
     for name in stage_partitions(workbench.graph, [point.partition for point in mine]):
         if name in workbench.modules:
@@ -131,7 +117,7 @@ def _of_size(mine: Mapping[Point, PartitionBench], size: int, workbench: Workben
 
 def _together(
     mine: Mapping[Point, PartitionBench], others: Mapping[Point, PartitionBench], workbench: Workbench
-) -> MeasuredStage | None:
+) -> StageBench | None:
     """A stage of these and those, with as many micro-batches in flight as fit; None: not even one does."""
     benches, room = {**mine, **others}, _ROOM_SHARE * workbench.room()
     deepest = min(bench.depth for bench in mine.values())
@@ -144,11 +130,10 @@ def _together(
     place = {piece.name: n for n, piece in enumerate(workbench.graph.pieces)}
     alike = [[benches[each] for each in benches if workbench.kind(each) == workbench.kind(point)] for point in mine]
     ordered = [benches[point] for point in sorted(benches, key=lambda each: place[each.partition])]
-    bench = StageBench(
-        joined_benches(ordered, workbench.graph), alike,
+    return StageBench(
+        joined_benches(ordered, workbench.graph), alike, points=tuple(mine),
         depth=depth, is_crowded=2 * needed[depth] > room, device=workbench.device, in_parts=workbench.in_parts,
     )  # fmt: skip
-    return MeasuredStage(tuple(mine), bench)
 
 
 class JoinedBenches(NamedTuple):
@@ -198,6 +183,7 @@ class StageBench:
     Args:
         stage: All of its partitions, in the model's order.
         measured: Those that are asked for, each with others like it in the stage; their times are its own too.
+        points: What is measured of these, in the same order.
         depth: Micro-batches in flight.
         is_crowded: Memory is short: what a run has freed is given back before the next one, which takes its own before
             it is timed.
@@ -211,6 +197,7 @@ class StageBench:
         stage: Sequence[JoinedBenches],
         measured: Sequence[Sequence[PartitionBench]],
         *,
+        points: tuple[Point, ...] = (),
         depth: int,
         is_crowded: bool,
         device: torch.device,
@@ -218,7 +205,7 @@ class StageBench:
     ) -> None:
         self.stage, self.measured, self.depth, self.is_crowded = stage, measured, depth, is_crowded
         self.benches = [bench for some in stage for bench in some.benches]
-        self.in_parts, self.device = in_parts, device
+        self.points, self.in_parts, self.device = points, in_parts, device
         self.watch = Stopwatch(device)
         self.runs = 0
 

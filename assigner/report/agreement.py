@@ -13,7 +13,8 @@ from assigner.report.timeline import PIPED, timeline, timeline_data
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.validation import Agreement, Compared, Deviation
+    from assigner.validation.comparison import Agreement, Compared
+    from assigner.validation.explanation import Deviation
     from assigner.validation.spans import Spans
 
 _SAME = 0.01

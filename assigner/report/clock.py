@@ -11,6 +11,7 @@ table of clock cycles of torchgpipe (Kim et al., 2020, arXiv 2004.09910, section
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,13 +22,11 @@ from assigner.formats.profile import Edge
 from assigner.report.sheet import Line, Strip
 from assigner.schedule.orders import LETTERS
 from assigner.schedule.program import ActionKind, build_program, grouped
-from assigner.schedule.queues import Job, run_queues
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
     from assigner.schedule.program import Program, Route
-    from assigner.schedule.queues import Arrivals, Queue, Timed
 
 STAGE_LIMIT = 16
 """Stages above which those in the middle are left out."""
@@ -77,33 +76,28 @@ def clock(plan: Plan, profile: Profile | None = None) -> Clock:
 
 
 def _ticked(program: Program, *, exact: bool) -> Clock:
-    """Time the program with actions of one second and messages of none."""
-    plan, number = program.plan, {worker: n for n, worker in enumerate(program.actions)}
-    arrivals: dict[Route, Arrivals] = {route: [-1.0] * plan.micro_batches for route in program.routes}
-    queues: list[Queue] = []
-    names: list[list[tuple[int, ActionKind, int]]] = []
-    for worker, actions in program.actions.items():
-        queue: Queue = []
-        mine: list[tuple[int, ActionKind, int]] = []
-        for action, receives, sends in grouped(actions):
-            if action.kind in LETTERS:
-                ways = [(number[each.route.target], arrivals[each.route]) for each in sends if each.route]
-                sent = tuple((there, number[worker] * len(number) + target, 0.0, target) for target, there in ways)
-                job = Job(1.0, tuple(arrivals[route] for route in receives), 0.0, sent)
-                queue.append((job, action.micro_batch))
-                mine.append((action.stage, action.kind, action.micro_batch))
-        queues.append(queue)
-        names.append(mine)
-    log: list[Timed] = []
-    done, last = run_queues(queues, log)
-    for worker, mine, count in zip(program.actions, names, done, strict=True):
-        if count < len(mine):
-            raise FormatError(f"{worker} waits for ever before {mine[count][1]} of stage {mine[count][0]}")
-    placed = []
-    for each in log:
-        stage, kind, micro_batch = names[each.worker][each.job]
-        placed.append(Placed(stage, plan.workers[each.worker], kind, micro_batch, round(each.start_s)))
-    return Clock(tuple(sorted(placed, key=lambda each: (each.stage, each.tick))), round(last), exact)
+    """Go through the program tick by tick."""
+    left = {
+        worker: deque(each for each in grouped(actions) if each.action.kind in LETTERS)
+        for worker, actions in program.actions.items()
+    }
+    made: set[tuple[Route, int]] = set()
+    placed: list[Placed] = []
+    tick = 0
+    while any(left.values()):
+        now = [
+            (worker, groups.popleft())
+            for worker, groups in left.items()
+            if groups and all((route, groups[0].action.micro_batch) in made for route in groups[0].receives)
+        ]
+        if not now:
+            worker, action = next((worker, groups[0].action) for worker, groups in left.items() if groups)
+            raise FormatError(f"{worker} waits for ever before {action.kind} of stage {action.stage}")
+        for worker, (action, _, sends) in now:
+            placed.append(Placed(action.stage, worker, action.kind, action.micro_batch, tick))
+            made.update((send.route, action.micro_batch) for send in sends if send.route)
+        tick += 1
+    return Clock(tuple(sorted(placed, key=lambda each: (each.stage, each.tick))), tick, exact)
 
 
 def legend(plan: Plan) -> str:
@@ -139,7 +133,7 @@ def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool 
     title = f"clock: which micro-batch is where ({legend(plan)}; not to scale)"
     if not found.exact and count > 2:  # of two stages the second needs the first, whatever the graph
         title += "; each stage is taken to need the one before it"
-    strip = Strip(title, ("tick", tuple(map(str, ticks))), rows, "tick", "".join(LETTERS.values()))
+    strip = Strip(title, ("tick", tuple(map(str, ticks))), rows, "".join(LETTERS.values()))
     if len(shown) == count:
         return (strip,)
     middle = fmt.plural(count - len(shown), "stage")

@@ -11,9 +11,8 @@ from assigner.formats.trace import check_same_plan
 from assigner.report.agreement import step_text
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.samples import Samples
-from assigner.validation.bootstrap import LEAST
 from assigner.validation.comparison import Compared
-from assigner.validation.steps import PlanRuns, SpeedUp, Steps, overtaken, speed_up
+from assigner.validation.steps import LEAST, PlanRuns, SpeedUp, Steps, overtaken, speed_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

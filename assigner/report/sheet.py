@@ -101,16 +101,14 @@ class Strip:
 
     Args:
         title: One line above it.
-        header: A word for the names, then a cell for each column.
+        header: What a column is, which stands above the names, then a cell for each column.
         rows: A name and as many cells each.
-        noun: What a column is, for the line that says how many were left out.
         signs: First letters of cells; each has a colour of its own where there are colours.
     """
 
     title: str
     header: tuple[str, tuple[str, ...]]
     rows: tuple[tuple[str, tuple[str, ...]], ...]
-    noun: str
     signs: str = ""
 
     def lines(self, width: int) -> list[str]:
@@ -125,7 +123,7 @@ class Strip:
             shown = [*cells[:ahead], *(["…"] if left_out else []), *cells[ahead + left_out :]]
             drawn.append(f"{name:{label}}{' ' * GAP}{' '.join(cell.ljust(size) for cell in shown)}".rstrip())
         if left_out:
-            drawn.append(f"… {left_out} of {count} {self.noun}s do not fit and are left out")
+            drawn.append(f"… {left_out} of {count} {self.header[0]}s do not fit and are left out")
         return drawn
 
 

@@ -25,6 +25,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.formats.plan import Memory
@@ -105,121 +107,101 @@ def memory_over_time(timeline: Timeline, cost: CostModel) -> tuple[Occupancy, ..
     return tuple(ledger.closed() for ledger in ledgers.values())
 
 
-class _Ledger:
-    """One worker's parts: which of them appear and go when.
+Part = tuple[str, int | PartitionOutput]
+"""What a worker holds for a while: its kind, and the stage or the output that it is of."""
+_BUCKET: Part = ("bucket", 0)
 
-    A part's number counts how often it is there: of the i-th of S stages i (micro-batches that have their graph), S + i
-    (it computes), 2 S + i (it recomputes), 3 S + i (micro-batches in flight) and 4 S + i (those that wait for their
-    weight part); of the o-th of the outputs that leave 5 S + 2 o, and one more its gradient; the last one is a
-    reduction's bucket.
-    """
+
+class _Ledger:
+    """One worker's parts: which of them appear and go when, and what each takes."""
 
     def __init__(self, plan: Plan, cost: CostModel, worker: str) -> None:
-        self.worker, self.cost = worker, cost
-        self.stages = {n: i for i, n in enumerate(plan.held[worker])}
-        held = [name for n in self.stages for name in plan.stages[n].partitions]
+        self.worker = worker
+        stages = plan.held[worker]
+        held = [name for n in stages for name in plan.stages[n].partitions]
         price = {name: cost.partition(name, worker, plan.micro_batch_size) for name in held}
         steps = order_of(plan, worker) if plan.orders else []
         self.state = held_state(cost, plan, worker)
         self.beyond = cost.profile.worker[worker].allocator_share
-        self.kept, self.workspace, self.again = list[float](), list[float](), list[float]()
-        self.read, self.waiting, self.put_off = list[float](), list[float](), list[bool]()
-        for n in self.stages:
+        self.kept, self.read, self.waiting = dict[Part, float](), dict[Part, float](), dict[Part, float]()
+        self.workspace, self.again = dict[Part, float](), dict[Part, float]()
+        self.put_off: dict[int, bool] = {}
+        for n in stages:
             names, remat = plan.stages[n].partitions, plan.stages[n].rematerialise
             read = dict.fromkeys(output for name in names for output in cost.reads[name])
             kept = sum(price[name].activation_bytes for name in names if name not in remat)
             inputs = sum(cost.output_bytes(output, plan.micro_batch_size) for output in read)
             is_split = any(step[:2] == (ActionKind.BACKWARD_INPUT, n) for step in steps)
-            self.kept.append(kept if is_split else kept + inputs)
-            self.read.append(inputs if is_split else 0.0)
-            self.waiting.append(cost.waiting_bytes(names, remat, worker, plan.micro_batch_size) if is_split else 0.0)
-            self.put_off.append(any(name not in cost.differentiated for name in remat))
-            self.workspace.append(max(price[name].workspace_bytes for name in names))
-            self.again.append(max((price[name].activation_bytes for name in remat), default=0.0))
-        sent = dict.fromkeys(
-            PartitionOutput(edge.source, edge.output) for edge in leaving(plan, cost.profile.edges, worker)
-        )
-        self.part = {output: 5 * len(self.stages) + 2 * o for o, output in enumerate(sent)}
-        self.sizes = [cost.output_bytes(output, plan.micro_batch_size) for output in sent]
+            waiting = cost.waiting_bytes(names, remat, worker, plan.micro_batch_size) if is_split else 0.0
+            self.kept["kept", n] = kept if is_split else kept + inputs
+            self.read["read", n] = inputs if is_split else 0.0
+            self.waiting["waiting", n] = waiting
+            self.put_off[n] = any(name not in cost.differentiated for name in remat)
+            self.workspace["workspace", n] = max(price[name].workspace_bytes for name in names)
+            self.again["again", n] = max((price[name].activation_bytes for name in remat), default=0.0)
+        sent = (PartitionOutput(edge.source, edge.output) for edge in leaving(plan, cost.profile.edges, worker))
+        self.sizes = {output: cost.output_bytes(output, plan.micro_batch_size) for output in dict.fromkeys(sent)}
         self.bucket = bucket_bytes(cost, plan, worker)
-        self.maker = {name: n for n in self.stages for name in plan.stages[n].partitions}
-        self.changes: list[tuple[float, int, int]] = []  # (when, -1 or 1, part)
-        self.due: dict[tuple[int, int], list[int]] = defaultdict(list)  # gradients that a backward will use
+        self.maker = {name: n for n in stages for name in plan.stages[n].partitions}
+        self.changes: list[tuple[float, int, Part]] = []  # (when, -1 or 1, part)
+        self.due: dict[tuple[int, int], list[Part]] = defaultdict(list)  # gradients that a backward will use
         self.ended_s = 0.0
 
     def compute(self, event: Event) -> None:
         """A forward, a backward or a part of one, an update, a reduction or a gathering."""
         action, start, end = event.action, event.start_s, event.end_s
         if action.kind in TOGETHER:
-            self.changes += ((start, 1, self.bucket_part), (end, -1, self.bucket_part))
+            self.changes += ((start, 1, _BUCKET), (end, -1, _BUCKET))
             return
         self.ended_s = end
         if action.kind is ActionKind.UPDATE:
             return
-        count, i, changes = len(self.stages), self.stages[action.stage], self.changes
-        changes += ((start, 1, count + i), (end, -1, count + i))
+        n, changes = action.stage, self.changes
+        changes += ((start, 1, ("workspace", n)), (end, -1, ("workspace", n)))
         if action.kind is ActionKind.FORWARD:
-            changes += ((start, 1, i), (start, 1, 3 * count + i))
+            changes += ((start, 1, ("kept", n)), (start, 1, ("read", n)))
             return
         is_input, is_weight = (action.kind is ActionKind.BACKWARD_INPUT, action.kind is ActionKind.BACKWARD_WEIGHT)
-        if is_input:
-            changes.append((start, 1, 4 * count + i))
-        else:
-            changes.append((end, -1, 3 * count + i))
-        if self.again[i] and (not is_weight or self.put_off[i]):
-            changes += ((start, 1, 2 * count + i), (end, -1, 2 * count + i))
+        changes.append((start, 1, ("waiting", n)) if is_input else (end, -1, ("read", n)))
+        if self.again["again", n] and (not is_weight or self.put_off[n]):
+            changes += ((start, 1, ("again", n)), (end, -1, ("again", n)))
         if is_weight:
-            changes.append((end, -1, 4 * count + i))
+            changes.append((end, -1, ("waiting", n)))
             return
-        changes.append((end, -1, i))
-        for part in self.due.pop((action.stage, action.micro_batch), ()):
-            changes.append((end, -1, part))
+        changes.append((end, -1, ("kept", n)))
+        changes += ((end, -1, part) for part in self.due.pop((n, action.micro_batch), ()))
 
     def send(self, route: Route, event: Event) -> None:
         """An output on its way out: there from the end of the forward that made it, the last thing that was timed."""
-        part = self.part[PartitionOutput(route.partition, route.output)]
+        part = "output", PartitionOutput(route.partition, route.output)
         self.changes += ((self.ended_s, 1, part), (event.end_s, -1, part))
 
     def expect(self, route: Route, event: Event) -> None:
         """A gradient on its way here."""
-        part = self.part[PartitionOutput(route.partition, route.output)] + 1
+        part = "gradient", PartitionOutput(route.partition, route.output)
         self.changes.append((event.start_s, 1, part))
         self.due[self.maker[route.partition], event.action.micro_batch].append(part)
 
-    @property
-    def bucket_part(self) -> int:
-        """The number of a reduction's bucket."""
-        return 5 * len(self.stages) + 2 * len(self.sizes)
-
     def closed(self) -> Occupancy:
         """The sums after each moment's changes."""
-        count = len(self.stages)
-        there = [0] * (self.bucket_part + 1)
-        kept, workspace, again, read, waiting = (range(n * count, (n + 1) * count) for n in range(5))
-        messages = range(5 * count, self.bucket_part, 2)
+        there: dict[Part, int] = defaultdict(int)
         state = self.state.total
         held = [Held(0.0, 0.0, self.beyond * state, 0.0)]
-        self.changes.sort()
-        following = iter(self.changes[1:])
-        for at_s, step, part in self.changes:
-            there[part] += step
-            if next(following, _NEVER)[0] == at_s:
-                continue
+        for at_s, changes in groupby(sorted(self.changes, key=itemgetter(0)), key=itemgetter(0)):
+            for _, step, part in changes:
+                there[part] += step
             activations = 0.0
-            for parts, sizes in ((kept, self.kept), (read, self.read), (waiting, self.waiting)):
-                for n, each in zip(parts, sizes, strict=True):
-                    activations += there[n] * each
-            activations += max(each if there[n] else 0.0 for n, each in zip(again, self.again, strict=True))
-            busy = max(each if there[n] else 0.0 for n, each in zip(workspace, self.workspace, strict=True))
-            moved = self.bucket if there[self.bucket_part] else 0.0
-            for n, size in zip(messages, self.sizes, strict=True):
-                moved += size * ((there[n] > 0) + (there[n + 1] > 0))
+            for sizes in (self.kept, self.read, self.waiting):
+                for part, each in sizes.items():
+                    activations += there[part] * each
+            activations += max(each if there[part] else 0.0 for part, each in self.again.items())
+            busy = max(each if there[part] else 0.0 for part, each in self.workspace.items())
+            moved = self.bucket if there[_BUCKET] else 0.0
+            for output, size in self.sizes.items():
+                moved += size * ((there["output", output] > 0) + (there["gradient", output] > 0))
             busy += self.beyond * (state + activations + busy + moved)
             if (activations, busy, moved) != held[-1][1:]:
                 if held[-1].at_s == at_s:
                     held.pop()
                 held.append(Held(at_s, activations, busy, moved))
         return Occupancy(self.worker, self.state, tuple(held))
-
-
-_NEVER = (float("inf"), 0, 0)

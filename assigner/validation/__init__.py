@@ -3,36 +3,9 @@
 observed, rehearsal           a trace in the cost model's terms; the trace that the prediction would write
 comparison, explanation       predicted beside measured; where the difference comes from
 calibration                   the corrected profile: computing and memory
-links, reductions             of it the links, and the all-reduces of workers that share a stage
+links                         of it the links, and the all-reduces of workers that share a stage
 machine                       whether the machine has changed since it was profiled
 checkedplan                   whether a plan's own figures still hold
 spans                         what each worker did, predicted or traced, in one form
-steps, bootstrap              steps of runs as statistics: the median with its spread, how sure a speed-up is
+steps                         steps of runs as statistics: the median with its spread, how sure a speed-up is
 """
-
-from assigner.validation.calibration import calibrated
-from assigner.validation.comparison import (
-    Agreement,
-    Compared,
-    ComputeAgreement,
-    RouteAgreement,
-    WorkerAgreement,
-    agree,
-    as_run,
-)
-from assigner.validation.explanation import Deviation, Explanation
-from assigner.validation.rehearsal import rehearsed
-
-__all__ = [
-    "Agreement",
-    "Compared",
-    "ComputeAgreement",
-    "Deviation",
-    "Explanation",
-    "RouteAgreement",
-    "WorkerAgreement",
-    "agree",
-    "as_run",
-    "calibrated",
-    "rehearsed",
-]  # fmt: skip

@@ -37,8 +37,15 @@ from assigner.schedule.orders import ActionKind, counted
 from assigner.schedule.program import TOGETHER
 from assigner.schedule.simulate import simulated
 from assigner.schedule.timing import compute_s
-from assigner.validation.links import SeenFlights, corrected_links, factors, flights_seen
-from assigner.validation.reductions import SeenReductions, corrected_collectives, reductions_seen
+from assigner.validation.links import (
+    SeenFlights,
+    SeenReductions,
+    corrected_collectives,
+    corrected_links,
+    factors,
+    flights_seen,
+    reductions_seen,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,25 +1,30 @@
-"""Links corrected by the messages of a run.
+"""Links corrected by the messages of a run, and all-reduces by its reductions.
 
 A link whose messages were waited for takes as long as it took them: at the sizes that were seen it says what was
 measured, its other points are scaled as the sizes nearest to them. Beyond all of them it goes on as it was profiled,
 scaled: a line through two sizes that lie close together would be noise. Its busy shares are such that its workers lose
 after their actions what they were seen to lose: scaled, or where the profile has none, in proportion to the messages.
+
+What a reduction took, from when all of its workers had begun it, beside what the profile says of it: an all-reduce
+among these workers takes so many times as long. One that nobody has measured is added, as the profile prices it with
+that factor, so that the price of other workers' reductions stays.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from assigner.formats.profile import LinkPoint
+from assigner.formats.profile import Collective, LinkPoint
 from assigner.samples import Samples
 from assigner.schedule.cost import CostModel, message_s
 from assigner.schedule.program import ActionKind, wire
-from assigner.schedule.rings import factor_at
-from assigner.schedule.timing import route_bytes
+from assigner.schedule.rings import BUCKET_BYTES, factor_at
+from assigner.schedule.timing import compute_s, route_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +37,11 @@ _BEYOND = 2.0
 
 SeenFlights = dict[tuple[str, str], dict[float, Samples]]
 """Of each link, by message size in bytes, the flights that were seen."""
+_SIZES = (BUCKET_BYTES / 16, BUCKET_BYTES)
+"""Bytes of an all-reduce that is added: of a whole bucket, and of less."""
+
+SeenReductions = dict[frozenset[str], float]
+"""By the workers of shared stages, how many times as long as predicted their reductions took."""
 
 
 def corrected_links(profile: Profile, agreement: Agreement, seen: SeenFlights) -> tuple[Link, ...]:
@@ -114,3 +124,45 @@ def _losses(profile: Profile, agreement: Agreement) -> dict[_Ends, dict[str, Any
 
 _TIMED = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT
 _Ends = tuple[str, str]
+
+
+def reductions_seen(profile: Profile, agreement: Agreement) -> SeenReductions:
+    """What a run says of reductions; those that it has not timed are left out.
+
+    Args:
+        profile: With links, and all-reduces over them, that are corrected.
+        agreement: The plan beside the trace of its run.
+    """
+    plan, cost, found = agreement.plan, CostModel(profile), defaultdict[frozenset[str], list[float]](list)
+    for n, stage in enumerate(plan.stages):
+        for worker in stage.workers:
+            key = (ActionKind.REDUCE, n, worker)
+            samples = agreement.observed.compute.get(key) if stage.replicas else None
+            said = compute_s(cost, plan, key) if samples is not None else 0.0
+            if samples is not None and 0 < said < math.inf and samples.median_s > 2 * agreement.clock_error_s:
+                found[frozenset(stage.workers)].append(samples.median_s / said)
+    return {workers: median(ratios) for workers, ratios in found.items()}
+
+
+def corrected_collectives(profile: Profile, seen: SeenReductions) -> tuple[Collective, ...]:
+    """The profile's all-reduces, as a run found them.
+
+    Args:
+        profile: As of `reductions_seen`.
+        seen: What `reductions_seen` says of it.
+    """
+    known = tuple(_times(each, seen.get(frozenset(each.workers), 1.0)) for each in profile.collectives)
+    measured, cost = {frozenset(each.workers) for each in known}, CostModel(profile)
+    added = (_added(cost, workers, factor) for workers, factor in seen.items() if workers not in measured)
+    return (*known, *added)
+
+
+def _times(collective: Collective, factor: float) -> Collective:
+    points = (replace(point, seconds=point.seconds * factor) for point in collective.points)
+    return replace(collective, points=tuple(points))
+
+
+def _added(cost: CostModel, workers: frozenset[str], factor: float) -> Collective:
+    names = tuple(sorted(workers, key=lambda name: cost.profile.worker[name].rank))
+    points = tuple(LinkPoint(size, factor * cost.rings.seconds(workers, size), 0) for size in _SIZES)
+    return Collective(names, points, cost.rings.backend(workers), cost.rings.busy_share(workers))

@@ -21,18 +21,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from assigner.errors import UsageError
 from assigner.formats.plan import Plan
 from assigner.formats.trace import check_same_plan
-from assigner.validation import as_run, rehearsed
+from assigner.validation.comparison import as_run
 from assigner.validation.observed import traced_route
+from assigner.validation.rehearsal import rehearsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.formats.trace import Trace, TracedAction, TracedMessage, WhatHappened
+    from assigner.formats.trace import Trace, TracedAction, TracedMessage
     from assigner.schedule.cost import CostModel
     from assigner.schedule.program import Route
     from assigner.schedule.simulate import Timeline
@@ -155,7 +156,7 @@ def _spans(trace: Trace, plan: Plan, steps: range, origin_s: float) -> Iterator[
         free_s: dict[str, float] = defaultdict(lambda: float("-inf"))  # by receiver: when the link to it is free
         reduced_s: dict[int, float] = defaultdict(lambda: float("-inf"))  # by stage
         for action in sorted(worker.actions, key=lambda each: each.start_s):
-            if not _is_drawn(action.kind) or action.step not in steps:
+            if action.kind == "step" or action.step not in steps:
                 continue
             start = action.start_s
             if action.kind == "send" and action.message is not None:
@@ -169,10 +170,6 @@ def _spans(trace: Trace, plan: Plan, steps: range, origin_s: float) -> Iterator[
                 start - origin_s, action.end_s - origin_s, _recomputes(trace, plan, action), action.message,
                 start - action.start_s, action.memory_bytes,
             )  # fmt: skip
-
-
-def _is_drawn(kind: WhatHappened) -> TypeGuard[SpanKind]:
-    return kind != "step"
 
 
 def _recomputes(trace: Trace, plan: Plan, action: TracedAction) -> bool:

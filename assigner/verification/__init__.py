@@ -3,13 +3,7 @@
 checking                      the check
 exercise, draws               what both sides get: batches, comparable random draws
 plain, partitions, pieces     the sides: an ordinary loop; partitions on workers; one partition in memory at a time
-workers, turns                workers without processes: messages as copies, one thread at a time
+workers                       workers without processes: messages as copies, one thread at a time
 observing, comparing, locating
 what is compared, whether it differs, what is said then, and in which module that begins
 """
-
-from __future__ import annotations
-
-from assigner.verification.checking import check_model
-
-__all__ = ["check_model"]

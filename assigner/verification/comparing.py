@@ -98,10 +98,7 @@ def differences(
     found: list[list[Difference]] = [[] for _ in others]
 
     def look(n: int, moment: Moment, items: Iterator[Item]) -> None:
-        for item in items:
-            apart = difference(moment, item, plain.look(item), others[n].look(item))
-            if apart is not None:
-                found[n].append(apart)
+        found[n] += differing(plain, others[n], moment, items)
 
     for n in range(len(others)):
         look(n, Moment("start"), held_items(exercise.graph, "initial value"))
@@ -111,7 +108,7 @@ def differences(
         for n, other in enumerate(others):
             other.train(step)
             look(n, moment, _made(exercise, plain, loss=True))
-            apart = list(gradient_differences(exercise, plain, other, moment))
+            apart = list(differing(plain, other, moment, held_items(exercise.graph, "gradient")))
             found[n] += apart
             if aligns:
                 align(plain, other, apart)
@@ -128,9 +125,9 @@ def differences(
     return found
 
 
-def gradient_differences(exercise: Exercise, plain: PlainModel, other: Side, moment: Moment) -> Iterator[Difference]:
-    """Which gradients of a step differ."""
-    for item in held_items(exercise.graph, "gradient"):
+def differing(plain: PlainModel, other: Side, moment: Moment, items: Iterable[Item]) -> Iterator[Difference]:
+    """Which of some values differ."""
+    for item in items:
         apart = difference(moment, item, plain.look(item), other.look(item))
         if apart is not None:
             yield apart

@@ -20,7 +20,6 @@ from assigner.runtime.batch.microbatch import Cutting, MicroBatch, check_pair, m
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from assigner.model.marking import Mark
     from assigner.model.workload import Batch, Metric
 
 STEPS = 2
@@ -109,9 +108,13 @@ class Exercise:
             recomputes: Every partition rematerialises, but those whose mark says "never".
         """
         stages = tuple(
-            Stage(f"worker:{n}/cpu", (piece.name,), (piece.name,) if recomputes and _may_recompute(piece.mark) else ())
+            Stage(
+                f"worker:{n}/cpu",
+                (piece.name,),
+                (piece.name,) if recomputes and piece.mark.rematerialise != "never" else (),
+            )
             for n, piece in enumerate(self.graph.pieces)
-        )
+        )  # fmt: skip
         return Plan(
             workload=WorkloadReference(self.workload.name or "check", batch_size=self.rows),
             schedule="gpipe",
@@ -119,7 +122,3 @@ class Exercise:
             micro_batch_size=self._size,
             stages=stages,
         )
-
-
-def _may_recompute(mark: Mark) -> bool:
-    return mark.rematerialise != "never"

@@ -11,7 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from assigner.usercode import traced_place, user_place
-from assigner.verification.comparing import align, gradient_differences, is_same
+from assigner.verification.comparing import align, differing, is_same
+from assigner.verification.observing import held_items
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ def find_beginning(exercise: Exercise, plain: PlainModel, cut: Partitions, found
     for step in range(moment.step):
         for side in (plain, cut):
             side.train(step)
-        align(plain, cut, list(gradient_differences(exercise, plain, cut, moment)))
+        align(plain, cut, list(differing(plain, cut, moment, held_items(exercise.graph, "gradient"))))
         for side in (plain, cut):
             side.update()
     theirs: dict[str, list[_Call]] = defaultdict(list)

@@ -20,8 +20,7 @@ from assigner.usercode import user_line
 from assigner.verification.draws import ComparableDraws, SideGenerators
 from assigner.verification.exercise import STEPS, Exercise
 from assigner.verification.observing import HeardLoss, Item
-from assigner.verification.turns import Turns
-from assigner.verification.workers import CopyingMembership, Mailbox
+from assigner.verification.workers import CopyingMembership, Mailbox, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable

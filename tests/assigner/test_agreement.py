@@ -26,7 +26,7 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.program import ActionKind
 from assigner.schedule.simulate import predict, simulated, step_s
 from assigner.schedule.timing import Instead
-from assigner.validation import agree, as_run
+from assigner.validation.comparison import agree, as_run
 from assigner.validation.explanation import explain
 from assigner.validation.observed import observe
 from assigner.validation.rehearsal import rehearsed

@@ -16,7 +16,8 @@ from assigner.report.agreement import agreement_data, agreement_report
 from assigner.report.sheet import Line
 from assigner.runtime.ranks.process import float32_precision
 from assigner.runtime.recording.reference import measure_reference
-from assigner.validation import Agreement, agree, calibrated
+from assigner.validation.calibration import calibrated
+from assigner.validation.comparison import Agreement, agree
 from assigner.validation.machine import disturbances
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from assigner.schedule.orders import Halves, halves, order_of
 from assigner.schedule.simulate import predict, simulated, worker_memory
 from assigner.solver import SolveOptions, solve
 from assigner.solver.orders.tasks import may_split
-from assigner.validation import agree, calibrated
+from assigner.validation.calibration import calibrated
+from assigner.validation.comparison import agree
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan

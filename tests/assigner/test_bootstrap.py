@@ -5,8 +5,8 @@ from statistics import median
 
 import pytest
 
-from assigner.validation import bootstrap
-from assigner.validation.bootstrap import LEAST, ratio_interval
+from assigner.validation import steps
+from assigner.validation.steps import LEAST, ratio_interval
 
 DRAWS = {
     "normal": lambda rng: rng.gauss(1, 0.05),
@@ -17,7 +17,7 @@ DRAWS = {
 @pytest.mark.parametrize(("shape", "count"), [("normal", 25), ("skewed", LEAST)])
 def test_like_samples_are_seldom_called_different(monkeypatch, shape, count):
     """Of 400 pairs of samples from one distribution the interval leaves out 1 in fewer than 10 %, and in some."""
-    monkeypatch.setattr(bootstrap, "_RESAMPLES", 200)
+    monkeypatch.setattr(steps, "_RESAMPLES", 200)
     rng = random.Random(7)
     told = 0
     for _ in range(400):
@@ -32,7 +32,7 @@ def test_resamples_are_those_of_a_plain_bootstrap(count):
     """As many of the drawn medians are below each value as of the medians of resamples; odd counts and even ones."""
     rng = random.Random(3)
     values = sorted(rng.lognormvariate(0, 0.3) for _ in range(count))
-    drawn = [bootstrap._median(rng, values) for _ in range(10_000)]
+    drawn = [steps._median(rng, values) for _ in range(10_000)]
     plain = [median(rng.choices(values, k=count)) for _ in range(10_000)]
     for value in values:
         below = [sum(each <= value for each in medians) / 10_000 for medians in (drawn, plain)]

@@ -7,7 +7,7 @@ from builders import make_plan, make_profile
 from torch import nn
 
 from assigner.errors import FormatError
-from assigner.export import device_map
+from assigner.export.device_map import device_map
 from assigner.formats.partitioncontent import PartitionContent
 from assigner.formats.profile import Tie
 from assigner.model.marking import partition_graph

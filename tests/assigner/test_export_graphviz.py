@@ -8,7 +8,8 @@ import pytest
 from builders import make_plan, make_profile
 
 from assigner.errors import FormatError
-from assigner.export import graphviz, partition_drawing
+from assigner.export import graphviz
+from assigner.export.graphviz import partition_drawing
 from assigner.formats.profile import Tie
 
 ODD = 'a"quoted\\name', "two\nlines", "<b>&amp;</b>", "\\N\\", "null\0", "größe.0"

@@ -28,7 +28,7 @@ from assigner.runtime.batch.microbatch import micro_batch_count
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve, solve_baseline
 from assigner.solver.whatif import price_what_ifs
-from assigner.verification import check_model
+from assigner.verification.checking import check_model
 
 
 def chain() -> nn.Module:
@@ -175,7 +175,7 @@ def test_frozen_batch_norm_is_none():
 def test_profiles_of_other_limits_are_not_put_together():
     """A plan from both could keep to one of them alone."""
     with pytest.raises(Exception, match="its min_rows is 4, not null"):
-        check_same_workload(limited().workload, limited(min_rows=4).workload, names=("a", "b"))
+        check_same_workload(limited().workload, {}, limited(min_rows=4), names=("a", "b"))
 
 
 class GraphLayer(nn.Module):

@@ -45,18 +45,20 @@ def test_a_wrong_name_is_told_within_seconds(monkeypatch: pytest.MonkeyPatch) ->
     assert slow.now_s == 2.0
 
 
-def test_a_pod_waits_for_another_one_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_waits_for_another_one_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its name appears when it is started."""
     clock = Clock(monkeypatch, known_s=100.0)
     monkeypatch.setenv("TEST_POD", "10.0.0.1")
-    said: list[str] = []
-    wait_for_name("trainer-0.trainer", source="MASTER_ADDR", limit_s=300.0, notice=said.append)
+    wait_for_name("trainer-0.trainer", source="MASTER_ADDR", limit_s=300.0)
+    said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert "'trainer-0.trainer'" in said[0]
     assert "MASTER_ADDR names it" in said[0]
     clock.known_s, clock.now_s = 1000.0, 0.0
     with pytest.raises(UsageError, match="trainer-0"):
-        wait_for_name("trainer-0.trainer", source="MASTER_ADDR", limit_s=300.0, notice=said.append)
+        wait_for_name("trainer-0.trainer", source="MASTER_ADDR", limit_s=300.0)
 
 
 @pytest.mark.parametrize(

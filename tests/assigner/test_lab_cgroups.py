@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from assigner.errors import UsageError
-from assigner.lab.cgroups import HostGroup, group_members, labs_with_groups, quota_us, remove_groups
-from assigner.lab.mounts import Mount, Mounts
+from assigner.lab.cgroups import HostGroup, Mount, Mounts, group_members, labs_with_groups, quota_us, remove_groups
 
 LAB = "assigner-lab-1-2"
 

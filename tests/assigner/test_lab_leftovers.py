@@ -9,9 +9,9 @@ import pytest
 
 from assigner.errors import UsageError
 from assigner.lab import hosts, network
+from assigner.lab.cgroups import Mounts
 from assigner.lab.cluster import Cluster, Host
 from assigner.lab.hosts import Hosts, lab_name, remove_lab, remove_left_behind
-from assigner.lab.mounts import Mounts
 
 NOWHERE = Mounts([])
 DEAD, OTHER = "assigner-lab-999999998-1", "assigner-lab-999999999-1"  # no process has such a number

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from assigner.lab import machine
+from assigner.lab.cgroups import Mounts
 from assigner.lab.machine import Machine
-from assigner.lab.mounts import Mounts
 from assigner.machine import kernel
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from assigner.errors import UsageError
 from assigner.lab import missing
+from assigner.lab.cgroups import Mount, Mounts
 from assigner.lab.cluster import Cluster, Host, RackLink
-from assigner.lab.mounts import Mount, Mounts
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_controllers_count_only_for_their_limits(machine, monkeypatch, tmp_path)
 
 def test_a_tree_that_cannot_be_written_is_said(machine, monkeypatch):
     """Containers often see the control groups and may not make any."""
-    monkeypatch.setattr("assigner.lab.mounts.os.access", lambda *_: False)
+    monkeypatch.setattr("assigner.lab.cgroups.os.access", lambda *_: False)
     found = missing.lacks()
     assert {lack.feature for lack in found} == {"cpu", "memory"}
     assert all("cannot be written" in lack.what and "--privileged" in lack.remedy for lack in found)

@@ -7,7 +7,7 @@ import pytest
 from assigner.errors import UsageError
 from assigner.lab import network
 from assigner.lab.cluster import Cluster, Host, RackLink
-from assigner.lab.network import Network, remove_network
+from assigner.lab.network import build_network, remove_network
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def calls(monkeypatch):
 def queues(calls, *hosts, rack_link=None):
     """The commands that make queues for a cluster."""
     calls.clear()
-    Network(Cluster(hosts, rack_link or RackLink()), "lab").build()
+    build_network(Cluster(hosts, rack_link or RackLink()), "lab")
     return [command for command in calls if "qdisc" in command]
 
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from assigner.lab import relay
-from assigner.lab.relay import Relay
+from assigner.lab import running
+from assigner.lab.running import Relay
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_lines_are_passed_on_when_they_are_whole(pipe):
 
 def test_a_line_without_end_does_not_grow_for_ever(pipe, monkeypatch):
     """What is too long to wait for is passed on as a line of its own."""
-    monkeypatch.setattr(relay, "LONGEST", 8)
+    monkeypatch.setattr(running, "LONGEST", 8)
     said: list[str] = []
     reading, writing = pipe
     with Relay() as relayed:

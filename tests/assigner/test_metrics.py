@@ -15,7 +15,7 @@ from workloads import Reference, graph_of, language, make_plan, pipeline_of
 
 from assigner import Pipeline, StepResult
 from assigner.errors import UsageError
-from assigner.verification import check_model
+from assigner.verification.checking import check_model
 
 EXACT = pytest.approx
 

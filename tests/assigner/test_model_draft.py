@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from assigner.errors import UsageError
-from assigner.init import DraftInput, DraftOutput, MarkPattern
+from assigner.init.draft import DraftInput, DraftOutput, MarkPattern
 from assigner.init.inputs import try_inputs
 from assigner.init.modeldraft import draft_of_model
 from assigner.init.proposal import not_proposed, propose

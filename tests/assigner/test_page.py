@@ -21,10 +21,12 @@ from page_cases import page_plan, page_profile, read_back
 
 from assigner import formatting as fmt
 from assigner.formats.plan import Baseline, Plan, WhatIf
-from assigner.report.page import page_data, page_html, shown
-from assigner.report.page.links import STEPS, matrices
+from assigner.report.page.document import page_html
+from assigner.report.page.figures import page_data
+from assigner.report.page.links import STEPS, heat_maps
 from assigner.report.page.markup import json_html, parts_html
 from assigner.report.page.sections import critical_sheet, starts_sheet
+from assigner.report.page.shown import shown
 from assigner.report.sheet import Column, Line, Sheet
 from assigner.schedule.cost import CostModel
 from assigner.schedule.criticalpath import critical_path
@@ -180,14 +182,15 @@ def test_link_matrix(plan, profile):
         for link in profile.links
         if (link.source, link.target) != ("worker:2/cpu", "worker:0/cpu")
     )
-    rate, wait, sent = matrices(shown("plan", plan, replace(profile, links=fast)))
-    assert rate.rows[0][1].shade == STEPS - 1
-    assert wait.rows[0][1].shade == 0
-    assert rate.rows[1][2].shade == 0
-    assert rate.rows[0][1].used
-    assert not rate.rows[0][2].used
-    assert rate.rows[2][0].text == rate.rows[0][0].text == ""
-    assert sent.rows[0][1].text != "·" == sent.rows[0][2].text
+    maps = heat_maps(shown("plan", plan, replace(profile, links=fast)))
+    rate, wait, sent = (re.findall(r'<td class="([^"]*)">(.*?)</td>', each) for each in maps)
+    assert rate[1][0] == f"heat{STEPS - 1} used"
+    assert wait[1][0].startswith("heat0")
+    assert rate[5][0].startswith("heat0")
+    assert rate[2][0].startswith("heat")
+    assert "used" not in rate[2][0]
+    assert rate[6] == rate[0] == ("", "")
+    assert sent[1][1] != "·" == sent[2][1]
 
 
 def test_busy_time_is_in_the_jobs(plan, profile):

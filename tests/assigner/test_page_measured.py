@@ -13,11 +13,13 @@ from page_cases import page_plan, page_profile, read_back
 
 from assigner.errors import FormatError
 from assigner.report.comparison import Named
-from assigner.report.page import page_data, page_html, runs_of, shown
+from assigner.report.page.document import page_html
+from assigner.report.page.figures import page_data
 from assigner.report.page.sections import cards
+from assigner.report.page.shown import runs_of, shown
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import simulated
-from assigner.validation import rehearsed
+from assigner.validation.rehearsal import rehearsed
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan

@@ -12,8 +12,10 @@ from made_runs import slower_worker
 from page_cases import page_plan, page_profile, searched
 
 from assigner.formats.plan import ProfileReference
-from assigner.report.page import Shown, page_data, page_html, shown
+from assigner.report.page.document import page_html
+from assigner.report.page.figures import page_data
 from assigner.report.page.sections import cards, steps, summary
+from assigner.report.page.shown import Shown, shown
 from assigner.report.plan import status
 
 if TYPE_CHECKING:

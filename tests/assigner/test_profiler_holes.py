@@ -20,7 +20,7 @@ from assigner.samples import Samples
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from assigner.profiler.stagegroups import MeasuredStage
+    from assigner.profiler.stagegroups import StageBench
 
 MB = 10**6
 
@@ -31,15 +31,15 @@ class Heap:
     def __init__(self, holes: dict[int, int], tensors: dict[int, int]) -> None:
         self.holes, self.tensors, self.ran = holes, tensors, set[int]()
 
-    def stage(self, size: int) -> MeasuredStage:
+    def stage(self, size: int) -> StageBench:
         """A stage of one partition at a micro-batch size."""
 
         def run() -> tuple[float, float]:
             self.ran.add(size)
             return 1.0, 2.0
 
-        bench = SimpleNamespace(run=run, watch=SimpleNamespace(launch_share=0.0))
-        return cast("MeasuredStage", SimpleNamespace(points=(Point("head", size),), bench=bench))
+        watch = SimpleNamespace(launch_share=0.0)
+        return cast("StageBench", SimpleNamespace(points=(Point("head", size),), run=run, watch=watch))
 
     @contextlib.contextmanager
     def growth(self, _device: torch.device) -> Iterator[Growth]:

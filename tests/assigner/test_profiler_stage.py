@@ -190,10 +190,10 @@ def test_a_stage_has_its_company(ten: PartitionGraph) -> None:
     found = measured_stages(benches, workbench)
     assert [stage.points for stage in found] == [(point,) for point in benches]
     for stage in found:
-        assert [each.runner.piece.name for each in stage.bench.benches] == ["1", "2", "3", "4", "5", "6"]
-        assert [len(alike) for alike in stage.bench.measured] == [6]
-        assert min(stage.bench.run()) > 0
-    assert [stage.bench.depth for stage in found] == [4, 1]  # as many micro-batches as a step has
+        assert [each.runner.piece.name for each in stage.benches] == ["1", "2", "3", "4", "5", "6"]
+        assert [len(alike) for alike in stage.measured] == [6]
+        assert min(stage.run()) > 0
+    assert [stage.depth for stage in found] == [4, 1]  # as many micro-batches as a step has
 
 
 def test_a_stage_without_memory_for_company_is_its_own(ten: PartitionGraph) -> None:
@@ -204,12 +204,12 @@ def test_a_stage_without_memory_for_company_is_its_own(ten: PartitionGraph) -> N
     held = workbench.held[point] = replace(workbench.held[point], heap=1.0)
     workbench.room = lambda: 2 * held.needed() + 1e-3
     (stage,) = measured_stages(benches, workbench)
-    assert [each.runner.piece.name for each in stage.bench.benches] == ["1"]
-    assert stage.bench.is_crowded
+    assert [each.runner.piece.name for each in stage.benches] == ["1"]
+    assert stage.is_crowded
     assert all(each.grad is None for name in "23456" for each in workbench.modules[name].parameters())
     workbench.room = lambda: 2 * held.needed() - 1
     (stage,) = measured_stages(benches, workbench)
-    assert (stage.bench.depth, stage.bench.is_crowded) == (benches[point].depth, True)
+    assert (stage.depth, stage.is_crowded) == (benches[point].depth, True)
 
 
 def test_fewer_micro_batches_are_in_flight_before_company_is_sent_away(ten: PartitionGraph) -> None:
@@ -220,7 +220,7 @@ def test_fewer_micro_batches_are_in_flight_before_company_is_sent_away(ten: Part
     held = workbench.held[point] = replace(workbench.held[point], heap=1.0, workspace_bytes=10**6)
     workbench.room = lambda: (2 * 6 * held.needed() + 1) / 1
     (stage,) = measured_stages(benches, workbench)
-    assert (len(stage.bench.benches), stage.bench.depth) == (6, 1)
+    assert (len(stage.benches), stage.depth) == (6, 1)
 
 
 def test_company_of_another_kind_is_tried_at_the_smallest_size_alone(ten: PartitionGraph) -> None:

@@ -21,7 +21,7 @@ from assigner.report.agreement import agreement_report
 from assigner.report.sheet import markdown
 from assigner.runtime.forward.remat import Rematerialisation
 from assigner.schedule.simulate import predict
-from assigner.validation import agree, as_run
+from assigner.validation.comparison import agree, as_run
 
 if TYPE_CHECKING:
     from pathlib import Path

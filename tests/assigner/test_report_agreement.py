@@ -12,7 +12,7 @@ from made_runs import run_in, slower_link, slower_worker, with_busy
 
 from assigner.report.agreement import agreement_data, agreement_report, largest_cause
 from assigner.report.sheet import Line, Sheet, markdown
-from assigner.validation import Agreement, agree
+from assigner.validation.comparison import Agreement, agree
 
 if TYPE_CHECKING:
     from assigner.formats.profile import Profile

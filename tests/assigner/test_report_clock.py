@@ -126,7 +126,7 @@ def test_many_stages_leave_out_the_middle():
 @pytest.mark.parametrize("width", [20, 40, 80, 81, 82, 83, 84, 120])
 def test_a_strip_fits_its_width_and_says_what_is_missing(width):
     """Columns in the middle give way to one sign, and a line counts them."""
-    strip = Strip("s", ("tick", tuple(map(str, range(40)))), (("a", tuple(f"F{n}" for n in range(40))),), "tick")
+    strip = Strip("s", ("tick", tuple(map(str, range(40)))), (("a", tuple(f"F{n}" for n in range(40))),))
     lines = strip.lines(width)
     assert max(map(len, lines)) <= max(width, 46)
     head = lines[0].split()[1:]
@@ -138,7 +138,7 @@ def test_a_strip_fits_its_width_and_says_what_is_missing(width):
 
 def test_a_strip_with_room_is_whole():
     """Where all fits nothing is left out."""
-    strip = Strip("s", ("tick", ("0", "1")), (("worker", ("F0", ".")),), "tick")
+    strip = Strip("s", ("tick", ("0", "1")), (("worker", ("F0", ".")),))
     assert strip.lines(80) == ["tick    0  1", "worker  F0 ."]
 
 

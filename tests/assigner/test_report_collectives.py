@@ -9,7 +9,8 @@ from builders import make_plan, make_profile
 
 from assigner.formats.profile import Collective, LinkPoint, Profile
 from assigner.report.collectives import ROW_LIMIT, collectives
-from assigner.report.page import page_html, shown
+from assigner.report.page.document import page_html
+from assigner.report.page.shown import shown
 from assigner.report.profile import profile_data, profile_report
 from assigner.report.sheet import Sheet
 

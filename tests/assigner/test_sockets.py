@@ -155,8 +155,7 @@ def test_a_connection_that_is_still_being_made_gets_its_host_later(monkeypatch):
     monkeypatch.setattr(sockets, "_LOOK_S", 60.0)
     hosts: dict[object, str] = {}
     monkeypatch.setattr(sockets, "_other_host", lambda each: hosts.get(each.getsockname(), ""))
-    answers = sockets._Answers(missing=True, silent_s=1.0)
-    monkeypatch.setattr(sockets, "_answers", lambda _: answers)
+    monkeypatch.setattr(sockets, "_owed_s", lambda _: 1.0)
     with closing(Connections()) as connections:
         first, second = pair(), pair()
         connections.guard()
@@ -172,20 +171,20 @@ def test_a_silent_host_is_ended_and_a_slow_one_is_not(monkeypatch):
     hosts = {}
     monkeypatch.setattr(sockets, "_other_host", lambda each: hosts.get(each.fileno() and each.getsockname(), ""))
     fares = {}
-    monkeypatch.setattr(sockets, "_answers", lambda each: fares.get(each.getsockname()))
+    monkeypatch.setattr(sockets, "_owed_s", lambda each: fares.get(each.getsockname()))
     monkeypatch.setattr(sockets, "_LOOK_S", 600.0)  # the thread's part is called by hand
     with closing(Connections()) as connections:
         (one, far), (two, away) = pair(), pair()
         hosts.update({one.getsockname(): "10.0.0.2", two.getsockname(): "10.0.0.3"})
-        fares[one.getsockname()] = sockets._Answers(missing=True, silent_s=6.0)
-        fares[two.getsockname()] = sockets._Answers(missing=False, silent_s=60.0)
+        fares[one.getsockname()] = 6.0
+        fares[two.getsockname()] = None
         connections.settle()
         far.settimeout(30)
         connections.look()
         assert far.recv(1) == b""
         assert connections.silent == {"10.0.0.2"}
         assert not connections.is_alone()
-        fares[two.getsockname()] = sockets._Answers(missing=True, silent_s=3.0)
+        fares[two.getsockname()] = 3.0
         assert connections.is_alone()
         assert connections.silent == {"10.0.0.2"}
         for each in (one, far, two, away):

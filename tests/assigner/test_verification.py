@@ -18,7 +18,7 @@ from wrong_models import WRONG, History, Noisy, Spectral, simple
 from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import partition_graph
 from assigner.model.workload import Workload
-from assigner.verification import check_model
+from assigner.verification.checking import check_model
 
 
 def checked(made):

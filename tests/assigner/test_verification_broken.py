@@ -12,7 +12,7 @@ from workloads import WIDTH, graph_of, numbers, workload
 
 from assigner.errors import MarkingError
 from assigner.model.marking import partition_graph
-from assigner.verification import check_model
+from assigner.verification.checking import check_model
 
 
 def mutated(graph, name, change):

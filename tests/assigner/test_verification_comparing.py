@@ -9,7 +9,7 @@ import torch
 
 from assigner.verification.comparing import Difference, Moment, align, difference
 from assigner.verification.observing import Item
-from assigner.verification.turns import Turns
+from assigner.verification.workers import Turns
 
 
 def test_turns_end_where_everybody_waits():

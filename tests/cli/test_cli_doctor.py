@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from assigner_cli import findings, packages
+from assigner_cli import findings
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def test_json(assigner, no_torch_process):
 
 def test_missing_package_says_how_to_get_it(assigner, no_torch_process, monkeypatch):
     """What is missing comes with the command that gets it."""
-    real = packages.installed
-    monkeypatch.setattr(packages, "installed", lambda name: None if name == "highspy" else real(name))
+    real = findings.installed
+    monkeypatch.setattr(findings, "installed", lambda name: None if name == "highspy" else real(name))
     result = assigner("doctor")
     assert result.exit_code == 2
     assert "HiGHS: pip install 'highspy>=" in result.stdout
@@ -74,12 +74,12 @@ def test_control_group_limits_are_read(monkeypatch):
 
 def test_a_version_that_is_too_old_is_missing(no_torch_process, monkeypatch):
     """The versions that count are those of assigner's own metadata."""
-    real = packages.installed
-    monkeypatch.setattr(packages, "installed", lambda name: "2.9.1+cpu" if name == "torch" else real(name))
+    real = findings.installed
+    monkeypatch.setattr(findings, "installed", lambda name: "2.9.1+cpu" if name == "torch" else real(name))
     finding = next(each for each in findings.examine() if each.what == "torch")
     assert finding.state == "missing"
     assert finding.detail.startswith("2.9.1+cpu, where >=2.10")
-    assert [packages._within(each, ">=2.10,<2.16") for each in ("2.10.0", "2.15.9+cu128", "2.16.0", "2.9")] == [
+    assert [findings._within(each, ">=2.10,<2.16") for each in ("2.10.0", "2.15.9+cu128", "2.16.0", "2.9")] == [
         True, True, False, False,
     ]  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_a_version_that_is_too_old_is_missing(no_torch_process, monkeypatch):
 def test_solvers_really_solve():
     """Both find the optimum of a small problem, and one that does not is told with what it said."""
     assert findings._ask_solvers() == {"HiGHS": "", "CBC": ""}
-    found = {each.what: each for each in packages.programs({"HiGHS": "OSError: no library", "CBC": "it hangs"})}
+    found = {each.what: each for each in findings._programs({"HiGHS": "OSError: no library", "CBC": "it hangs"})}
     assert (found["HiGHS"].state, found["CBC"].state) == ("missing", "note")
     assert "no library" in found["HiGHS"].detail
 
@@ -114,8 +114,8 @@ def test_gpus_have_a_row_each(no_torch_process):
 def test_what_is_optional_is_absent_and_not_missing(assigner, folder, no_torch_process, monkeypatch):
     """Its lack leaves a machine ready, and the way to get it is said."""
     monkeypatch.setenv("PATH", str(folder / "nothing"))
-    real = packages.installed
-    monkeypatch.setattr(packages, "installed", lambda name: None if name == "transformers" else real(name))
+    real = findings.installed
+    monkeypatch.setattr(findings, "installed", lambda name: None if name == "transformers" else real(name))
     result = assigner("doctor")
     assert result.exit_code == 0
     for line in ("transformers: pip install transformers", "Graphviz: apt-get (or brew) install graphviz"):

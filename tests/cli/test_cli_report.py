@@ -10,7 +10,7 @@ from assigner.formats.profile import save_profile
 from assigner.formats.trace import save_trace
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import simulated
-from assigner.validation import rehearsed
+from assigner.validation.rehearsal import rehearsed
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from workloads import workload
 
 from assigner.errors import AssignerError
 from assigner.model.marking import partition_graph
-from assigner.verification import check_model
+from assigner.verification.checking import check_model
 
 if TYPE_CHECKING:
     from assigner.model.workload import Workload

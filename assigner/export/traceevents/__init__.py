@@ -2,7 +2,3 @@
 
 Source of the format: Nat Duca, Dan Sinclair, Trace Event Format (Google, 2016), and how Perfetto's importer reads it.
 """
-
-from assigner.export.traceevents.document import save_trace_events, trace_events
-
-__all__ = ["save_trace_events", "trace_events"]

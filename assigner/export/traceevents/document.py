@@ -1,28 +1,45 @@
-"""The document: a process for each worker and side, predicted above measured, and one for the steps as a whole."""
+"""The document: a process for each worker and side, predicted above measured, and one for the steps as a whole.
+
+Counters are the memory of a worker over time, by what holds it where that is known, and in all. Arrows are messages,
+each from its send to where it was waited for, and on to the action that needed it.
+
+A viewer ties an arrow's points to the slices around them, so each lies inside of its slice, half a microsecond from an
+edge:
+
+    send         ├·──────┤ ╲
+    receive           ├─────·┤ ╲         s (start) at the send, t (step) at the receive, f (finish) at the forward
+    forward                  ├·────┤
+
+An arrow runs forward in time. Where the clocks of two workers disagree by more than a message took, or a send was noted
+late, a point that would lie before an earlier one is left out, and the whole arrow where that leaves its send alone.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
 from collections import defaultdict
-from itertools import count
+from itertools import count, product
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.export.traceevents import slices
-from assigner.export.traceevents.arrows import arrows
-from assigner.export.traceevents.counters import measured_memory, predicted_memory
 from assigner.export.traceevents.tracks import SlicePlace, Tracks, microseconds
 from assigner.files import put
 from assigner.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from assigner.schedule.occupancy import Occupancy
+    from assigner.schedule.program import Route
     from assigner.validation.spans import Span, Spans
 
+BY_USE, IN_ALL = "memory by use MiB", "memory MiB"
+_MIB = 2**20
+_Message = tuple[int, int, "Route | None"]
+_NEEDED_BY = {"activation": "forward", "gradient": "backward", "tie": "update"}
 _ORDER = {phase: n for n, phase in enumerate("MXCstf")}
 """Of events at one time: slices before the arrows that are tied to them."""
 
@@ -48,7 +65,7 @@ def trace_events(
     picture = _Picture(sides)
     numbers = count(1)
     workers = list(dict.fromkeys(span.worker for side in sides for span in side.spans))
-    pids = {(worker, side.side): pid for pid, (worker, side) in enumerate(_pairs(workers, sides), start=2)}
+    pids = {(worker, side.side): pid for pid, (worker, side) in enumerate(product(workers, sides), start=2)}
     held = {each.worker: each for each in memory}
     events = list(_steps(picture, numbers))
     arrow = 1
@@ -63,7 +80,7 @@ def trace_events(
             events += _process(tracks, f"{worker} {side.side}", label=label)
             events += picture.slices(side, mine)
             events += picture.memory(side, worker, tracks, held.get(worker))
-        made = list(arrows(drawn, arrow))
+        made = list(_arrows(drawn, arrow))
         arrow += sum(event["ph"] == "s" for event in made)
         events += made
     events.sort(key=lambda event: (event.get("ts", -1), _ORDER[event["ph"]]))
@@ -86,13 +103,6 @@ def save_trace_events(document: Mapping[str, Any], path: Path, *, force: bool = 
         content = gzip.compress(content, mtime=0)
     put(path, content, force=force)
     return len(content)
-
-
-def _pairs(workers: Sequence[str], sides: Sequence[Spans]) -> Iterator[tuple[str, Spans]]:
-    """Each worker's sides below each other."""
-    for worker in workers:
-        for side in sides:
-            yield worker, side
 
 
 class _Picture:
@@ -129,10 +139,10 @@ class _Picture:
         tid = tracks.made[0].tid
         if side.side == "measured":
             mine = [span for span in side.spans if span.worker == worker]
-            yield from measured_memory(mine, self.lead_s, tracks.pid, tid)
+            yield from _measured_memory(mine, self.lead_s, tracks.pid, tid)
         elif held is not None:
             starts = [step.start_s + self.lead_s for step in side.steps]
-            yield from predicted_memory(held, starts, tracks.pid, tid)
+            yield from _predicted_memory(held, starts, tracks.pid, tid)
 
 
 def _steps(picture: _Picture, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
@@ -170,3 +180,94 @@ def _process(tracks: Tracks, name: str, *, label: str | None = None) -> Iterator
 
 def _about(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+
+
+def _predicted_memory(occupancy: Occupancy, starts_s: Iterable[float], pid: int, tid: int) -> Iterator[dict[str, Any]]:
+    """What a worker holds by the simulator: state, activations, workspace, messages, and their sum.
+
+    Args:
+        occupancy: The worker's, over one step.
+        starts_s: When each step starts.
+        pid: The worker's process.
+        tid: Any of its tracks.
+    """
+    state = occupancy.state.total
+    for start in starts_s:
+        moments = {
+            microseconds(start + held.at_s): {
+                "state": state, "activations": held.activations, "workspace": held.workspace, "messages": held.messages,
+            }
+            for held in occupancy.held
+        }  # fmt: skip
+        for at, parts in moments.items():
+            yield _counter(BY_USE, pid, tid, at, parts)
+            yield _counter(IN_ALL, pid, tid, at, {"held": sum(parts.values())})
+
+
+def _measured_memory(spans: Sequence[Span], lead_s: float, pid: int, tid: int) -> Iterator[dict[str, Any]]:
+    """What a worker held at the ends of its actions, where it was read.
+
+    Args:
+        spans: The worker's.
+        lead_s: How far the picture's 0 lies before the step.
+        pid: The worker's process.
+        tid: Any of its tracks.
+    """
+    read = {microseconds(each.end_s + lead_s): each.memory_bytes for each in spans if each.memory_bytes is not None}
+    for at, held in sorted(read.items()):
+        yield _counter(IN_ALL, pid, tid, at, {"held": held})
+
+
+def _counter(name: str, pid: int, tid: int, at: int, parts: dict[str, float]) -> dict[str, Any]:
+    args = {part: round(size / _MIB, 3) for part, size in parts.items()}
+    return {"ph": "C", "cat": "memory", "name": name, "pid": pid, "tid": tid, "ts": at, "args": args}
+
+
+def _arrows(drawn: Sequence[tuple[Span, SlicePlace]], first: int) -> Iterator[dict[str, Any]]:
+    """The points of all arrows of one side.
+
+    Args:
+        drawn: Its spans, where they lie.
+        first: The number of the first arrow.
+    """
+    sends: dict[_Message, tuple[Span, SlicePlace]] = {}
+    computes: dict[tuple[str, int, str, int, int], SlicePlace] = {}
+    for span, place in drawn:
+        if span.message is None:
+            computes[span.worker, span.step, span.kind, span.stage, span.micro_batch] = place
+        elif span.kind == "send":
+            sends[_message(span)] = span, place
+    for span, place in drawn:
+        if span.kind != "receive" or _message(span) not in sends:
+            continue
+        sent, start = sends[_message(span)]
+        points = _points(start, place, _need(span, computes))
+        if len(points) < 2:
+            continue
+        assert sent.message is not None
+        for n, (at, on) in enumerate(points):
+            last = n == len(points) - 1
+            yield {
+                "ph": "s" if n == 0 else "f" if last else "t", "id": first, "name": sent.message.payload,
+                "cat": "message", "pid": on.pid, "tid": on.tid, "ts": at, **({"bp": "e"} if last else {}),
+            }  # fmt: skip
+        first += 1
+
+
+def _message(span: Span) -> _Message:
+    return span.step, span.micro_batch, span.route
+
+
+def _need(span: Span, computes: Mapping[tuple[str, int, str, int, int], SlicePlace]) -> SlicePlace | None:
+    """Where the action lies that a received message was for."""
+    assert span.message is not None
+    return computes.get((span.worker, span.step, _NEEDED_BY[span.message.payload], span.stage, span.micro_batch))
+
+
+def _points(send: SlicePlace, receive: SlicePlace, need: SlicePlace | None) -> list[tuple[float, SlicePlace]]:
+    points = [(send.start + 0.5, send)]
+    for wanted, place in ((receive.end - 0.5, receive), *(((need.start + 0.5, need),) if need else ())):
+        at = max(wanted, points[-1][0])
+        if at < place.end:
+            points.append((at, place))
+    return points

@@ -14,9 +14,3 @@ The charts are drawn by Apache ECharts, cut down by tools/charts to two series (
     vis-timeline      one DOM element an action: slow at 16 workers x 32 micro-batches, and no other chart
     Plotly, basic     more than 1 MB by itself
 """
-
-from assigner.report.page.document import page_html
-from assigner.report.page.figures import page_data
-from assigner.report.page.shown import Run, Shown, runs_of, shown
-
-__all__ = ["Run", "Shown", "page_data", "page_html", "runs_of", "shown"]

@@ -19,8 +19,8 @@ from assigner.report.collectives import collectives
 from assigner.report.comparison import Named, comparison_report
 from assigner.report.page import sections
 from assigner.report.page.figures import page_data
-from assigner.report.page.links import matrices
-from assigner.report.page.markup import cards_html, json_html, matrix_html, parts_html, placement_css, placement_html
+from assigner.report.page.links import heat_maps
+from assigner.report.page.markup import cards_html, json_html, parts_html, placement_css, placement_html
 from assigner.report.page.shown import unlike_batches
 from assigner.report.sheet import Line, with_hosts
 from assigner.report.whatif import what_if, what_if_hint
@@ -148,7 +148,7 @@ def _comparison(pages: Sequence[Shown], priced_by: str) -> str:
 
 
 def _links(page: Shown) -> str:
-    found = "".join(matrix_html(each) for each in matrices(page))
+    found = "".join(heat_maps(page))
     tables = parts_html((*sections.transfers_section(page), *collectives(page.profile)))
     return f'<div class="matrices">{found}</div>{tables}'
 

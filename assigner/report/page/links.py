@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.location import rank_of
 from assigner.report.links import message_bytes
 from assigner.report.links import rate as link_rate
+from assigner.report.page.markup import short, table_html
 from assigner.schedule.timing import route_bytes
 
 if TYPE_CHECKING:
@@ -26,32 +27,11 @@ MOST_WORKERS = 24
 Ends = tuple[str, str]
 
 
-@dataclass(frozen=True)
-class MatrixCell:
-    """One link: its figure, its shade (0: least, `STEPS` - 1: most; None: no link), and whether the plan uses it."""
+def heat_maps(page: Shown) -> tuple[str, ...]:
+    """Bandwidth, latency, and what a step of the plan sends, one row for each sender; none where there is no link.
 
-    text: str
-    shade: int | None
-    used: bool
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A table of all links, one row for each sender.
-
-    Args:
-        title: What the cells are, with their unit.
-        workers: Names, in the order of rows and columns.
-        rows: Cells by sender and receiver.
+    Links that the plan uses have a frame, and a word.
     """
-
-    title: str
-    workers: tuple[str, ...]
-    rows: tuple[tuple[MatrixCell, ...], ...]
-
-
-def matrices(page: Shown) -> tuple[Matrix, ...]:
-    """Bandwidth, latency, and what a step of the plan sends; none where there is no link."""
     links = {(link.source, link.target): link for link in page.profile.links}
     names = tuple(sorted(page.profile.worker, key=rank_of))
     if len(names) > MOST_WORKERS:
@@ -69,13 +49,13 @@ def matrices(page: Shown) -> tuple[Matrix, ...]:
     shares = {ends: each.seconds / page.predicted.step_s for ends, each in sent.items() if page.predicted.step_s}
     used = frozenset(sent)
     found = [
-        _matrix(f"Bandwidth, {rate.name}, {about} {fmt.size(size)}", names, used, rates, rate.show, log=True),
-        _matrix(f"Latency, {wait.name}, of a message of {smallest}", names, used, waits, wait.show, log=True),
+        _heat_map(f"Bandwidth, {rate.name}, {about} {fmt.size(size)}", names, used, rates, rate.show, log=True),
+        _heat_map(f"Latency, {wait.name}, of a message of {smallest}", names, used, waits, wait.show, log=True),
     ]
     if sent:
         title = f"What a step sends, {heavy.name}, shaded by the share of the step that it is on the wire"
         loads = {ends: heavy.show(each.bytes) for ends, each in sent.items()}
-        found.append(_matrix(title, names, used, shares, loads, log=False, links=shown))
+        found.append(_heat_map(title, names, used, shares, loads, log=False, links=shown))
     return tuple(found)
 
 
@@ -89,7 +69,7 @@ def _size(page: Shown) -> tuple[float, str]:
     )
 
 
-def _matrix(
+def _heat_map(
     title: str,
     names: tuple[str, ...],
     used: frozenset[Ends],
@@ -98,16 +78,22 @@ def _matrix(
     *,
     log: bool,
     links: Mapping[Ends, Link] | None = None,
-) -> Matrix:
+) -> str:
     scale = _scale([value for value in values.values() if value > 0 and math.isfinite(value)], log=log)
 
-    def cell(ends: Ends) -> MatrixCell:
+    def cell(ends: Ends) -> str:
         if ends not in values:
-            return MatrixCell("·" if links and ends in links else "", None, used=False)
-        text = show(values[ends]) if callable(show) else show[ends]
-        return MatrixCell(text, scale(values[ends]), ends in used)
+            return f'<td class="">{"·" if links and ends in links else ""}</td>'
+        text = escape(show(values[ends]) if callable(show) else show[ends])
+        kind, word = (" used", "<i>used</i>") if ends in used else ("", "")
+        return f'<td class="heat{scale(values[ends])}{kind}">{text}{word}</td>'
 
-    return Matrix(title, names, tuple(tuple(cell((one, two)) for two in names) for one in names))
+    def named(name: str, scope: str) -> str:
+        return f'<th scope="{scope}" title="{escape(name)}">{escape(short(name))}</th>'
+
+    head = "".join(named(name, "col") for name in names)
+    rows = (f"<tr>{named(one, 'row')}{''.join(cell((one, two)) for two in names)}</tr>" for one in names)
+    return table_html(title, f'<tr><th scope="col">from \\ to</th>{head}</tr>', "".join(rows), "heat")
 
 
 def _scale(values: list[float], *, log: bool) -> Callable[[float], int]:

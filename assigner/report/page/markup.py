@@ -1,4 +1,4 @@
-"""Sheets, lines, matrices and placements as HTML. Every text goes through `escape`, so no name can become markup."""
+"""Sheets, lines and placements as HTML. Every text goes through `escape`, so no name can become markup."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from assigner.report.sheet import Line, Sheet
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from assigner.report.page.links import Matrix
     from assigner.report.page.sections import Card
     from assigner.report.page.shown import Shown
     from assigner.report.sheet import Column, Part
@@ -41,7 +40,7 @@ def _part(part: Part) -> str:
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(text)}</td>" for text in row)}</tr>'
         for name, row in part.rows
     )
-    return _table(part.title, f"<tr>{head}</tr>", body, "strip")
+    return table_html(part.title, f"<tr>{head}</tr>", body, "strip")
 
 
 def sheet_html(sheet: Sheet) -> str:
@@ -52,11 +51,11 @@ def sheet_html(sheet: Sheet) -> str:
         f"{_MARKED if n in sheet.marked else '<tr>'}{_cells(sheet.columns, row)}</tr>"
         for n, row in enumerate(sheet.rows)
     )
-    return _table(sheet.title, f"<tr>{head}</tr>" if titled else "", body)
+    return table_html(sheet.title, f"<tr>{head}</tr>" if titled else "", body)
 
 
-def _table(title: str, head: str, body: str, kind: str = "") -> str:
-    # The title is outside the box that scrolls: it wraps where the table is wider than the page.
+def table_html(title: str, head: str, body: str, kind: str = "") -> str:
+    """A table whose title is outside the box that scrolls: it wraps where the table is wider than the page."""
     caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
     head = f"<thead>{head}</thead>" if head else ""
     attributes = f'class="scroll" role="region" aria-label="{escape(title or "table")}" tabindex="0"'
@@ -102,20 +101,6 @@ def cards_html(cards: Iterable[Card]) -> str:
 def _unbroken(text: str) -> str:
     """A text whose figures stay on one line with their sign."""
     return escape(text).replace(" %", "&nbsp;%")
-
-
-def matrix_html(matrix: Matrix) -> str:
-    """A heat map: a table with shaded cells; links that the plan uses have a frame, and a word."""
-    head = "".join(f'<th scope="col" title="{escape(name)}">{escape(short(name))}</th>' for name in matrix.workers)
-    rows = []
-    for name, cells in zip(matrix.workers, matrix.rows, strict=True):
-        drawn = "".join(
-            f'<td class="{"" if cell.shade is None else f"heat{cell.shade}"}{" used" if cell.used else ""}">'
-            f"{escape(cell.text)}{'<i>used</i>' if cell.used else ''}</td>"
-            for cell in cells
-        )
-        rows.append(f'<tr><th scope="row" title="{escape(name)}">{escape(short(name))}</th>{drawn}</tr>')
-    return _table(matrix.title, f'<tr><th scope="col">from \\ to</th>{head}</tr>', "".join(rows), "heat")
 
 
 def short(name: str) -> str:

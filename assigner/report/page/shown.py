@@ -1,4 +1,9 @@
-"""A plan as the page shows it: priced anew, timed, with its memory over time and the runs that were traced."""
+"""A plan as the page shows it: priced anew, timed, with its memory over time and the runs that were traced.
+
+Of its search the page says the bound, where nothing on the page contradicts it, and what is left out. A search looks at
+the plans that its options allow (so many workers, such schedules), with the measurements that it had: its bound says
+nothing of other options. What no longer holds of a plan at all, `checked_plan` has taken from it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from assigner import formatting as fmt
 from assigner.formats.plan import Plan, Prediction, ProfileReference
 from assigner.formats.profile import Profile
 from assigner.formats.trace import Trace
 from assigner.report.page.splits import Split, splits
+from assigner.report.plan import proven_gap
+from assigner.report.sheet import Line
 from assigner.schedule.cost import CostModel
 from assigner.schedule.occupancy import Occupancy, memory_over_time
 from assigner.schedule.simulate import Timeline, simulated, summary
-from assigner.validation import Agreement, agree
 from assigner.validation.checkedplan import checked_plan
+from assigner.validation.comparison import Agreement, agree
 from assigner.validation.steps import runs_by_plan
 
 if TYPE_CHECKING:
@@ -122,6 +130,37 @@ def _run(page: Shown, name: str, trace: Trace) -> Run:
 def unlike_batches(pages: Sequence[Shown]) -> bool:
     """Whether the steps of plans are of different batches, so that only samples a second compare."""
     return len({each.plan.workload.batch_size for each in pages}) > 1
+
+
+def bound_s(pages: Sequence[Shown], page: Shown) -> float | None:
+    """No step that the plan's search could have found is shorter; None: nothing is proven, or a shown plan is faster.
+
+    Args:
+        pages: All plans.
+        page: One of them.
+    """
+    solver = page.plan.solver
+    if solver is None or proven_gap(page.plan) is None or solver.options.get("robust"):
+        return None  # a robust bound is of the slow end of the measurements
+    batch = page.plan.workload.batch_size
+    fastest = min(each.predicted.step_s for each in pages if each.plan.workload.batch_size == batch)
+    return None if fastest < solver.bound_s * (1 - fmt.SHOWN) else solver.bound_s
+
+
+def beaten(pages: Sequence[Shown], page: Shown) -> bool:
+    """Whether a shown plan is faster than the bound of this one's search, so that its options left that plan out."""
+    return bound_s([page], page) is not None and bound_s(pages, page) is None
+
+
+def changed(page: Shown) -> tuple[Line, ...]:
+    """Why a plan's figures are not those of its file, and how to find again what was left out for that."""
+    if not page.notes:
+        return ()
+    lost = page.stored.solver is not None and page.plan.solver is None
+    source = page.plan.profile.path if page.plan.profile else "PROFILE"
+    again = f"; solve again to have it: assigner solve {source} -o PLAN" if lost else ""
+    said = "; ".join(page.notes) + again
+    return (Line(f"{said[0].upper()}{said[1:]}.", "warning"),)
 
 
 def runs_of(plans: Sequence[Named], traces: Sequence[tuple[str, Trace]]) -> list[list[tuple[str, Trace]]]:
