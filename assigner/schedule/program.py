@@ -229,7 +229,7 @@ def build_program(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -
     """
     wiring = wire(plan, edges, ties)
     if plan.schedule == "1f1b":
-        _check_depths(plan, edges)
+        check_depths(plan, edges)
     actions = {}
     for worker in plan.workers:
         mine: list[Action] = []
@@ -291,8 +291,12 @@ def _check_direction(plan: Plan, edges: Sequence[Edge], stage_of: Mapping[str, i
             )
 
 
-def _check_depths(plan: Plan, edges: Sequence[Edge]) -> None:
-    """Under 1f1b a stage's first backward waits for one that comes after as many forwards as its reader's depth."""
+def check_depths(plan: Plan, edges: Sequence[Edge]) -> None:
+    """Under 1f1b a stage's first backward waits for one that comes after as many forwards as its reader's depth.
+
+    Raises:
+        FormatError: a stage has more micro-batches in flight than one whose output it needs.
+    """
     stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
     for edge in edges:
         source, target = stage_of[edge.source], stage_of[edge.target]

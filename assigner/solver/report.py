@@ -12,6 +12,7 @@ from assigner.formats.plan import Candidate, SolverReport
 from assigner.schedule.objective import objective_value
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver.contest.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
+from assigner.solver.ladder.shared import SharedSetting
 from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.problem.answer import Solution
@@ -136,7 +137,13 @@ def _candidates(search: Search, best: Proposal, bound: float) -> tuple[Candidate
     alike: dict[tuple[str, int], list[Setting]] = {}
     for setting in search.settings:  # along each order of a graph there is one
         alike.setdefault((setting.schedule, setting.micro_batches), []).append(setting)
-    plan, found = best.plan, [_candidate(search, settings, best) for settings in alike.values()]
+    shared = [each for each in search.settings if isinstance(each, SharedSetting)]
+    plan, found = best.plan, list[Candidate]()
+    for (schedule, count), settings in alike.items():
+        # under other objectives than the step 1F1B's shared stages stand for GPipe's
+        stand_in = schedule == "gpipe" and not any(each in shared for each in settings)
+        bounds = [each.bound for each in shared if stand_in and each.micro_batches == count]
+        found.append(_candidate(search, settings, best, min([each.bound for each in settings] + bounds)))
     if best is search.contest.best or plan.objective != "step":
         return tuple(found)
     chosen = Candidate(
@@ -146,9 +153,9 @@ def _candidates(search: Search, best: Proposal, bound: float) -> tuple[Candidate
     return (*others, chosen)
 
 
-def _candidate(search: Search, settings: Sequence[Setting], best: Proposal) -> Candidate:
+def _candidate(search: Search, settings: Sequence[Setting], best: Proposal, bound: float) -> Candidate:
     """What came of the settings of one schedule and micro-batch count."""
-    gap, first, bound = search.contest.gap, settings[0], min(setting.bound for setting in settings)
+    gap, first = search.contest.gap, settings[0]
     value = min(setting.best_value for setting in settings)
     if any(setting.best is best for setting in settings):
         status = "chosen"

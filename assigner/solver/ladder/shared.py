@@ -15,6 +15,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from assigner.errors import FormatError
+from assigner.schedule.program import check_depths
 from assigner.solver.contest.contest import DYNAMIC_PROGRAM, ENUMERATION, PROVEN, TOTAL_WORK
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.share_search import ShareSearch
@@ -221,7 +223,14 @@ class SharedSetting(LadderSetting):
         return [range(most, most + 1)] * len(pipeline) if self.schedule == "gpipe" else super().ranges(pipeline)
 
     def worth(self, plan: Plan) -> tuple[float, float]:
-        """As of `LadderSetting`; what a shared stage's option promises of memory need not hold for these shares."""
+        """As of `LadderSetting`; what a shared stage's option promises of memory need not hold for these shares.
+
+        Nor do the steps of its workers wait for ever wherever the depths of whole stages do.
+        """
+        try:
+            check_depths(plan, self.problem.cost.profile.edges)
+        except FormatError:
+            return math.inf, math.inf
         return super().worth(plan) if self.problem.fits(plan) else (math.inf, math.inf)
 
     def _near(self, at: Point, ranges: Sequence[range]) -> Iterator[Point]:

@@ -124,9 +124,9 @@ class PipelineSetting(Setting):
         cost = self.problem.cost.apart
         try:
             step = step_s(plan, cost)
+            return compared_value(plan, self.objective, cost, step_s=step), step
         except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
             return math.inf, math.inf
-        return compared_value(plan, self.objective, cost, step_s=step), step
 
     def _check(self, price: float, value: float) -> None:
         """Raise AssignerError if the ladder's price is no bound, or not the value where it should be."""
