@@ -233,8 +233,6 @@ class Search:
             setting.tighten()
         for setting in self._open(lambda each: (each.best_value, each.bound)):
             setting.prove()
-        for setting in self._open(lambda each: each.best_value):
-            setting.adopt()
 
     @property
     def _enough(self) -> bool:
