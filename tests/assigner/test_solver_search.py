@@ -96,7 +96,7 @@ def test_pulps_optimal_after_a_limit_is_not_believed(solver):
 
 def test_no_plan_before_the_limit_is_a_limit_error(monkeypatch):
     """Neither a plan nor a proof: exit code 4, and the bound that is known."""
-    for step in ("start", "tighten", "prove", "adopt"):
+    for step in ("start", "tighten", "prove"):
         monkeypatch.setattr(GPipeSetting, step, lambda *_: None)
     monkeypatch.setattr("assigner.solver.baselines.find_baselines", lambda _: ())
     with pytest.raises(LimitError) as caught:

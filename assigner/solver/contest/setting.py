@@ -7,7 +7,6 @@ The search (search.py) takes every setting through the same steps:
     improve  local search from the best of them
     tighten  the bound, by a relaxation; fewer choices left
     prove    the best plan, or that none is better
-    adopt    what other settings found, as far as it can be had better here
     close    on to a gap of 0, where that takes seconds and no gap was asked for
 
 All of that is with a wire for each link (`CostModel.apart`): a wire that links share only delays, so that bounds hold,
@@ -169,6 +168,3 @@ class Setting(ABC):
     def close(self) -> None:
         """Find the best plan of all below the target, or prove that this setting has none."""
         self.prove()
-
-    def adopt(self) -> None:  # noqa: B027 - most settings have no use for others' plans
-        """Start from the best plan of other settings, if this one can run it better; by itself a setting cannot."""

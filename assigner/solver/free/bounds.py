@@ -19,13 +19,13 @@ stages in place of single partitions on the ways: for a stage s of worker w,
     step >= FT + (way from the sink back to s) + M B(s) + (way from s back to the end of an update)
 
 Partitions that are not placed stand for themselves there; one that joins a stage later only makes that stage longer by
-what it counted before.
+what it counted before. Both bounds are ways through a graph whose nodes are positions, or stages.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,20 +49,46 @@ class Turn:
         back_s: Seconds that the step takes from there on, at least.
     """
 
-    tail: Sequence[float]
+    tail: Mapping[int, float]
     back_s: float
 
 
-class _Least(NamedTuple):
-    """The least that is known of a placement, by position: worker, earliest start, seconds; by worker: the rest."""
+class _Nodes(NamedTuple):
+    """A graph of positions, or of stages, one way of the step: towards a sink, or back from it.
 
-    where: Sequence[int]
-    masks: Sequence[int]
-    head: Sequence[float]
-    forward: Sequence[float]
-    backward: Sequence[float]
-    update: Sequence[float]
-    again: Sequence[float]
+    Args:
+        order: The nodes in a topological order.
+        hops: Of each node those behind it, with the seconds of the message; -inf: there is none this way.
+        seconds: Of each node, one micro-batch.
+        beyond: Seconds between each node and the far end of the step, at least.
+        held: Nodes that share a worker, and what it computes of one micro-batch beyond them once all are in the way.
+    """
+
+    order: Sequence[int]
+    hops: Mapping[int, Sequence[tuple[int, float]]]
+    seconds: Sequence[float]
+    beyond: Mapping[int, float]
+    held: Sequence[tuple[Sequence[int], float]] = ()
+
+    def way_s(self, sink: int, times: int) -> tuple[float, dict[int, float]]:
+        """Seconds between the sink and the far end with so many micro-batches; and from the end of each node to it."""
+        seconds, beyond, found = self.seconds, self.beyond, 0.0
+        near: dict[int, float] = {}
+        for each in reversed(self.order):
+            ways = [near[b] + seconds[b] + wire for b, wire in self.hops[each]]
+            here = near[each] = 0.0 if each == sink else max(ways, default=NEVER)
+            if here == NEVER:
+                continue
+            found = max(found, here + times * seconds[each] + beyond[each])
+            for b, wire in self.hops[each]:
+                if wire:
+                    found = max(found, near[b] + seconds[b] + times * wire + seconds[each] + beyond[each])
+        for nodes, longer in self.held:
+            part = [i for i in nodes if near[i] > NEVER]
+            if part:
+                work = sum([seconds[i] for i in part]) + (longer if len(part) == len(nodes) else 0.0)
+                found = max(found, min([beyond[i] for i in part]) + times * work + min([near[i] for i in part]))
+        return found, near
 
 
 class Bounds:
@@ -84,23 +110,7 @@ class Bounds:
             for row in table.prices
         ]
         self._weight, self._share, self._weights = split_among(np.array(work), table.problem.most_workers)
-        self._into: list[list[tuple[int, int, bool]]] = [[] for _ in range(self.n)]
-        self._from: list[list[tuple[int, int, bool]]] = [[] for _ in range(self.n)]
-        for maker, value, reader, gradient in table.edges:
-            self._into[reader].append((maker, value, gradient))
-            self._from[maker].append((reader, value, gradient))
         self._sinks = [i for i in range(self.n) if not table.behind[i]]
-        self._before = self._reaching(gradient=False)
-        self._graded = self._reaching(gradient=True)
-
-    def _reaching(self, *, gradient: bool) -> list[int]:
-        """Per position: all positions that lead to it, itself too."""
-        found = [1 << i for i in range(self.n)]
-        for i in range(self.n):
-            for maker, _, graded in self._into[i]:
-                if graded or not gradient:
-                    found[i] |= found[maker]
-        return found
 
     def least(self, where: Sequence[int], masks: Sequence[int]) -> tuple[float, list[Turn]]:
         """The bound, in seconds, and its turns.
@@ -111,10 +121,7 @@ class Bounds:
         """
         table, times = self.table, self.table.micro_batches
         forward, backward = list(self._forward), list(self._backward)
-        update = [0.0] * len(masks)
-        again = [0.0] * len(masks)
-        bound, total = 0.0, 0.0
-        head = [0.0] * self.n
+        update, total, bound = [0.0] * len(masks), 0.0, 0.0
         for i, w in enumerate(where):
             if w >= 0:
                 price = table.prices[w][i]
@@ -123,83 +130,24 @@ class Bounds:
                 update[w] += price.update_s
             else:
                 total += self._share[i]
-            head[i] = max(
-                (head[j] + forward[j] + self._wire_s(where, value, j, i) for j, value, _ in self._into[i]), default=0.0
-            )
-        for w, mask in enumerate(masks):
-            if mask:
-                again[w] = self.room.least_s(w, mask)
-                load = times * (sum(forward[i] + backward[i] for i in bits(mask)) + again[w]) + update[w]
-                total += self._weight[w] * load
-                bound = max(bound, load + min(head[i] for i in bits(mask)))
+        held = [(w, list(bits(mask)), self.room.least_s(w, mask)) for w, mask in enumerate(masks) if mask]
+        there, back = self._both_ways(
+            where, range(self.n), range(self.n), (forward, backward), [update[w] if w >= 0 else 0.0 for w in where]
+        )
+        there = there._replace(held=[(positions, 0.0) for _, positions, _ in held])
+        back = back._replace(held=[(positions, again) for _, positions, again in held])
+        for w, positions, again in held:
+            load = times * (sum([forward[i] + backward[i] for i in positions]) + again) + update[w]
+            total += self._weight[w] * load
+            bound = max(bound, load + min([there.beyond[i] for i in positions]))
         bound = max(bound, total / self._weights if self._weights else 0.0)
-        at = _Least(where, masks, head, forward, backward, update, again)
         turns = []
         for sink in self._sinks:
-            tail = self._tails(sink, where, forward)
-            there, back = self._there_s(sink, at, tail), self._back_s(sink, at)
-            turns.append(Turn(tail, back))
-            bound = max(bound, there + back)
+            turn, tail = there.way_s(sink, times)
+            rest, _ = back.way_s(sink, times)
+            turns.append(Turn(tail, rest))
+            bound = max(bound, turn + rest)
         return bound, turns
-
-    def _wire_s(self, where: Sequence[int], value: int, source: int, target: int) -> float:
-        u, v = where[source], where[target]
-        return self.table.wires[value][u][v].seconds if u >= 0 and v >= 0 and u != v else 0.0
-
-    def _tails(self, sink: int, where: Sequence[int], forward: Sequence[float]) -> list[float]:
-        tail = [NEVER] * self.n
-        tail[sink] = 0.0
-        for i in range(sink - 1, -1, -1):
-            if self._before[sink] >> i & 1:
-                tail[i] = max(
-                    self._wire_s(where, value, i, j) + forward[j] + tail[j] for j, value, _ in self._from[i]
-                )  # fmt: skip
-        return tail
-
-    def _there_s(self, sink: int, at: _Least, tail: Sequence[float]) -> float:
-        """Seconds until the sink's last forward is over."""
-        times, found = self.table.micro_batches, 0.0
-        head, forward = at.head, at.forward
-        for i in bits(self._before[sink]):
-            found = max(found, head[i] + times * forward[i] + tail[i])
-            for j, value, _ in self._into[i]:
-                wire = self._wire_s(at.where, value, j, i)
-                if wire:
-                    found = max(found, head[j] + forward[j] + times * wire + forward[i] + tail[i])
-        for mask in at.masks:
-            part = list(bits(mask & self._before[sink]))
-            if len(part) > 1:
-                work = times * sum(forward[i] for i in part)
-                found = max(found, min(head[i] for i in part) + work + min(tail[i] for i in part))
-        return found
-
-    def _back_s(self, sink: int, at: _Least) -> float:
-        """Seconds from the sink's last forward to the end of the step."""
-        times, graded, backward, where = self.table.micro_batches, self._graded[sink], at.backward, at.where
-        head, tail = [0.0] * self.n, [0.0] * self.n
-        for i in range(sink - 1, -1, -1):
-            if graded >> i & 1:
-                head[i] = max(
-                    head[j] + backward[j] + self._wire_s(at.where, value, j, i)
-                    for j, value, gradient in self._from[i]
-                    if gradient and graded >> j & 1
-                )
-        found = 0.0
-        for i in bits(graded):
-            tail[i] = at.update[where[i]] if where[i] >= 0 else 0.0
-            for j, value, gradient in self._into[i]:
-                if gradient:
-                    wire = self._wire_s(at.where, value, i, j)
-                    tail[i] = max(tail[i], wire + backward[j] + tail[j])
-                    if wire:
-                        found = max(found, head[i] + backward[i] + times * wire + backward[j] + tail[j])
-            found = max(found, head[i] + times * backward[i] + tail[i])
-        for w, mask in enumerate(at.masks):
-            part = list(bits(mask & graded))
-            if part:
-                work = times * (sum(backward[i] for i in part) + (at.again[w] if mask & graded == mask else 0.0))
-                found = max(found, min(head[i] for i in part) + work + min(tail[i] for i in part))
-        return found
 
     def convex(self, where: Sequence[int], stages: Sequence[tuple[int, int]]) -> float:
         """The sharper bound where each worker has one stage, in seconds.
@@ -218,53 +166,42 @@ class Bounds:
             backward[n + w] = sum([table.backward_s[w][i] for i in bits(mask)]) + self.room.least_s(w, mask)
             update[n + w] = sum([table.update_s[w][i] for i in bits(mask)])
         order = [n + w for w, _ in stages] + [i for i in range(n) if where[i] < 0]
+        there, back = self._both_ways(where, node, order, (forward, backward), update)
+        times = table.micro_batches
+        return max(there.way_s(node[sink], times)[0] + back.way_s(node[sink], times)[0] for sink in self._sinks)
+
+    def _both_ways(
+        self, where: Sequence[int], node: Sequence[int], order: Sequence[int],
+        seconds: tuple[Sequence[float], Sequence[float]], update: Sequence[float],
+    ) -> tuple[_Nodes, _Nodes]:  # fmt: skip
+        """Ways from the start of the step to a sink, and from there to its end.
+
+        Args:
+            where: Worker of each position; -1: not placed.
+            node: Of each position.
+            order: The nodes in a topological order.
+            seconds: Of each node, a forward and a backward.
+            update: Of each node, seconds of its worker's update.
+        """
+        forward, backward = seconds
         into: dict[int, list[tuple[int, float, float]]] = {each: [] for each in order}
-        out: dict[int, list[tuple[int, float, float]]] = {each: [] for each in order}
-        for maker, value, reader, gradient in table.edges:
-            a, b = node[maker], node[reader]
+        ahead: dict[int, list[tuple[int, float]]] = {each: [] for each in order}
+        graded: dict[int, list[tuple[int, float]]] = {each: [] for each in order}
+        for maker, value, reader, gradient in self.table.edges:
+            a, b, u, v = node[maker], node[reader], where[maker], where[reader]
             if a != b:
                 there = back = 0.0
-                if b >= n:
-                    wires, u, v = table.wires[value], where[maker], where[reader]
+                if v >= 0 and u != v:
+                    wires = self.table.wires[value]
                     there, back = wires[u][v].seconds, wires[v][u].seconds
-                into[b].append((a, there, back if gradient else NEVER))
-                out[a].append((b, there, back if gradient else NEVER))
+                back = back if gradient else NEVER
+                into[b].append((a, there, back))
+                ahead[a].append((b, there))
+                graded[a].append((b, back))
         head: dict[int, float] = {}
         after: dict[int, float] = {}
         for each in order:
-            head[each] = max((head[a] + forward[a] + there for a, there, _ in into[each]), default=0.0)
-            after[each] = max(
-                (back + backward[a] + after[a] for a, _, back in into[each]), default=0.0
-            )  # fmt: skip
-            after[each] = max(after[each], update[each])
-        there_to = {each: [(b, there) for b, there, _ in ways] for each, ways in out.items()}
-        back_from = {each: [(b, back) for b, _, back in ways] for each, ways in out.items()}
-        bound = 0.0
-        for sink in range(n):
-            if not table.behind[sink]:
-                turn = self._way_s(node[sink], order, there_to, head, forward)
-                bound = max(bound, turn + self._way_s(node[sink], order, back_from, after, backward))
-        return bound
-
-    def _way_s(
-        self, sink: int, order: Sequence[int], hops: dict[int, list[tuple[int, float]]], beyond: dict[int, float],
-        seconds: Sequence[float],
-    ) -> float:  # fmt: skip
-        """Seconds between the sink and the far end of the step, one way.
-
-        Args:
-            sink: Its node.
-            order: The nodes in a topological order.
-            hops: Of each node those behind it, with the seconds of the message; -inf: there is none this way.
-            beyond: Seconds between each node and the far end.
-            seconds: Of each node, one micro-batch.
-        """
-        times, found = self.table.micro_batches, 0.0
-        near: dict[int, float] = {}
-        for each in reversed(order):
-            ways = [near[b] + seconds[b] + wire for b, wire in hops[each]]
-            near[each] = 0.0 if each == sink else max(ways, default=NEVER)
-            found = max(found, near[each] + times * seconds[each] + beyond[each])
-            for b, wire in hops[each]:
-                found = max(found, near[b] + seconds[b] + times * wire + seconds[each] + beyond[each])
-        return found
+            head[each] = max([head[a] + forward[a] + there for a, there, _ in into[each]], default=0.0)
+            longest = max([back + backward[a] + after[a] for a, _, back in into[each]], default=0.0)
+            after[each] = max(longest, update[each])
+        return _Nodes(order, ahead, forward, head), _Nodes(order, graded, backward, after)

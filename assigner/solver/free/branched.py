@@ -12,8 +12,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.schedule.objective import compared_value
-from assigner.schedule.timing import step_s
 from assigner.solver.contest.contest import EXHAUSTIVE, Contest
 from assigner.solver.free.setting import ConvexSetting, FreeSetting
 from assigner.solver.free.starts import of_plan, orders
@@ -136,7 +134,6 @@ class BranchedSetting(LadderSetting):
                 replace(stage, in_flight=in_flight if self.schedule == "1f1b" else None) for stage in plan.stages
             ),
         )  # fmt: skip
-        if problem.step_s(adapted) < math.inf:  # it is where a gradient or a tie needs a link that is missing
-            cost = problem.cost.apart
-            value = compared_value(adapted, self.objective, cost, step_s=step_s(adapted, cost))
+        if problem.fits(adapted):
+            value, _ = self.worth(adapted)  # inf where a gradient or a tie needs a link that is missing
             self.offer(value, lambda: adapted, EXHAUSTIVE)

@@ -11,24 +11,17 @@ Source: A. H. Land and A. G. Doig, An automatic method of solving discrete progr
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from assigner.solver.free.bounds import Turn
 from assigner.solver.free.stage_orders import StageOrders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from assigner.solver.free.arrangement import Arrangement
+    from assigner.solver.free.bounds import Turn
     from assigner.solver.free.pricing import BoundedPricing
-
-
-@dataclass(slots=True)
-class _SearchNode:
-    bound: float
-    turns: list[Turn]
-    worker: int
 
 
 class Exhaustive:
@@ -71,20 +64,20 @@ class Exhaustive:
         if i == self._n:
             self._finish(bound, turns)
             return
-        nodes = sorted(self._children(i, bound), key=lambda node: (node.bound, node.worker))
-        for node in nodes:
-            if node.bound >= self._limit:
+        for least, worker, further in sorted(self._children(i, bound), key=itemgetter(0, 1)):
+            if least >= self._limit:
                 return
             if self._nodes <= 0:
-                self.floor = min(self.floor, node.bound)
+                self.floor = min(self.floor, least)
                 return
-            self._where[i] = node.worker
-            self._masks[node.worker] |= 1 << i
-            self._place(i + 1, node.bound, node.turns)
+            self._where[i] = worker
+            self._masks[worker] |= 1 << i
+            self._place(i + 1, least, further)
             self._where[i] = -1
-            self._masks[node.worker] ^= 1 << i
+            self._masks[worker] ^= 1 << i
 
-    def _children(self, i: int, known: float) -> Iterator[_SearchNode]:
+    def _children(self, i: int, known: float) -> Iterator[tuple[float, int, list[Turn]]]:
+        """The bound, the worker and the turns of each choice for a position."""
         for worker in self._table.homes[i]:
             if self._may(i, worker):
                 self._tick()
@@ -92,7 +85,7 @@ class Exhaustive:
                 self._masks[worker] |= 1 << i
                 bound, turns = self._pricing.least(self._where, self._masks, self._limit)
                 if not math.isinf(bound):
-                    yield _SearchNode(max(bound, known), turns, worker)
+                    yield max(bound, known), worker, turns
                 self._where[i] = -1
                 self._masks[worker] ^= 1 << i
 

@@ -18,7 +18,6 @@ from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.pricing import StepPricing
 from assigner.solver.free.starts import starts
 from assigner.solver.ilp.placements import PlacementModel
-from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.limits import tuning
 from assigner.solver.problem.set_memory import SetMemory
 from assigner.solver.problem.set_prices import SetPrices
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from assigner.solver.contest.contest import Contest
     from assigner.solver.free.arrangement import Arrangement, Stages
     from assigner.solver.free.pricing import BoundedPricing
-    from assigner.solver.problem.problem import Problem
 
 
 class FreeSetting(Setting):
@@ -157,27 +155,3 @@ class ConvexSetting(FreeSetting):
     schedule: Schedule = "gpipe"
     one_stage = True
     most_ways = tuning.SMALL_CONVEX
-
-
-class OrderedSetting(GPipeSetting):
-    """GPipe along one order of a graph: the ILP of a chain, and exhaustive search for what it leaves open."""
-
-    def prove(self) -> None:
-        """As of a chain; then, of a small graph, every placement: pipelines differ by more than the ILP knows."""
-        super().prove()
-        if not self.decided and self.contest.left_s > 0 and _pipelines(self.problem) <= tuning.SMALL:
-            every = ConvexSetting(self.contest, self.micro_batches)
-            every.effort = self.effort
-            every.look_at_all()
-            self.raise_bound(every.bound, EXHAUSTIVE)
-            self.cut_short |= every.cut_short
-            if every.best_value < self.best_value:
-                self.best = every.best
-            found = [each for each in (self.with_wires, every.with_wires) if each is not None]
-            self.with_wires = min(found, key=lambda each: each.value, default=None)
-
-
-def _pipelines(problem: Problem) -> int:
-    """How many ways there are to cut one order into stages and put them on workers."""
-    n, workers = len(problem.order), len(problem.workers)
-    return sum(math.comb(n - 1, k - 1) * math.perm(workers, k) for k in range(1, problem.most_workers + 1))

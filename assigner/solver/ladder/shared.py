@@ -132,11 +132,6 @@ class SharedSetting(LadderSetting):
         if self.options.whole:
             super().prove()
 
-    def adopt(self) -> None:
-        """As of `LadderSetting`, where there are shared stages to move to."""
-        if any(len(members) > 1 for members in self.options.sets):
-            super().adopt()
-
     @property
     def closable(self) -> bool:
         """As `Setting` has it: by the number of stage options."""

@@ -292,34 +292,6 @@ class PipelineSetting(Setting):
         """Whether local search has actions and time left."""
         return self._actions > 0 and self.contest.left_s > 0
 
-    def adopt(self) -> None:
-        """Improve the best pipeline of all settings under this one; where there is none, that of a baseline."""
-        best = self.contest.best
-        if best is self.best and best is not None:
-            return
-        plan = best.plan if best is not None else self._baseline()
-        if plan is None or plan.is_looped:
-            return
-        group = {name: k for k, members in enumerate(self.instance.groups) for name in members}
-        held = [tuple(sorted(group[worker] for worker in stage.workers)) for stage in plan.stages]
-        if not all(members in self.options.sets for members in held):
-            return
-        position = self.problem.position
-        placed = sorted(
-            (min(position[name] for name in stage.partitions), self.options.sets.index(members))
-            for stage, members in zip(plan.stages, held, strict=True)
-        )
-        pipeline = self._stages(placed)
-        if pipeline is not None:
-            self._improve(self.simulate(pipeline, found_by=LOCAL), pipeline)
-
-    def _baseline(self) -> Plan | None:
-        """A simple placement to start from, for want of anything better."""
-        from assigner.solver.baselines import baseline_plan
-
-        found = (baseline_plan(self.problem, name) for name in ("proportional", "equal", "single"))
-        return next((plan for plan in found if plan is not None), None)
-
 
 def pipeline_key(pipeline: Sequence[StageOption]) -> _Key:
     """What tells pipelines apart that are simulated by themselves."""

@@ -11,7 +11,7 @@ from assigner.errors import UsageError
 from assigner.schedule.cost import CostModel
 from assigner.solver.contest.contest import LOCAL, PROVEN, Contest, Proposal
 from assigner.solver.free.branched import BranchedSetting, SteadySetting
-from assigner.solver.free.setting import ConvexSetting, FreeSetting, OrderedSetting
+from assigner.solver.free.setting import ConvexSetting, FreeSetting
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.ladder.shared import SharedSetting
@@ -72,7 +72,7 @@ def _gpipe(contest: Contest, count: int) -> Sequence[Setting]:
     convex = ConvexSetting(contest, count)
     if convex.certain or contest.problem.branched:
         return [convex]
-    return [OrderedSetting(contest, count, problem) for problem in contest.problem.ordered]
+    return [GPipeSetting(contest, count, problem) for problem in contest.problem.ordered]
 
 
 def _shared(contest: Contest, counts: Sequence[int]) -> list[Setting]:
@@ -233,8 +233,6 @@ class Search:
             setting.tighten()
         for setting in self._open(lambda each: (each.best_value, each.bound)):
             setting.prove()
-        for setting in self._open(lambda each: each.best_value):
-            setting.adopt()
 
     @property
     def _enough(self) -> bool:
