@@ -20,7 +20,8 @@ from assigner.location import rank_of
 MAJORS = 1, 2
 """A plan that a reader of format 1 would run wrongly is of format 2: several workers a stage, or listed orders."""
 _DIVIDED = "2.1"  # workers that divide an optimizer's state: a reader of 2.0 needs more memory, and trains the same
-StepTime = Annotated[float, Range(1e-12)]
+LEAST_STEP_S = 1e-12
+StepTime = Annotated[float, Range(LEAST_STEP_S)]
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from assigner.errors import FormatError
 from assigner.formats.document import check_unique
+from assigner.formats.terms import Backend
 from assigner.location import Location
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.formats.profile import LinkPoint, Profile
+
+
+_LEAST_S, _MOST_S = 1e-12, 1e12
 
 
 def check_profile(profile: Profile) -> None:
@@ -27,8 +31,13 @@ def check_profile(profile: Profile) -> None:
     partitions = [partition.name for partition in profile.partitions]
     check_unique(workers, "workers[{}].name")
     check_unique(partitions, "partitions[{}].name")
-    for n, name in enumerate(workers):
-        Location.parse(name, where=f"workers[{n}].name")
+    for n, worker in enumerate(profile.workers):
+        device = Location.parse(worker.name, where=f"workers[{n}].name").device
+        if worker.device != device:
+            raise FormatError(
+                f"workers[{n}].device: {worker.device!r} is not allowed: the worker is {worker.name}",
+                hint=f"its device is {device!r}",
+            )
     _check_links(profile, set(workers))
     _check_wires(profile, set(workers))
     _check_collectives(profile, set(workers))
@@ -56,6 +65,10 @@ def _check_links(profile: Profile, workers: set[str]) -> None:
         if link.source == link.target:
             raise FormatError(f"links[{n}]: {link.source!r} is both source and target")
         check_points(link.points, f"links[{n}]", "a link")
+        if link.backend not in get_args(Backend):
+            raise FormatError(
+                f"links[{n}].backend: {link.backend!r} is unknown", hint=f"one of {', '.join(get_args(Backend))}"
+            )
         pairs.append(f"{link.source} -> {link.target}")
     check_unique(pairs, "links[{}]")
 
@@ -79,12 +92,25 @@ def _check_wires(profile: Profile, workers: set[str]) -> None:
 
 
 def check_points(points: Sequence[LinkPoint], path: str, what: str) -> None:
-    """Raise FormatError unless there are points and their sizes grow; `path` says where, `what` whose they are."""
+    """Raise FormatError unless there are points, their sizes grow, and both that and times are none or can be measured.
+
+    Args:
+        points: Of a link or a collective.
+        path: Where they are.
+        what: Whose they are.
+    """
     if not points:
         raise FormatError(f"{path}.points: empty; leave out {what} that was not measured")
     sizes = [point.bytes for point in points]
     if sorted(set(sizes)) != sizes:
         raise FormatError(f"{path}.points: sizes must grow, each once; found {sizes[:6]}")
+    for n, point in enumerate(points):
+        if 0 < point.bytes < 1:
+            raise FormatError(f"{path}.points[{n}].bytes: {point.bytes} is not allowed; expected 0, or 1 or more")
+        if point.seconds and not _LEAST_S <= point.seconds <= _MOST_S:
+            raise FormatError(
+                f"{path}.points[{n}].seconds: {point.seconds} is not allowed; expected 0, or {_LEAST_S} to {_MOST_S:g}"
+            )
 
 
 def _check_collectives(profile: Profile, workers: set[str]) -> None:

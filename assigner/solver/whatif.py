@@ -28,7 +28,7 @@ from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
 from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.orders.search import unlisted, with_orders
-from assigner.solver.problem.options import SolveOptions
+from assigner.solver.problem.options import SolveOptions, samples_in_each
 from assigner.solver.problem.problem import Problem
 from assigner.solver.search.preference import simpler
 from assigner.solver.search.relief import relieved
@@ -128,7 +128,7 @@ def questions(plan: Plan, case: Case) -> Iterator[Question]:
     free = replace(case.options, micro_batches=None).counts(case.cost)
     count = min((each for each in free if each > plan.micro_batches), default=None)
     if count is not None:
-        size = plan.workload.batch_size // count
+        size = samples_in_each(plan.workload.batch_size, count)
         what = f"{count} micro-batches of {size} instead of {plan.micro_batches} of {plan.micro_batch_size}"
         cut = unlisted(plan).cut(count, size, batch_size=plan.workload.batch_size)
         yield Question("micro_batches", what, case.with_options(micro_batches=count), cut, keeps=False)

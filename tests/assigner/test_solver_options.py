@@ -10,14 +10,16 @@ import pytest
 from builders import make_profile
 
 from assigner.errors import UsageError
+from assigner.formats.plan import load_plan, save_plan
+from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve
 from assigner.solver.problem.options import divisors
 
 WRONG = [
     ({"gap": -0.1}, "-0.1"), ({"gap": 1.0}, "1.0"), ({"gap": math.nan}, "nan"), ({"gap": "x"}, "'x'"),
     ({"time_limit": "soon"}, "soon"), ({"only": ("worker:*",)}, "worker:*"), ({"time_limit": 0}, "0"),
-    ({"time_limit": math.inf}, "inf"), ({"micro_batches": 0}, "0"), ({"micro_batches": 3}, "3"),
-    ({"micro_batches": 16}, "16"), ({"batch_size": 0}, "0"), ({"batch_size": 7, "micro_batches": 2}, "7"),
+    ({"time_limit": math.inf}, "inf"), ({"micro_batches": 0}, "0"), ({"micro_batches": 5}, "5"),
+    ({"micro_batches": 16}, "16"), ({"batch_size": 0}, "0"), ({"batch_size": 7, "micro_batches": 5}, "7"),
     ({"remat": "sometimes"}, "sometimes"), ({"solver": "gurobi"}, "gurobi"), ({"seed": -1}, "-1"),
     ({"pins": {"p9": "worker:0"}}, "p9"), ({"pins": {"p0": "worker:7"}}, "worker:7"),
     ({"pins": {"p0": "gpu"}}, "gpu"),
@@ -39,6 +41,36 @@ def test_divisors_are_all_of_them_in_order():
     assert divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
     assert divisors(1) == (1,)
     assert divisors(7) == (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("batch", "counts"),
+    [
+        (8, (1, 2, 4, 8)),
+        (10, (1, 2, 5, 10)),
+        (7, (1, 2, 4, 7)),
+        (22, (1, 2, 4, 8, 11, 22)),
+        (97, (1, 2, 4, 8, 14, 25, 49, 97)),
+    ],
+)
+def test_a_batch_with_few_divisors_has_numbers_of_micro_batches_in_between(batch, counts):
+    """Every one of them cuts the batch: with one fewer of the same size it would not be whole."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0], batch=batch)
+    assert SolveOptions().counts(CostModel(profile)) == counts
+    assert all((count - 1) * -(-batch // count) < batch for count in counts)
+
+
+def test_a_prime_batch_is_not_one_micro_batch_or_as_many_as_samples(tmp_path):
+    """Latency and bubbles are weighed as for any batch, and the plan can be read."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0], batch=13, latency=4e-3)
+    best = {count: solve(profile, SolveOptions(micro_batches=count, max_replicas=1)).plan for count in (1, 2, 4, 7, 13)}
+    plan = solve(profile, SolveOptions(max_replicas=1, schedule="one-stage", gap=0.0)).plan
+    assert plan.micro_batches not in (1, 13)
+    assert plan.predicted.step_s == pytest.approx(min(each.predicted.step_s for each in best.values()))
+    assert plan.micro_batch_size == -(-13 // plan.micro_batches)
+    assert "equal" not in plan.solver.scope
+    save_plan(plan, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").micro_batches == plan.micro_batches
 
 
 def test_importing_the_solver_is_light():

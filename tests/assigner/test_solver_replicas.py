@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,20 @@ from shared_placements import best_shared
 from sweeps import sweep
 
 from assigner.errors import InfeasibleError, UsageError
+from assigner.formats.plan import Plan
 from assigner.formats.profile import Tie
+from assigner.formats.stage import Replica, Stage
 from assigner.report.plan import status
 from assigner.report.sharing import sharing
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import SolveOptions, completing, solve, solve_baseline
 from assigner.solver.export import check_exportable
+from assigner.solver.ladder.shared import SharedSetting
+from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.options import divisors
 from assigner.solver.problem.replica_options import least_shares, replica_sets
+from assigner.solver.search.search import Search
 
 ROUNDING = 1e-6
 
@@ -402,3 +408,37 @@ def test_data_parallel_heeds_hints():
     assert solve_baseline(profile, "data-parallel", SolveOptions(pins={"p0": "worker:1"})).workers == (worker_name(1),)
     with pytest.raises(InfeasibleError):
         solve_baseline(profile, "data-parallel", SolveOptions(apart=(("p0", "p1"),)))
+
+
+@pytest.mark.parametrize("objective", ["step", "throughput"])
+def test_depths_that_wait_for_ever_are_no_plan(objective):
+    """Where workers share the stages, timing alone does not find it: the program could not be built all the same."""
+    profile = wide(work=[1e-3] * 2, slowness=[1.0] * 4)
+    search = Search(*resolve(profile, SolveOptions(objective=objective, max_replicas=2)))
+    setting = next(each for each in search.settings if isinstance(each, SharedSetting) and each.micro_batches == 8)
+    names = [each.name for each in profile.workers]
+
+    def plan(first: int, then: int) -> Plan:
+        stages = [
+            Stage(None, ("p0",), in_flight=first, replicas=(Replica(names[0], 4), Replica(names[1], 4))),
+            Stage(None, ("p1",), in_flight=then, replicas=(Replica(names[2], 4), Replica(names[3], 4))),
+        ]
+        return Plan(
+            workload=replace(profile.workload), schedule="1f1b", micro_batches=8, micro_batch_size=2,
+            stages=tuple(stages), objective=objective,
+        )  # fmt: skip
+
+    assert math.isfinite(setting.worth(plan(4, 3))[0])
+    assert setting.worth(plan(3, 4)) == (math.inf, math.inf)
+
+
+def test_candidates_under_gpipe_have_the_bound_of_shared_stages():
+    """Under throughput 1F1B's shared stages stand for GPipe's, whose candidates must not promise more than these."""
+    profile = wide(work=[1e-3] * 2, slowness=[1.0] * 2)
+    options = SolveOptions(objective="throughput", max_replicas=2, gap=0.0)
+    bounds = {
+        each.micro_batches: each.bound_s for each in solve(profile, options).plan.candidates if each.schedule == "gpipe"
+    }
+    for count, bound in bounds.items():
+        alone = solve(profile, replace(options, schedule="gpipe", micro_batches=count)).plan
+        assert bound <= alone.solver.objective_s * count * (1 + ROUNDING)

@@ -26,6 +26,7 @@ from assigner.schedule.timing import step_s
 from assigner.solver.contest.contest import INTEGER_PROGRAM, Proposal
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import TIE
+from assigner.solver.problem.options import samples_in_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +72,7 @@ class Setting(ABC):
     @property
     def size(self) -> int:
         """Samples in a micro-batch."""
-        return self.problem.workload.batch_size // self.micro_batches
+        return samples_in_each(self.problem.workload.batch_size, self.micro_batches)
 
     @property
     def best_value(self) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import UsageError
-from assigner.solver.problem.options import divisors
+from assigner.solver.problem.options import divisors, is_count_of, samples_in_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -118,10 +118,13 @@ def _check_sharing(options: SolveOptions) -> None:
 
 def _check_batch(profile: Profile, options: SolveOptions) -> None:
     batch = options.batch(profile)
-    if options.micro_batches is not None and batch % options.micro_batches:
+    count = options.micro_batches
+    if count is not None and not is_count_of(batch, count):
+        size = samples_in_each(batch, count)
         raise UsageError(
-            f"micro-batches: {options.micro_batches} does not divide the batch size {batch}",
-            hint=f"one of {', '.join(map(str, divisors(batch)))}",
+            f"micro-batches: {count} is not allowed: with {size} samples in each, {-(-batch // size)} make the batch of"
+            f" {batch}",
+            hint=f"{-(-batch // size)}; or one that divides it, {', '.join(map(str, divisors(batch)))}",
         )
     if options.micro_batches is not None:
         fineness = profile.workload.fineness

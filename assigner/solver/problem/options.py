@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ GOAL, PLAN, HINTS, SEARCH = "What is made small", "What the plan may be", "Hints
 """The headings of the flags."""
 
 USUAL_GAP = 0.01
+_FAR_APART = 3
 """Smaller than most measurements are exact; dynamic programs prove it in a second."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -64,7 +66,7 @@ class SolveOptions:
         schedule: "auto" takes what is best of all that the runtime executes; "one-stage" of gpipe and 1f1b, which have
             one stage a worker and are proven; "listed" solves for the order of each worker's actions, whatever a named
             schedule would gain.
-        micro_batches: How many micro-batches a step has; None: the best divisor of the batch size.
+        micro_batches: How many micro-batches a step has; None: the best of `counts`.
         batch_size: Samples in a step; None: the profile's.
         remat: "auto" rematerialises where that helps, "never" nothing, "always" every partition.
         max_workers: No plan with more workers.
@@ -244,15 +246,16 @@ class SolveOptions:
     def counts(self, cost: CostModel) -> tuple[int, ...]:
         """The micro-batch counts to choose from: the one asked for, or every divisor of the batch size that is allowed.
 
-        Left out are sizes below the smallest measured one for which the line through noisy measurements promises what
-        no machine does; if that leaves none, all are offered.
+        Where divisors lie far apart, as those of a prime number, some in between: micro-batches differ by a row then,
+        and are priced as the largest of them. Left out are sizes below the smallest measured one for which the line
+        through noisy measurements promises what no machine does; if that leaves none, all are offered.
         """
         if self.micro_batches is not None:
             return (self.micro_batches,)
         batch = self.batch(cost.profile)
         most = min(MOST_MICRO_BATCHES, cost.profile.workload.fineness.most(batch))
-        offered = tuple(count for count in divisors(batch) if count <= most)
-        return tuple(count for count in offered if cost.is_plausible(batch // count)) or offered
+        offered = tuple(count for count in _near_divisors(batch) if count <= most)
+        return tuple(count for count in offered if cost.is_plausible(samples_in_each(batch, count))) or offered
 
     def searches(self, plan: Plan) -> bool:
         """True if a plan is of those that are searched, which a bound is about: one stage a worker, or interleaved."""
@@ -264,6 +267,28 @@ class SolveOptions:
     def record(self) -> dict[str, Any]:
         """The settings as they are stored in a plan."""
         return recorded(self)
+
+
+def samples_in_each(batch: int, count: int) -> int:
+    """The most samples in one of so many micro-batches; they differ by one at most."""
+    return -(-batch // count)
+
+
+def is_count_of(batch: int, count: int) -> bool:
+    """Whether a batch is cut into so many micro-batches: with fewer of the same size it would be whole."""
+    return (count - 1) * samples_in_each(batch, count) < batch
+
+
+def _near_divisors(batch: int) -> tuple[int, ...]:
+    """The divisors, and between two of which one is more than three times the other, doublings of the lower one."""
+    found = divisors(batch)
+    between = set[int]()
+    for low, high in itertools.pairwise(found):
+        count = 2 * low if high > _FAR_APART * low else high
+        while count < high:
+            between.add(-(-batch // samples_in_each(batch, count)))
+            count *= 2
+    return tuple(sorted({*found, *between}))
 
 
 def divisors(number: int) -> tuple[int, ...]:

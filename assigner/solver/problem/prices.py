@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from assigner.solver.limits import tuning
 from assigner.solver.problem.memory import HeldPartitions, IntervalBytes
+from assigner.solver.problem.options import samples_in_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -114,7 +115,7 @@ class PriceTable:
 
     def __init__(self, problem: Problem, micro_batches: int) -> None:
         self.problem, self.micro_batches = problem, micro_batches
-        self.size = problem.workload.batch_size // micro_batches
+        self.size = samples_in_each(problem.workload.batch_size, micro_batches)
         self._costs: dict[str, tuple[PartitionCost | None, ...]] = {}
         self._measured: dict[str, tuple[PartitionCost | None, ...]] = {}
         self.hop = cache(self._hop)

@@ -14,6 +14,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
+from assigner.solver.problem.options import samples_in_each
 from assigner.solver.search.search import Search
 from assigner.solver.why.case import short, together
 from assigner.solver.why.choices import StepLimit
@@ -71,7 +72,7 @@ class StateSums:
             if not allowed:
                 return self._nowhere(names)
             if not any(self._priced(names, worker, count) for worker in allowed for count in self._counts):
-                size = self._problem.workload.batch_size // self._counts[0]
+                size = samples_in_each(self._problem.workload.batch_size, self._counts[0])
                 why = (self._problem.cost.obstacle(name, allowed[0].name, size) for name in names)
                 return f"{_title(names)} cannot be priced: {next(filter(None, why))}"
         return None
@@ -87,7 +88,7 @@ class StateSums:
         return f"{_title(names)} is {where}, which leaves no worker"
 
     def _priced(self, names: Sequence[str], worker: Worker, count: int) -> bool:
-        size = self._problem.workload.batch_size // count
+        size = samples_in_each(self._problem.workload.batch_size, count)
         return all(self._problem.cost.obstacle(name, worker.name, size) is None for name in names)
 
     def _needs(self, names: Sequence[str], worker: Worker, count: int) -> float:
@@ -96,7 +97,8 @@ class StateSums:
         rules = {name: problem.remat_rules[problem.position[name]] for name in names}
         twice = [name for name in names if rules[name] != "never"]
         kept = count if self._all_in_flight else 1
-        memory = problem.cost.memory(worker.name, [(names, twice, kept)], problem.workload.batch_size // count)
+        size = samples_in_each(problem.workload.batch_size, count)
+        memory = problem.cost.memory(worker.name, [(names, twice, kept)], size)
         return memory.total - memory.messages * (1 + worker.allocator_share)
 
     def too_large(self) -> str | None:
@@ -143,7 +145,7 @@ class StateSums:
     def _kept(self, count: int) -> float:
         """Bytes kept of micro-batches by all stages of any plan: values read, and what must not run twice."""
         problem, cost = self._problem, self._problem.cost
-        size = problem.workload.batch_size // count
+        size = samples_in_each(problem.workload.batch_size, count)
         kept = sum(cost.output_bytes(output, size) for output in cost.outputs)
         for name, rule in zip(problem.order, problem.remat_rules, strict=True):
             prices = [
