@@ -492,5 +492,11 @@ def save_plan(plan: Plan, path: Path | str, *, force: bool = False) -> None:
 
     Raises:
         UsageError: the file exists, or its folder does not.
+        FormatError: its step takes less than a plan's file can say: the profile has times that nobody has measured.
     """
+    if plan.predicted is not None and plan.predicted.step_s < LEAST_STEP_S:
+        raise FormatError(
+            f"predicted.step_s: {plan.predicted.step_s} is not allowed; a plan's step takes {LEAST_STEP_S} s or more",
+            hint="give the profile's times in seconds, or profile again",
+        )
     write(Path(path), plan, force=force)

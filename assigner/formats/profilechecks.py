@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from assigner.formats.profile import LinkPoint, Profile
 
 
-_LEAST_S, _MOST_S = 1e-12, 1e12
-
-
 def check_profile(profile: Profile) -> None:
     """Refuse what contradicts itself.
 
@@ -92,7 +89,7 @@ def _check_wires(profile: Profile, workers: set[str]) -> None:
 
 
 def check_points(points: Sequence[LinkPoint], path: str, what: str) -> None:
-    """Raise FormatError unless there are points, their sizes grow, and both that and times are none or can be measured.
+    """Raise FormatError unless there are points whose sizes grow and are whole bytes, or none.
 
     Args:
         points: Of a link or a collective.
@@ -107,10 +104,6 @@ def check_points(points: Sequence[LinkPoint], path: str, what: str) -> None:
     for n, point in enumerate(points):
         if 0 < point.bytes < 1:
             raise FormatError(f"{path}.points[{n}].bytes: {point.bytes} is not allowed; expected 0, or 1 or more")
-        if point.seconds and not _LEAST_S <= point.seconds <= _MOST_S:
-            raise FormatError(
-                f"{path}.points[{n}].seconds: {point.seconds} is not allowed; expected 0, or {_LEAST_S} to {_MOST_S:g}"
-            )
 
 
 def _check_collectives(profile: Profile, workers: set[str]) -> None:

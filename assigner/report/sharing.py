@@ -31,6 +31,8 @@ def sharing(plan: Plan, profile: Profile | None) -> Report:
     """
     if profile is None or plan.predicted is None or plan.objective != "step" or len(profile.workers) == 1:
         return ()
+    if not plan.predicted.step_s:
+        return ()
     check_fit(plan, profile)
     cost, step = CostModel(profile), plan.predicted.step_s
     if plan.is_replicated:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.errors import AssignerError, FormatError, InfeasibleError, LimitError
-from assigner.formats.plan import LEAST_STEP_S, Candidate, SolverReport
+from assigner.errors import AssignerError, InfeasibleError, LimitError
+from assigner.formats.plan import Candidate, SolverReport
 from assigner.schedule.objective import objective_value
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver.contest.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
@@ -45,12 +45,6 @@ def make_solution(
     """
     cost, plan, value = search.problem.cost, best.plan, best.value
     prediction = predict(plan, cost.profile, cost)
-    if prediction.step_s < LEAST_STEP_S:
-        raise FormatError(
-            f"measurements: a step takes {prediction.step_s:g} s by them, and {LEAST_STEP_S:g} s is the least that a"
-            " plan can have",
-            hint="give the times of measurements in seconds, or profile again",
-        )
     unit = plan.micro_batches if plan.objective == "throughput" else 1  # the search compares whole batches
     _check(plan, value / unit, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
     _check_memory(prediction)

@@ -117,6 +117,38 @@ def test_a_collective_that_cannot_be_is_refused(tmp_path, change: dict, message:
         load_profile(path)
 
 
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("links", {"backend": "pigeons"}, r"links\[0\].backend: 'pigeons' is unknown"),
+        (
+            "links",
+            {"points": [{"bytes": 5e-324, "seconds": 1}]},
+            r"links\[0\].points\[0\].bytes: 5e-324 is not allowed",
+        ),
+        ("workers", {"device": "cuda:1"}, r"workers\[0\].device: 'cuda:1' is not allowed: the worker is worker:0/cpu"),
+    ],
+)
+def test_what_contradicts_itself_or_is_no_measurement_is_refused(tmp_path, section, change, message) -> None:
+    """A carrier that there is not, a message of no whole byte (a ratio with it is no number), a device beside the name."""
+    path = tmp_path / "profile.json"
+    save_profile(PROFILE, path)
+    document = json.loads(path.read_text())
+    document[section][0].update(change)
+    path.write_text(json.dumps(document))
+    with pytest.raises(FormatError, match=message):
+        load_profile(path)
+
+
+def test_a_plan_that_nobody_could_read_is_not_written(tmp_path) -> None:
+    """Times that nobody has measured add up to less than a plan's file can say."""
+    plan = priced(make_plan(PROFILE, [(0, ["p0", "p1", "p2", "p3"])]), PROFILE)
+    plan = replace(plan, predicted=replace(plan.predicted, step_s=0.0))
+    with pytest.raises(FormatError, match=r"predicted.step_s: 0.0 is not allowed"):
+        save_plan(plan, tmp_path / "plan.json")
+    assert not (tmp_path / "plan.json").exists()
+
+
 def test_a_set_of_workers_has_one_collective() -> None:
     """The same workers in another order are the same set."""
     with pytest.raises(FormatError, match=r"collectives\[1\]: 'worker:0/cpu \+ worker:1/cpu' is there already"):

@@ -51,7 +51,7 @@ def test_the_command_behind_the_dashes_is_handed_on(assigner, cluster, runs):
     ((found, command), options) = runs[0]
     assert [host.name for host in found.host] == ["a", "b"]
     assert command == ["sh", "-c", "x", "-o", "y", "-q"]
-    assert (options["limits"].timeout_s, options["port"]) == (9.0, 1234)
+    assert (options["timeout_s"], options["port"]) == (9.0, 1234)
 
 
 def test_what_the_machine_cannot_hold_is_warned_of(assigner, cluster, runs, monkeypatch):
