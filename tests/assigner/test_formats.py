@@ -130,7 +130,7 @@ def test_a_collective_that_cannot_be_is_refused(tmp_path, change: dict, message:
     ],
 )
 def test_what_contradicts_itself_or_is_no_measurement_is_refused(tmp_path, section, change, message) -> None:
-    """A carrier that there is not, a message of no whole byte (a ratio with it is no number), a device beside the name."""
+    """A carrier that there is not, a message of no whole byte (ratios with it are no numbers), another device."""
     path = tmp_path / "profile.json"
     save_profile(PROFILE, path)
     document = json.loads(path.read_text())
