@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from assigner.errors import WorkerError
-from assigner.lab import Cluster, Host, Limits, run_on_hosts
+from assigner.lab import Cluster, Host, run_on_hosts
 from assigner.lab.hosts import lab_name
 from assigner.lab.network import call
 
@@ -37,7 +37,9 @@ def test_a_cut_wire_is_noticed_and_named(tmp_path, monkeypatch):
     cutter = threading.Thread(target=cut_when_all_train, args=(tmp_path, trains, cut_s))
     cutter.start()
     with pytest.raises(WorkerError, match=r"host . ended with exit code 7"):
-        run_on_hosts(Cluster(tuple(Host(name) for name in "abc")), [str(SCRIPT), str(tmp_path)], limits=Limits(200, 40))
+        run_on_hosts(
+            Cluster(tuple(Host(name) for name in "abc")), [str(SCRIPT), str(tmp_path)], timeout_s=200, grace_s=40
+        )
     cutter.join()
     assert trains == [True]
     said = [(tmp_path / f"said.{rank}").read_text().partition(" ") for rank in range(3)]
