@@ -28,7 +28,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 
 
 def deep() -> int:
-    """So deep that JSON is still read, but not what takes two calls for each depth; some library may raise the limit."""
+    """So deep that JSON is still read, but not what takes two calls a depth; a library may have raised the limit."""
     return sys.getrecursionlimit() * 9 // 10
 
 
