@@ -11,9 +11,10 @@ from builders import make_profile
 
 from assigner.errors import UsageError
 from assigner.formats.plan import load_plan, save_plan
+from assigner.runtime.batch.microbatch import micro_batch_count
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve
-from assigner.solver.problem.options import divisors
+from assigner.solver.problem.options import divisors, not_cut
 
 WRONG = [
     ({"gap": -0.1}, "-0.1"), ({"gap": 1.0}, "1.0"), ({"gap": math.nan}, "nan"), ({"gap": "x"}, "'x'"),
@@ -48,22 +49,33 @@ def test_divisors_are_all_of_them_in_order():
     [
         (8, (1, 2, 4, 8)),
         (10, (1, 2, 5, 10)),
-        (7, (1, 2, 4, 7)),
+        (7, (1, 2, 3, 7)),
         (22, (1, 2, 4, 8, 11, 22)),
-        (97, (1, 2, 4, 8, 14, 25, 49, 97)),
+        (97, (1, 2, 4, 8, 14, 25, 33, 97)),
     ],
 )
 def test_a_batch_with_few_divisors_has_numbers_of_micro_batches_in_between(batch, counts):
     """Every one of them cuts the batch: with one fewer of the same size it would not be whole."""
     profile = make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0], batch=batch)
     assert SolveOptions().counts(CostModel(profile)) == counts
-    assert all((count - 1) * -(-batch // count) < batch for count in counts)
+    for count in counts:
+        assert micro_batch_count(batch, count, -(-batch // count)) == count  # as training cuts it
+
+
+def test_what_is_refused_is_what_training_cuts_otherwise():
+    """Numbers of micro-batches of all small batches, and those that are offered of larger ones."""
+    for batch in range(1, 120):
+        for count in range(1, batch + 1):
+            assert (not_cut(batch, count) is None) == (micro_batch_count(batch, count, -(-batch // count)) == count)
+    for batch in range(120, 700):
+        profile = make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0], batch=batch)
+        assert all(not_cut(batch, count) is None for count in SolveOptions().counts(CostModel(profile)))
 
 
 def test_a_prime_batch_is_not_one_micro_batch_or_as_many_as_samples(tmp_path):
     """Latency and bubbles are weighed as for any batch, and the plan can be read."""
-    profile = make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0], batch=13, latency=4e-3)
-    best = {count: solve(profile, SolveOptions(micro_batches=count, max_replicas=1)).plan for count in (1, 2, 4, 7, 13)}
+    profile = make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0], batch=13, latency=6e-3)
+    best = {count: solve(profile, SolveOptions(micro_batches=count, max_replicas=1)).plan for count in (1, 2, 4, 5, 13)}
     plan = solve(profile, SolveOptions(max_replicas=1, schedule="one-stage", gap=0.0)).plan
     assert plan.micro_batches not in (1, 13)
     assert plan.predicted.step_s == pytest.approx(min(each.predicted.step_s for each in best.values()))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import UsageError
-from assigner.solver.problem.options import divisors, is_count_of, samples_in_each
+from assigner.solver.problem.options import divisors, not_cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -119,12 +119,11 @@ def _check_sharing(options: SolveOptions) -> None:
 def _check_batch(profile: Profile, options: SolveOptions) -> None:
     batch = options.batch(profile)
     count = options.micro_batches
-    if count is not None and not is_count_of(batch, count):
-        size = samples_in_each(batch, count)
+    why = None if count is None else not_cut(batch, count)
+    if why is not None:
         raise UsageError(
-            f"micro-batches: {count} is not allowed: with {size} samples in each, {-(-batch // size)} make the batch of"
-            f" {batch}",
-            hint=f"{-(-batch // size)}; or one that divides it, {', '.join(map(str, divisors(batch)))}",
+            f"micro-batches: {count} is not allowed: {why}",
+            hint=f"one that divides it, {', '.join(map(str, divisors(batch)))}; or one that leaves each two samples",
         )
     if options.micro_batches is not None:
         fineness = profile.workload.fineness

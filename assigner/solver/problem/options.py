@@ -274,9 +274,15 @@ def samples_in_each(batch: int, count: int) -> int:
     return -(-batch // count)
 
 
-def is_count_of(batch: int, count: int) -> bool:
-    """Whether a batch is cut into so many micro-batches: with fewer of the same size it would be whole."""
-    return (count - 1) * samples_in_each(batch, count) < batch
+def not_cut(batch: int, count: int) -> str | None:
+    """Why training does not cut a batch into so many micro-batches, in words; None: it does."""
+    size = samples_in_each(batch, count)
+    enough = -(-batch // size)
+    if enough != count:
+        return f"with {size} samples in each, {enough} make the batch of {batch}"
+    if batch // count == 1 < size:
+        return f"of a batch of {batch} some would have one sample beside others of {size}, which training avoids"
+    return None
 
 
 def _near_divisors(batch: int) -> tuple[int, ...]:
@@ -286,7 +292,8 @@ def _near_divisors(batch: int) -> tuple[int, ...]:
     for low, high in itertools.pairwise(found):
         count = 2 * low if high > _FAR_APART * low else high
         while count < high:
-            between.add(-(-batch // samples_in_each(batch, count)))
+            whole = min(count, batch // 2)  # none has one sample alone
+            between.add(-(-batch // samples_in_each(batch, whole)))
             count *= 2
     return tuple(sorted({*found, *between}))
 
