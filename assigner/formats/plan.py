@@ -145,7 +145,8 @@ class SolverReport:
     Args:
         name: `HiGHS` or `CBC` where one of them had a part in it; `assigner`, or the baseline's name, where none had.
         version: Of that program.
-        status: `optimal` (to the gap asked for, of the plans searched), `feasible` (a limit came first, or nothing was left to look at).
+        status: `optimal` (to the gap asked for, of the plans searched), `feasible` (a limit came first, or nothing was
+            left to look at).
         objective_s: The plan's value of the objective, in its unit (seconds for `step`).
         bound_s: No plan of those searched can be better; `scope` says which.
         single_bound_s: No plan can be better whose stages have one worker each, where that is told apart from plans in
