@@ -1,4 +1,4 @@
-"""How finely a workload allows its batches to be cut."""
+"""How finely a workload allows its batches to be cut, and into how many micro-batches they are."""
 
 from __future__ import annotations
 
@@ -40,3 +40,23 @@ class Fineness:
 
 ANY = Fineness()
 """However finely one likes."""
+
+
+def micro_batch_count(rows: int, most: int, size: int, fineness: Fineness = ANY) -> int:
+    """How many micro-batches a batch is cut into: as many as planned, or fewer where rows are few.
+
+    Fewer also where one of them would have a single row though more are planned for it, which BatchNorm cannot
+    normalise, for example. None gets over one row more than planned for that; so memory stays as predicted. And fewer
+    where the workload allows no more, whatever they then get.
+
+    Args:
+        rows: Of the batch.
+        most: Micro-batches that are planned.
+        size: Rows of a micro-batch that are planned.
+        fineness: What the workload allows.
+    """
+    most = min(most, fineness.most(rows))
+    each = -(-rows // most)
+    while rows // -(-rows // each) == 1 < rows and each <= size and size > 1:
+        each += 1
+    return -(-rows // each)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assigner.formats.fineness import micro_batch_count
 from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import Stage
 from assigner.model.marking import PartitionGraph
 from assigner.model.marking.writing import ONCE
 from assigner.model.workload import Workload
-from assigner.runtime.batch.microbatch import Cutting, MicroBatch, check_pair, micro_batch_count
+from assigner.runtime.batch.microbatch import Cutting, MicroBatch, check_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,9 +14,10 @@ from torch.nn.utils.rnn import pack_sequence
 from workloads import WIDTH, Reference, graph_of, make_plan, numbers, pipeline_of, recurrent, steps_and_rows, workload
 
 from assigner.errors import UsageError
+from assigner.formats.fineness import micro_batch_count
 from assigner.model.workload import Workload
 from assigner.profiler.walk import collect_inputs
-from assigner.runtime.batch.microbatch import Cutting, micro_batch_count
+from assigner.runtime.batch.microbatch import Cutting
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from workloads import WIDTH, Reference, graph_of, make_plan, workload
 
 from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.formats.fineness import Fineness
+from assigner.formats.fineness import Fineness, micro_batch_count
 from assigner.formats.merging import check_same_workload
 from assigner.formats.profile import Verification
 from assigner.formats.profilewarnings import other_warnings, profile_warnings
@@ -24,7 +24,6 @@ from assigner.report.page.splits import splits
 from assigner.report.plan import plan_report
 from assigner.report.sheet import Line
 from assigner.report.verification import verification_report
-from assigner.runtime.batch.microbatch import micro_batch_count
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve, solve_baseline
 from assigner.solver.whatif import price_what_ifs

@@ -160,7 +160,7 @@ def test_the_narrower_of_two_pins_that_agree_binds():
         ({"reserve": {"nowhere": 1.0}}, "nowhere"),
         ({"rematerialise": {"p0": "never", "p*": "always"}}, "p0"),
         ({"pins": {"p0": "worker:0", "p*": "worker:1"}}, "p0"),
-        ({"micro_batches": 5}, "5 is not allowed: with 2 samples in each, 4 make the batch of 8"),
+        ({"micro_batches": 5}, "5 is not allowed: training cuts a batch of 8 into 4"),
     ],
 )
 def test_contradictions_are_told(hints, text):

@@ -10,11 +10,11 @@ import pytest
 from builders import make_profile
 
 from assigner.errors import UsageError
+from assigner.formats.fineness import micro_batch_count
 from assigner.formats.plan import load_plan, save_plan
-from assigner.runtime.batch.microbatch import micro_batch_count
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve
-from assigner.solver.problem.options import divisors, not_cut
+from assigner.solver.problem.options import divisors
 
 WRONG = [
     ({"gap": -0.1}, "-0.1"), ({"gap": 1.0}, "1.0"), ({"gap": math.nan}, "nan"), ({"gap": "x"}, "'x'"),
@@ -62,14 +62,12 @@ def test_a_batch_with_few_divisors_has_numbers_of_micro_batches_in_between(batch
         assert micro_batch_count(batch, count, -(-batch // count)) == count  # as training cuts it
 
 
-def test_what_is_refused_is_what_training_cuts_otherwise():
-    """Numbers of micro-batches of all small batches, and those that are offered of larger ones."""
-    for batch in range(1, 120):
-        for count in range(1, batch + 1):
-            assert (not_cut(batch, count) is None) == (micro_batch_count(batch, count, -(-batch // count)) == count)
-    for batch in range(120, 700):
-        profile = make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0], batch=batch)
-        assert all(not_cut(batch, count) is None for count in SolveOptions().counts(CostModel(profile)))
+def test_what_is_offered_is_what_training_makes_of_a_batch():
+    """As it stands in a plan, which says how many samples each may have."""
+    for batch in range(1, 700):
+        counts = SolveOptions().counts(CostModel(make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0], batch=batch)))
+        assert all(micro_batch_count(batch, count, -(-batch // count)) == count for count in counts)
+        assert set(counts) >= set(divisors(batch))
 
 
 def test_a_prime_batch_is_not_one_micro_batch_or_as_many_as_samples(tmp_path):

@@ -15,12 +15,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner import AssignerError, Pipeline
+from assigner.formats.fineness import micro_batch_count
 from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import Stage
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload, call_arguments
-from assigner.runtime.batch.microbatch import Cutting, micro_batch_count
+from assigner.runtime.batch.microbatch import Cutting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import TreeSpec
 
 from assigner.errors import UsageError
-from assigner.formats.fineness import ANY
+from assigner.formats.fineness import micro_batch_count
 from assigner.model.marking.rows import (
     NOTHING,
     BatchRows,
@@ -33,7 +33,6 @@ from assigner.usercode import user_code
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from assigner.formats.fineness import Fineness
     from assigner.formats.plan import Plan
     from assigner.model.workload import StatePlace
 
@@ -232,26 +231,6 @@ class Cutting:
                     f"the batch has {rows} rows of inputs, and {found} of targets{what}",
                     hint="give each row of the inputs its target",
                 )
-
-
-def micro_batch_count(rows: int, most: int, size: int, fineness: Fineness = ANY) -> int:
-    """How many micro-batches a batch is cut into: as many as planned, or fewer where rows are few.
-
-    Fewer also where one of them would have a single row though more are planned for it, which BatchNorm cannot
-    normalise, for example. None gets over one row more than planned for that; so memory stays as predicted. And fewer
-    where the workload allows no more, whatever they then get.
-
-    Args:
-        rows: Of the batch.
-        most: Micro-batches that are planned.
-        size: Rows of a micro-batch that are planned.
-        fineness: What the workload allows.
-    """
-    most = min(most, fineness.most(rows))
-    each = -(-rows // most)
-    while rows // -(-rows // each) == 1 < rows and each <= size and size > 1:
-        each += 1
-    return -(-rows // each)
 
 
 def _has(inputs: Any, place: StatePlace) -> bool:

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
-from assigner.formats.fineness import ANY
+from assigner.formats.fineness import ANY, micro_batch_count
 from assigner.location import rank_of
 from assigner.model.marking import PartitionGraph
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import InputKey, input_key
 from assigner.model.marking.modules import TOO_FEW_VALUES
 from assigner.runtime.batch.headers import header_routes
-from assigner.runtime.batch.microbatch import MicroBatch, micro_batch_count
+from assigner.runtime.batch.microbatch import MicroBatch
 from assigner.runtime.stages.replicas import check_stores
 from assigner.schedule.program import Program, build_forward_program, build_program
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import UsageError
-from assigner.solver.problem.options import divisors, not_cut
+from assigner.solver.problem.options import cut_into, divisors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -119,11 +119,11 @@ def _check_sharing(options: SolveOptions) -> None:
 def _check_batch(profile: Profile, options: SolveOptions) -> None:
     batch = options.batch(profile)
     count = options.micro_batches
-    why = None if count is None else not_cut(batch, count)
-    if why is not None:
+    if count is not None and cut_into(batch, count) != count:
         raise UsageError(
-            f"micro-batches: {count} is not allowed: {why}",
-            hint=f"one that divides it, {', '.join(map(str, divisors(batch)))}; or one that leaves each two samples",
+            f"micro-batches: {count} is not allowed: training cuts a batch of {batch} into"
+            f" {cut_into(batch, count)} then",
+            hint=f"that; or one that divides it, {', '.join(map(str, divisors(batch)))}",
         )
     if options.micro_batches is not None:
         fineness = profile.workload.fineness

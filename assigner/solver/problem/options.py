@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from assigner.errors import UsageError
+from assigner.formats.fineness import micro_batch_count
 from assigner.formats.terms import MOST_MICRO_BATCHES, MOST_ROWS, Objective
 from assigner.location import MOST_RANKS
 from assigner.settings import (
@@ -274,15 +275,9 @@ def samples_in_each(batch: int, count: int) -> int:
     return -(-batch // count)
 
 
-def not_cut(batch: int, count: int) -> str | None:
-    """Why training does not cut a batch into so many micro-batches, in words; None: it does."""
-    size = samples_in_each(batch, count)
-    enough = -(-batch // size)
-    if enough != count:
-        return f"with {size} samples in each, {enough} make the batch of {batch}"
-    if batch // count == 1 < size:
-        return f"of a batch of {batch} some would have one sample beside others of {size}, which training avoids"
-    return None
+def cut_into(batch: int, count: int) -> int:
+    """How many micro-batches training makes of a batch that is to have so many."""
+    return micro_batch_count(batch, count, samples_in_each(batch, count))
 
 
 def _near_divisors(batch: int) -> tuple[int, ...]:
@@ -292,8 +287,7 @@ def _near_divisors(batch: int) -> tuple[int, ...]:
     for low, high in itertools.pairwise(found):
         count = 2 * low if high > _FAR_APART * low else high
         while count < high:
-            whole = min(count, batch // 2)  # none has one sample alone
-            between.add(-(-batch // samples_in_each(batch, whole)))
+            between.add(cut_into(batch, count))
             count *= 2
     return tuple(sorted({*found, *between}))
 
