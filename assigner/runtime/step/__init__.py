@@ -3,7 +3,7 @@
 executor                    the rank's part of the program, with tensors
 partition                   one partition at work: forward, recompute and backward of a micro-batch
 stepvalues, stepmessages    what a step holds between its actions; what it sends and receives
-batchnorm                   running statistics as of the whole batch
+batchnorm, batchfigures     running statistics as of the whole batch; the figures of its micro-batches, merged
 loss, metrics, outputs, results
                             what is made of the model's output, and what the script gets of it
 gradients                   those of a rank's parameters, and what all ranks do with theirs together

@@ -1,10 +1,8 @@
 """BatchNorm's running statistics as of the whole batch, though each micro-batch is normalised by its own.
 
 Plain BatchNorm would move its running values at every micro-batch. Here each micro-batch leaves its mean, variance and
-count aside, and the step's end merges them and moves the running values once, as one forward of the whole batch does:
-
-    N = sum n_m      mean = sum n_m mean_m / N      M2 = sum (n_m - 1) var_m + n_m (mean_m - mean)^2
-    running_mean <- (1 - a) running_mean + a mean        running_var <- (1 - a) running_var + a M2 / (N - 1)
+count aside, and the step's end merges them and moves the running values once, as one forward of the whole batch does
+(batchfigures.py).
 
 Where several workers share the partition, each has the figures of its own micro-batches; before the merge all get those
 of all, so that all move their running values alike.
@@ -13,8 +11,8 @@ There is no second pass over the data: the module's own forward runs on a twin t
 and whose running values are the place where the micro-batch's figures belong. A recompute writes the same figures into
 the same place again, so it does not count; a step that fails leaves the running values as they were.
 
-Source: Chan, Golub, LeVeque, Updating formulae and a pairwise algorithm for computing sample variances, 1979; deferred
-until the step's end as in Kim et al., torchgpipe, 2020 (arXiv 2004.09910), which passes over the data once more.
+Deferred until the step's end as in Kim et al., torchgpipe, 2020 (arXiv 2004.09910), which passes over the data once
+more.
 """
 
 from __future__ import annotations
@@ -37,6 +35,7 @@ from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.stages.replicas import one_worker, sharers
+from assigner.runtime.step.batchfigures import BatchFigures, Move, merged, move
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -47,15 +46,6 @@ BatchNorm = Literal["deferred", "micro_batch"]
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 _OF_TWINS = frozenset(("training", "momentum", "forward", "_buffers", *_RUNNING))
 _MICRO_BATCH = "use batch_norm='micro_batch': each micro-batch then moves them, as a batch of its own would"
-
-
-@dataclass(slots=True)
-class _Figures:
-    """What one call saw of one micro-batch: mean and unbiased variance of each channel, and values in a channel."""
-
-    mean: torch.Tensor
-    variance: torch.Tensor
-    count: int = 0
 
 
 @dataclass(slots=True)
@@ -84,8 +74,8 @@ class _DeferredNorm:
         self.module, self.name, self._backward = module, name, backward
         self._is_own = not type(module).__module__.startswith("torch.")
         self.twins: list[_BatchNorm] = []
-        self.seen: list[dict[int, _Figures]] = []  # for each twin, by micro-batch
-        self.now: list[_Figures] = []  # for each twin, of the micro-batch that runs
+        self.seen: list[dict[int, BatchFigures]] = []  # for each twin, by micro-batch
+        self.now: list[BatchFigures] = []  # for each twin, of the micro-batch that runs
         self.momenta: list[float | None] = []  # for each call of a forward in this step
         self.calls: dict[int, int] = {}  # how many each micro-batch has made
         self.micro_batch = self.called = 0
@@ -127,7 +117,7 @@ class _DeferredNorm:
         for twin, figures in zip(self.twins, self.now, strict=True):
             twin._buffers["running_mean"], twin._buffers["running_var"] = figures.mean, figures.variance
 
-    def _figures(self, seen: dict[int, _Figures], micro_batch: int) -> _Figures:
+    def _figures(self, seen: dict[int, BatchFigures], micro_batch: int) -> BatchFigures:
         if micro_batch not in seen:
             mean, variance = self.module.running_mean, self.module.running_var
             assert mean is not None
@@ -135,7 +125,7 @@ class _DeferredNorm:
             mean, variance = (  # by shape: a forward may be watched for what it reads
                 torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in (mean, variance)
             )
-            seen[micro_batch] = _Figures(mean, variance)
+            seen[micro_batch] = BatchFigures(mean, variance)
         return seen[micro_batch]
 
     def forward(self, input: torch.Tensor) -> Any:  # noqa: A002 - the name that it has in torch
@@ -181,7 +171,7 @@ class _DeferredNorm:
                 hint=_MICRO_BATCH,
             )
 
-    def _tried_out(self, twin: _BatchNorm, given: torch.Tensor, figures: _Figures) -> Any:
+    def _tried_out(self, twin: _BatchNorm, given: torch.Tensor, figures: BatchFigures) -> Any:
         """A forward of the user's own, beside one on a copy that has all that the module has.
 
         Twins lack some of it: momentum, and the count of batches. So in the first micro-batch of each step both are
@@ -208,7 +198,7 @@ class _DeferredNorm:
             if not _are_close(pytree.tree_leaves(output), pytree.tree_leaves(expected)):
                 self._refuse("whose output depends on its running statistics, momentum or num_batches_tracked")
             moved = self._copy()
-            _move([(moved, figures.mean, figures.variance)], moved.momentum)
+            move([(moved, figures.mean, figures.variance)], moved.momentum)
             if not _are_close(list(copied._buffers.values()), list(moved._buffers.values())):
                 self._refuse("which moves its running statistics in a way of its own")
         return output
@@ -291,7 +281,7 @@ class _DeferredNorm:
                 figures.variance.copy_(variance)
                 figures.count = int(count)
 
-    def found(self, call: int) -> list[_Figures]:
+    def found(self, call: int) -> list[BatchFigures]:
         """What the forwards' calls of a number have seen; of other workers' micro-batches alone where none ran here."""
         seen = self.seen[call] if call < len(self.seen) else {}
         return [figures for _, figures in sorted(seen.items()) if figures.count]
@@ -307,36 +297,6 @@ class _DeferredNorm:
         for figures in used:
             figures.count = 0
         return [tensor for figures in used for tensor in (figures.mean, figures.variance)]
-
-
-_Move = tuple[_BatchNorm, torch.Tensor, torch.Tensor]
-"""A module, and the mean and variance of a batch."""
-
-
-@torch.no_grad()
-def _move(moves: Sequence[_Move], momentum: float | None) -> None:
-    """Have the running values of modules, no tensor of which is another's, moved as torch's forward does."""
-    tracked = [each.num_batches_tracked for each, *_ in moves if each.num_batches_tracked is not None]
-    if tracked:
-        torch._foreach_add_(tracked, 1)
-    if momentum is None:  # the mean of all batches: each module has its own number of them
-        for module, mean, variance in moves:
-            number = module.num_batches_tracked
-            _move_by(0.0 if number is None else 1.0 / float(number), [(module, mean, variance)])
-    else:
-        _move_by(momentum, moves)
-
-
-def _move_by(share: float, moves: Sequence[_Move]) -> None:
-    pairs = [
-        (running, new)
-        for module, mean, variance in moves
-        for running, new in ((module.running_mean, mean), (module.running_var, variance))
-        if running is not None
-    ]
-    running = [each for each, _ in pairs]
-    torch._foreach_mul_(running, 1 - share)
-    torch._foreach_add_(running, [new.to(each.dtype) for each, new in pairs], alpha=share)
 
 
 def _are_close(some: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -357,23 +317,6 @@ def _are_close(some: Sequence[Any], others: Sequence[Any]) -> bool:
             if not torch.allclose(one.double(), other.double(), rtol=allowed, atol=allowed, equal_nan=True):
                 return False
     return True
-
-
-def _merged(parts: Sequence[Sequence[_Figures]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Mean and unbiased variance of all values, from those of parts, of several modules that have as many parts.
-
-    They are computed as one: an operation takes longer than the figures of a module are worth.
-    """
-    columns = [*zip(*parts, strict=True)]
-    means = torch.stack([torch.cat([each.mean for each in column]) for column in columns]).double()
-    variances = torch.stack([torch.cat([each.variance for each in column]) for column in columns]).double()
-    sizes = [len(each[0].mean) for each in parts]
-    counts = means.new_tensor([[each.count for each in column] for column in columns])
-    counts = counts.repeat_interleave(counts.new_tensor(sizes, dtype=torch.long), dim=1)
-    total = counts.sum(0)
-    mean = (counts * means).sum(0) / total
-    squares = ((counts - 1) * variances + counts * (means - mean).square()).sum(0)
-    return [*zip(torch.split(mean, sizes), torch.split(squares / (total - 1), sizes), strict=True)]
 
 
 class DeferredStatistics:
@@ -473,21 +416,20 @@ class DeferredStatistics:
         """A step's forwards have run: move the running values, once for each call that a forward makes."""
         norms = [each for some in self._norms.values() for each in some]
         for call in range(max((len(each.seen) for each in norms), default=0)):
-            alike = defaultdict[tuple[object, ...], list[tuple[_DeferredNorm, list[_Figures]]]](list)
+            alike = defaultdict[tuple[object, ...], list[tuple[_DeferredNorm, list[BatchFigures]]]](list)
             for norm in norms:
                 if found := norm.found(call):
                     alike[len(found), found[0].mean.dtype, found[0].mean.device].append((norm, found))
-            together, later, moved = defaultdict[object, list[_Move]](list), list[_Move](), set[int]()
+            together, later, moved = defaultdict[object, list[Move]](list), list[Move](), set[int]()
             momenta: dict[int, float | None] = {}
             for some in alike.values():
-                for (norm, _), (mean, variance) in zip(some, _merged([found for _, found in some]), strict=True):
-                    move = norm.module, mean, variance
+                for (norm, _), (mean, variance) in zip(some, merged([found for _, found in some]), strict=True):
                     momenta[id(norm.module)] = momentum = norm.momentum(call)
                     shares = id(norm.module.running_mean) in moved  # with another module: it has its turn behind that
-                    (later if shares else together[momentum, mean.device]).append(move)
+                    (later if shares else together[momentum, mean.device]).append((norm.module, mean, variance))
                     moved.add(id(norm.module.running_mean))
             for moves in (*together.values(), *([each] for each in later)):
-                _move(moves, momenta[id(moves[0][0])])
+                move(moves, momenta[id(moves[0][0])])
         self.forget()
 
     def forget(self) -> None:
