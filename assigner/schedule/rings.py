@@ -31,7 +31,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 
     from assigner.formats.profile import Collective, Profile
 
@@ -99,8 +99,15 @@ class ReducePrices:
         known = self._measured.get(frozenset(members))
         if known is not None:
             return known.backend == "nccl"
+        return self._has_gpu_each(members)
+
+    def _has_gpu_each(self, members: Collection[str]) -> bool:
         devices = {(self.profile.worker[name].host, self.profile.worker[name].device) for name in members}
         return len(devices) == len(members) and all(device.startswith("cuda") for _, device in devices)
+
+    def go_by_rank(self, workers: Collection[str]) -> bool:
+        """Whether rings among some of these may go round by rank: then it matters who stands between whom."""
+        return not self._has_gpu_each(workers)
 
     def _nearest_neighbours(self, start: str, members: Sequence[str]) -> tuple[str, ...]:
         ring, left = [start], [name for name in members if name != start]
@@ -108,6 +115,16 @@ class ReducePrices:
             ring.append(min(left, key=lambda name: self.transfer_s(ring[-1], name, _RING_BYTES)))
             left.remove(ring[-1])
         return tuple(ring)
+
+    def pair_class(self, one: str, other: str) -> Hashable:
+        """What the price of an all-reduce knows of two workers beside their links and who was measured with whom.
+
+        Pairs of one class can stand for each other in any ring.
+        """
+        like, here = self._like(one, other)
+        devices = [(each.host, each.device) for each in (self.profile.worker[one], self.profile.worker[other])]
+        gpus = tuple(device.startswith("cuda") for _, device in devices)
+        return tuple(map(id, like)), here, gpus, devices[0] == devices[1]
 
     def obstacle(self, workers: Iterable[str]) -> str | None:
         """Why an all-reduce among workers cannot be priced; None: it can."""

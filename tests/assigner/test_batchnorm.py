@@ -42,6 +42,49 @@ def assert_plain(made: Workload, reference: Reference, pipeline: Pipeline, rows:
     assert reference.distance(statistics(pipeline.state_dict().items()).items()) < EXACT
 
 
+class Sharing(nn.Module):
+    """Two BatchNorms, the second of which has some of the first one's running statistics."""
+
+    def __init__(self, shared: str, momentum: float | None, *, second_first: bool) -> None:
+        super().__init__()
+        self.one, self.two = (nn.BatchNorm1d(WIDTH, momentum=momentum, dtype=torch.float64) for _ in range(2))
+        self.between, self.second_first = nn.Linear(WIDTH, WIDTH), second_first
+        for name in shared.split():
+            of_one = getattr(self.one, name)
+            setattr(self.two, name, of_one.view(-1) if name == "running_var" else of_one)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        calls = (self.two, self.one) if self.second_first else (self.one, self.two)
+        return self.between(calls[0](x)) + calls[1](2 * x - 1)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize(
+    ("shared", "momentum", "second_first"),
+    [
+        ("running_mean running_var num_batches_tracked", 0.3, True),
+        ("running_mean running_var num_batches_tracked", 0.3, False),
+        ("running_var", 0.3, False),
+        ("num_batches_tracked", None, True),
+        ("running_mean", 0.3, True),
+    ],
+)
+def test_statistics_that_two_modules_share(shared, momentum, second_first, micro_batches):
+    """They move for one module after the other, in the order of the calls, whichever of the values are shared."""
+    made = workload(
+        lambda: nn.Sequential(Sharing(shared, momentum, second_first=second_first), nn.Linear(WIDTH, 1)), rows=12
+    )
+    with pipeline_of(made, make_plan(made, micro_batches=micro_batches)) as pipeline:
+        reference = Reference(made)
+        for n, rows in enumerate((12, 12, 10)):
+            batch = made.make_batch(rows, n)
+            pipeline.step(batch, update=False)
+            reference.loss(batch)
+        mine, theirs = pipeline.state_dict(), reference.model.state_dict()
+        assert mine.keys() == theirs.keys()
+        assert all(torch.allclose(mine[name], theirs[name], rtol=EXACT, atol=EXACT) for name in mine)
+
+
 @pytest.mark.parametrize(
     ("micro_batches", "remat", "momentum"), [(1, "always", 0.1), (3, "never", 0.7), (6, "except_last", None)]
 )

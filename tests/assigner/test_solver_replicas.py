@@ -17,7 +17,7 @@ from sweeps import sweep
 
 from assigner.errors import InfeasibleError, UsageError
 from assigner.formats.plan import Plan
-from assigner.formats.profile import Tie
+from assigner.formats.profile import Collective, LinkPoint, Tie
 from assigner.formats.stage import Replica, Stage
 from assigner.report.plan import status
 from assigner.report.sharing import sharing
@@ -253,6 +253,41 @@ def test_hints_hold_for_every_worker_of_a_stage():
     assert set(solve(profile, replace(options, only=("worker:1", "worker:3"))).plan.workers) <= {
         worker_name(1), worker_name(3)
     }  # fmt: skip
+
+
+def test_workers_on_other_hosts_are_not_alike_where_all_reduces_are_not():
+    """Two like workers add up fast between hosts and slowly on one: a shared stage takes two on different hosts."""
+    profile = make_profile(work=[0.1] * 4, slowness=[1.0] * 4 + [100.0] * 2, bandwidth=1e8, latency=1e-3)
+    hosts = [replace(each, host=f"host{n // 2}") for n, each in enumerate(profile.workers)]
+    slow = Collective((worker_name(4), worker_name(5)), (LinkPoint(1e5, 0.3), LinkPoint(1e7, 10.0)))
+    profile = replace(profile, workers=tuple(hosts), collectives=(slow,))
+    options = SolveOptions(schedule="one-stage", max_workers=2, gap=0.0)
+    free, apart, beside = (
+        solve(profile, replace(options, only=only)).plan
+        for only in ((), ("worker:0", "worker:2"), ("worker:0", "worker:1"))
+    )
+    assert free.solver.objective_s == pytest.approx(apart.solver.objective_s)
+    assert free.solver.bound_s <= apart.solver.objective_s * (1 + ROUNDING)
+    assert apart.solver.objective_s < 0.95 * beside.solver.objective_s
+
+
+def test_workers_with_others_between_them_are_not_alike_where_rings_go_by_rank():
+    """Of two like workers it matters which one joins: with one of them gloo's ring goes over the slow link."""
+    profile = make_profile(
+        work=[0.1] * 4, slowness=[1.8, 1.0, 1.8, 1.0, 1.0], edge_bytes=3e6, bandwidth=1e8, latency=1e-3, batch=7
+    )
+    ends = {worker_name(1), worker_name(3)}
+    slow = [
+        replace(link, points=tuple(replace(each, seconds=4 * each.seconds) for each in link.points))
+        if {link.source, link.target} == ends else link
+        for link in profile.links
+    ]  # fmt: skip
+    profile = replace(profile, links=tuple(slow))
+    options = SolveOptions(schedule="one-stage", max_workers=4, gap=0.0)
+    free = solve(profile, options).plan
+    hinted = solve(profile, replace(options, only=tuple(f"worker:{n}" for n in range(1, 5)))).plan
+    assert free.solver.objective_s == pytest.approx(hinted.solver.objective_s)
+    assert free.solver.bound_s <= hinted.solver.objective_s * (1 + ROUNDING)
 
 
 def test_memory_of_every_worker_holds():

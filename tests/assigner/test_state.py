@@ -285,10 +285,31 @@ class LateInstances(LateStatistics):
         return self.norm.train(self.calls > 1)(made.T[None])[0].T
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("kind", [LateStatistics, LateInstances])
+class LateTraining(LateStatistics):
+    """Is normalised by running statistics from the first forward on, and moves them from the third on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return F.batch_norm(nn.Linear.forward(self, x), self.mean, self.variance, training=self.calls > 2)
+
+
+class UncountedTraining(LateStatistics):
+    """The same with a BatchNorm that counts no batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.norm.num_batches_tracked = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.norm.train(self.calls > 2)(nn.Linear.forward(self, x))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+@pytest.mark.parametrize("kind", [LateStatistics, LateInstances, LateTraining, UncountedTraining])
 def test_statistics_that_begin_late_and_that_nothing_counts(kind, micro_batches):
-    """Recomputes move them no further."""
+    """Recomputes move them no further, and the backwards of earlier micro-batches find them as they were."""
     made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), kind(), nn.Linear(WIDTH, 1)))
     found = []
     for remat in ("never", "always"):

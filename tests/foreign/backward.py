@@ -297,6 +297,26 @@ class Forces(nn.Module):
         return self.last(self.energy(x))
 
 
+class AsksForGradient(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        y = self.lin(x)
+        return y if self.lin.weight.grad is None else y / (1 + self.lin.weight.grad.norm())
+
+
+@case("a partition's forward reads the gradient of its weight", "scaled", "last", refusal="reads the gradient of")
+class GradientScaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scaled, self.last = AsksForGradient(), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.scaled(x)))
+
+
 @case("autograd.grad at the root, of a marked module's output", "net", "last", refusal="grad|traced")
 class RootForces(nn.Module):
     def __init__(self):

@@ -7,6 +7,7 @@ from unittest import mock
 
 import torch
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -138,6 +139,25 @@ class Writes(Watching):  # type: ignore[no-untyped-call]
         results = made if isinstance(made, tuple | list) else (made,)
         self.used -= {storage_of(each) for each in results if _is_plain_tensor(each)} - read  # a number given again
         return made
+
+
+class GradientReads(TorchFunctionMode):
+    """Notes the tensors whose `.grad` is asked for.
+
+    Attributes:
+        found: These, as often as it was.
+    """
+
+    _GRADIENT = torch.Tensor.grad.__get__  # type: ignore[union-attr]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == self._GRADIENT:
+            self.found.append(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 def _is_plain_tensor(value: Any) -> bool:

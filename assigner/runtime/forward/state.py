@@ -217,14 +217,14 @@ class PartitionState:
             runs_again: It will be recomputed.
         """
         self._look()
-        if self.was_watched and not runs_again and not self.writes:  # the rule
+        if self.was_watched and not (runs_again or self.writes or self._silent):  # the rule
             return ForwardStart([], [], None, self.last_counts(), [])
         if runs_again and self._cached is None:
             self._cached = tuple(cached_functions(self._changeable))
         memento = self.values() if runs_again else None
-        writes = dict(self.writes)
+        writes = self.writes | self._silent
         if memento is not None:
-            writes |= {id(each): each for each in memento.tensors if id(each) in self._loose} | self._silent
+            writes |= {id(each): each for each in memento.tensors if id(each) in self._loose}
         if not self.was_watched:  # nothing is known yet: buffers are likely, and weights are large
             buffers = [each for each in self._tensors if not isinstance(each, nn.Parameter)]
             writes |= {id(each): each for buffer in buffers for each in self.written.family(buffer)}
@@ -314,18 +314,18 @@ class PartitionState:
         return new
 
     def left(self) -> list[HeldTensor]:
-        """The tensors that any forward of this rank writes, and this partition holds, as they are now."""
-        if not self.written:
+        """The tensors of this partition that any forward of this rank writes, or may write unseen, as they are now."""
+        if not self.written and not self._silent:
             return []
         self._look()
-        return [HeldTensor.of(each) for each in self._tensors if each in self.written]
+        return [HeldTensor.of(each) for each in self._tensors if each in self.written or id(each) in self._silent]
 
     def is_written(self) -> bool:
-        """Whether this partition holds a tensor that any forward of this rank is known to write."""
-        if not self.written:
+        """Whether any forward of this rank is known to write a tensor of this partition, or may write one unseen."""
+        if not self.written and not self._silent:
             return False
         self._look()
-        return any(each in self.written for each in self._tensors)
+        return bool(self._silent) or any(each in self.written for each in self._tensors)
 
     def late_of(self, late: LateWrites) -> LateWrites:
         """Of what several partitions wrote that was not known, what this one holds; it is known from now on."""
@@ -396,7 +396,7 @@ class PartitionState:
 
     def last_counts(self) -> list[int]:
         """The counts as they were last seen in this step, behind which nothing of it can have changed any."""
-        return self._last if self._last and not self.written else self._note(self.counts())
+        return self._last if self._last and not self.written and not self._silent else self._note(self.counts())
 
     def changed_since(self, counts: list[int]) -> list[torch.Tensor]:
         """The tensors that a backward has changed since these counts."""

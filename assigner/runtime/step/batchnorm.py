@@ -18,10 +18,11 @@ more.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-import operator
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import torch
@@ -38,7 +39,7 @@ from assigner.runtime.stages.replicas import one_worker, sharers
 from assigner.runtime.step.batchfigures import BatchFigures, Move, merged, move
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from assigner.runtime.ranks.workergroups import WorkerGroup
 
@@ -68,15 +69,17 @@ class _DeferredNorm:
         module: The pipeline's own copy of it.
         name: In the model.
         backward: Of its partition.
+        turns: Counts the calls of all modules.
     """
 
-    def __init__(self, module: _BatchNorm, name: str, backward: _Backward) -> None:
-        self.module, self.name, self._backward = module, name, backward
+    def __init__(self, module: _BatchNorm, name: str, backward: _Backward, turns: Iterator[int]) -> None:
+        self.module, self.name, self._backward, self._turns = module, name, backward, turns
         self._is_own = not type(module).__module__.startswith("torch.")
         self.twins: list[_BatchNorm] = []
         self.seen: list[dict[int, BatchFigures]] = []  # for each twin, by micro-batch
         self.now: list[BatchFigures] = []  # for each twin, of the micro-batch that runs
         self.momenta: list[float | None] = []  # for each call of a forward in this step
+        self.turns: list[int] = []  # likewise, when it came first
         self.calls: dict[int, int] = {}  # how many each micro-batch has made
         self.micro_batch = self.called = 0
         self.recording = self.under_way = False
@@ -159,6 +162,7 @@ class _DeferredNorm:
         momentum = self.module.momentum
         if call == len(self.momenta):
             self.momenta.append(momentum)
+            self.turns.append(next(self._turns))
         elif self.momenta[call] != momentum:
             self._refuse(f"whose momentum is {self.momenta[call]} in one micro-batch and {momentum} in another")
 
@@ -243,6 +247,10 @@ class _DeferredNorm:
         held = [each._buffers[key] for each in (self.module, *self.twins) for key in _RUNNING]
         return {storage_of(each) for each in held if each is not None}
 
+    def own_storages(self) -> set[int]:
+        """Those of the running statistics alone."""
+        return {storage_of(each) for each in self._statistics() if each is not None}
+
     def end(self) -> bool:
         """The forward has run; one that comes without a `begin` is a part of a backward.
 
@@ -250,7 +258,7 @@ class _DeferredNorm:
             Whether it has left those running statistics in their places that its calls in training are to move.
         """
         self.under_way, self.calls[self.micro_batch] = False, self.called
-        return not self.called or all(map(operator.is_, self._statistics(), self._held))
+        return not self.called or all(map(is_, self._statistics(), self._held))
 
     def _statistics(self) -> list[torch.Tensor | None]:
         return [self.module._buffers[key] for key in _RUNNING]
@@ -290,9 +298,13 @@ class _DeferredNorm:
         """By which a call of all forwards moves the running values."""
         return self.momenta[call] if call < len(self.momenta) else self.module.momentum
 
+    def turn(self, call: int) -> float:
+        """When a call of all forwards moves them, where another module has them too; last: none ran here."""
+        return self.turns[call] if call < len(self.turns) else math.inf
+
     def forget(self) -> list[torch.Tensor]:
         """Leave the running values as they are; what is to be zero: an infinity in there would outlive momentum 1."""
-        self.recording, self._tried, self.momenta, self.calls = False, None, [], {}
+        self.recording, self._tried, self.momenta, self.turns, self.calls = False, None, [], [], {}
         used = [figures for seen in self.seen for figures in seen.values() if figures.count]
         for figures in used:
             figures.count = 0
@@ -338,6 +350,7 @@ class DeferredStatistics:
             raise UsageError(f"batch_norm={choice!r} is not allowed", hint=f"one of {', '.join(get_args(BatchNorm))}")
         self._norms: dict[str, list[_DeferredNorm]] = {}
         self._backwards: dict[str, _Backward] = defaultdict(_Backward)
+        turns = itertools.count()
         for partition, held in modules.items():
             found = {name: each for name, each in held.named_modules() if isinstance(each, _BatchNorm)}
             for name, each in found.items():
@@ -347,7 +360,7 @@ class DeferredStatistics:
             if choice == "deferred":
                 tracking = {name: each for name, each in found.items() if each.track_running_stats}
                 self._norms[partition] = [
-                    _DeferredNorm(each, name, self._backwards[partition])
+                    _DeferredNorm(each, name, self._backwards[partition], turns)
                     for name, each in tracking.items()
                     if each.running_mean is not None
                 ]
@@ -415,21 +428,14 @@ class DeferredStatistics:
     def commit(self) -> None:
         """A step's forwards have run: move the running values, once for each call that a forward makes."""
         norms = [each for some in self._norms.values() for each in some]
-        for call in range(max((len(each.seen) for each in norms), default=0)):
-            alike = defaultdict[tuple[object, ...], list[tuple[_DeferredNorm, list[BatchFigures]]]](list)
-            for norm in norms:
-                if found := norm.found(call):
-                    alike[len(found), found[0].mean.dtype, found[0].mean.device].append((norm, found))
-            together, later, moved = defaultdict[object, list[Move]](list), list[Move](), set[int]()
-            momenta: dict[int, float | None] = {}
-            for some in alike.values():
-                for (norm, _), (mean, variance) in zip(some, merged([found for _, found in some]), strict=True):
-                    momenta[id(norm.module)] = momentum = norm.momentum(call)
-                    shares = id(norm.module.running_mean) in moved  # with another module: it has its turn behind that
-                    (later if shares else together[momentum, mean.device]).append((norm.module, mean, variance))
-                    moved.add(id(norm.module.running_mean))
-            for moves in (*together.values(), *([each] for each in later)):
-                move(moves, momenta[id(moves[0][0])])
+        holders = Counter(storage for each in norms for storage in each.own_storages())
+        shared = [each for each in norms if any(holders[storage] > 1 for storage in each.own_storages())]
+        alone = [each for each in norms if each not in shared]
+        for call in range(max((len(each.seen) for each in alone), default=0)):
+            _move_together(alone, call)
+        turns = [(each.turn(call), each, call) for each in shared for call in range(len(each.seen))]
+        for _, each, call in sorted(turns, key=itemgetter(0)):
+            _move_together([each], call)
         self.forget()
 
     def forget(self) -> None:
@@ -454,6 +460,20 @@ def _refuse_shared(partition: str, workers: Sequence[str], name: str) -> NoRetur
         f" statistics of {name}: each of them would see its own alone",
         hint=f"use batch_norm='deferred', or {one_worker(partition)}",
     )
+
+
+def _move_together(norms: Sequence[_DeferredNorm], call: int) -> None:
+    """Move the running values of modules, each of which has its own, by what one call of each has seen."""
+    alike = defaultdict[tuple[int, torch.dtype, torch.device], list[tuple[_DeferredNorm, list[BatchFigures]]]](list)
+    for norm in norms:
+        if found := norm.found(call):
+            alike[len(found), found[0].mean.dtype, found[0].mean.device].append((norm, found))
+    together = defaultdict[tuple[float | None, torch.device], list[Move]](list)
+    for some in alike.values():
+        for (norm, _), (mean, variance) in zip(some, merged([found for _, found in some]), strict=True):
+            together[norm.momentum(call), mean.device].append((norm.module, mean, variance))
+    for (momentum, _), moves in together.items():
+        move(moves, momentum)
 
 
 @torch.no_grad()

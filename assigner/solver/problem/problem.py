@@ -169,8 +169,12 @@ class Problem:
 
     @cached_property
     def ways(self) -> dict[str, dict[str, int]]:
-        """For each ordered pair of workers a number; pairs whose links are alike have the same one."""
+        """For each ordered pair of workers a number; pairs whose links are alike have the same one.
+
+        Where stages may be shared their all-reduces are alike, too.
+        """
         numbers: dict[object, int] = {}
+        shares, rings = self.most_replicas > 1, self.cost.rings
 
         def number(source: str, target: str) -> int:
             link = self.cost.link(source, target)
@@ -178,10 +182,20 @@ class Problem:
                 return -1
             sweep = tuple((point.bytes, point.seconds) for point in link.points)
             busy = link.sender_busy, link.receiver_busy, link.sender_s, link.receiver_s
-            return numbers.setdefault((sweep, busy), len(numbers))
+            reduces = rings.pair_class(source, target) if shares else None
+            return numbers.setdefault((sweep, busy, reduces), len(numbers))
 
         names = [worker.name for worker in self.workers]
         return {source: {target: number(source, target) for target in names} for source in names}
+
+    @cached_property
+    def turns(self) -> dict[str, int] | None:
+        """The turn of each worker by rank, where that is part of what an all-reduce takes; None: it is not."""
+        names = [worker.name for worker in sorted(self.workers, key=lambda worker: worker.rank)]
+        all_alike = len({self.ways[one][other] for one in names for other in names if one != other}) <= 1
+        if self.most_replicas == 1 or all_alike or not self.cost.rings.go_by_rank(names):
+            return None
+        return {name: turn for turn, name in enumerate(names)}
 
     @cached_property
     def may_cut(self) -> tuple[bool, ...]:

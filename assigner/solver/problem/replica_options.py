@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
@@ -294,15 +295,14 @@ class ReplicaOptions(StageOptions):
     def _members(self, members: tuple[int, ...]) -> Sequence[tuple[str, ...]]:
         """The workers that a set may mean; empty: there are too many to look at.
 
-        Of like workers it may be any, and together with others the way round them may differ.
+        Of workers that can be swapped it may be any.
         """
-        groups = self._table.groups
-        alike = dict.fromkeys(members)
-        if len(alike) == 1 and self._table.links_alike:
-            return [groups[members[0]][: len(members)]]
-        if math.prod(math.comb(len(groups[group]), members.count(group)) for group in alike) > tuning.MOST_SETS:
+        groups, counts = self._table.groups, Counter(members)
+        if self._table.links_alike:
+            return [tuple(name for group, count in counts.items() for name in groups[group][:count])]
+        if math.prod(math.comb(len(groups[group]), count) for group, count in counts.items()) > tuning.MOST_SETS:
             return []
-        each = [itertools.combinations(groups[group], members.count(group)) for group in alike]
+        each = [itertools.combinations(groups[group], count) for group, count in counts.items()]
         return [tuple(itertools.chain(*chosen)) for chosen in itertools.product(*each)]
 
     def _update_s(self, first: int, last: int, members: Sequence[int]) -> float:
