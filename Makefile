@@ -10,7 +10,7 @@ DEMO_STEPS ?= 40
 # One worker; the best plan with one worker a stage and one stage a worker; the best of all, with shared stages.
 DEMO_PLANS := single pipeline plan
 
-.PHONY: demo test test-long test-all other-torch test-other-torch gpu lint types docs clean
+.PHONY: demo test test-all other-torch test-other-torch gpu lint types docs clean
 
 # What the program needs, and in TOOLS what its tests, checks and documentation need.
 $(READY): pyproject.toml constraints.txt
@@ -39,28 +39,26 @@ demo: $(READY)
 		$(DEMO_PLANS:%=--measured demo/%-trace.json)
 	$(BIN)/assigner compare $(DEMO_PLANS:%=demo/%.json) $(DEMO_PLANS:%=--measured demo/%-trace.json)
 
-# What is long by nature (the lab, architectures of transformers, the browser, every block of the documentation) is
-# marked `long` and runs in test-long.
+# What is long by nature (the lab, launchers, the browser, every block of the documentation) is marked `long`, and further
+# draws of what another test claims too (seeds, models of others) `sweep`. SWEEPS=2/6 runs the second of six parts of these.
+SWEEPS ?= 1/1
 # Three files at a time on two cores: many tests wait for ranks and for messages that must not come. Python's own cache of
 # compiled files is kept, also where the environment says otherwise: it halves what collecting takes.
 IN_PARALLEL := -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python $(IN_PARALLEL)
 
 test: $(TOOLS)
-	$(PYTEST) -m 'not long'
-
-test-long: $(TOOLS)
-	$(PYTEST) -m long
+	$(PYTEST) -m 'not long and not sweep'
 
 # In one go: what tests import, collect and capture is paid once.
 test-all: $(TOOLS)
-	$(PYTEST)
+	$(PYTEST) --sweeps $(SWEEPS)
 
 # With another torch of the range in pyproject.toml than constraints.txt has, in an environment of its own: both ends of
 # the range before a release, and in CI what captures and trains a model, under the newest one that can be had.
 TORCH ?= torch>=2.14,<2.16
 OTHER := .venv-other
-OTHER_TESTS ?= -m 'not long'
+OTHER_TESTS ?= -m 'not long and not sweep'
 $(OTHER)/.tools: pyproject.toml
 	$(PYTHON) -m venv $(OTHER)
 	$(OTHER)/bin/pip install --quiet '$(TORCH)' --editable '.[dev]'

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,11 +45,30 @@ def pytest_configure() -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that start ranks or hosts come first: they wait a lot, and beside them (-n 2) the quick ones fill up.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--sweeps K/N`."""
+    parser.addoption(
+        "--sweeps", default="1/1", metavar="K/N",
+        help="of the tests marked `sweep` the Kth of N parts; each part has as many, drawn by their names",
+    )  # fmt: skip
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the sweeps one part.
+
+    Modules that start ranks or hosts come first: they wait a lot, and beside them (-n 2) the quick ones fill up.
 
     Before them come those that take longest: one that begins last would run alone.
     """
+    part, parts = map(int, config.getoption("--sweeps").split("/"))
+    left = [
+        item
+        for item in items
+        if item.get_closest_marker("sweep") and zlib.crc32(item.nodeid.encode()) % parts != part - 1
+    ]
+    config.hook.pytest_deselected(items=left)
+    gone = set(left)
+    items[:] = [item for item in items if item not in gone]
     slow = {item.path for item in items if item.get_closest_marker("distributed") or item.get_closest_marker("lab")}
     place = {
         path: next((n for n, name in enumerate(LONGEST) if path.name.startswith(name)), len(LONGEST))

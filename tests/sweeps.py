@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def sweep(draws: Iterable[Any], *, quick: int | Iterable[Any]) -> list[Any]:
-    """Parameters of a test: those in `quick` as they are, the others marked `long`.
+    """Parameters of a test: those in `quick` as they are, the others marked `sweep`.
 
     Args:
         draws: Seeds, or other parameters; a tuple is of several parameters.
@@ -22,6 +22,6 @@ def sweep(draws: Iterable[Any], *, quick: int | Iterable[Any]) -> list[Any]:
     missing = [draw for draw in kept if draw not in every]
     assert not missing, f"{missing} are none of the draws"
     return [
-        draw if draw in kept else pytest.param(*(draw if isinstance(draw, tuple) else (draw,)), marks=pytest.mark.long)
+        draw if draw in kept else pytest.param(*(draw if isinstance(draw, tuple) else (draw,)), marks=pytest.mark.sweep)
         for draw in every
     ]

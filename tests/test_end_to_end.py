@@ -142,9 +142,9 @@ def test_a_plan_for_another_model_is_refused(root: Path, assigner: str, profiled
     ("workload", "message"),
     [
         ("examples/none.py:workload", "no such file"),
-        pytest.param("examples/gpt.py:nothing", "has no function", marks=pytest.mark.long),
-        pytest.param("examples/gpt.py:workload(1)", "is no function", marks=pytest.mark.long),
-        pytest.param("examples/gpt.py", "names no workload", marks=pytest.mark.long),
+        pytest.param("examples/gpt.py:nothing", "has no function", marks=pytest.mark.sweep),
+        pytest.param("examples/gpt.py:workload(1)", "is no function", marks=pytest.mark.sweep),
+        pytest.param("examples/gpt.py", "names no workload", marks=pytest.mark.sweep),
     ],
 )
 def test_a_wrong_workload_is_refused_before_any_rank_starts(

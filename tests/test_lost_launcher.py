@@ -77,7 +77,7 @@ LONG = ("run through a shell", "torchrun", "profile's ranks")
 
 
 @pytest.mark.parametrize(
-    "kind", ["run", "profile's check", *(pytest.param(kind, marks=pytest.mark.long) for kind in LONG)]
+    "kind", ["run", "profile's check", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in LONG)]
 )
 def test_what_a_killed_launcher_has_started_ends(root: Path, tmp_path: Path, kind: str) -> None:
     """Ranks that train without end, and measurements that stay in the user's code, find their launcher gone."""

@@ -72,8 +72,8 @@ class Started:
     ("number", "to"),
     [
         (signal.SIGINT, "the group"),
-        pytest.param(signal.SIGTERM, "the launcher", marks=pytest.mark.long),
-        pytest.param(signal.SIGUSR1, "a rank", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, "the launcher", marks=pytest.mark.sweep),
+        pytest.param(signal.SIGUSR1, "a rank", marks=pytest.mark.sweep),
     ],
 )
 def test_a_signal_ends_training_in_order(root: Path, programs: Path, tmp_path: Path, number: int, to: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from drawn_combinations import MODELS_EVERY, differences, drawn_combination
 from drawn_models import drawn_model
+from sweeps import sweep
 from workloads import Reference
 
 from assigner.model.marking import partition_graph
@@ -27,9 +28,7 @@ def equal(forked: ForkedRanks, first: int, behind: int, orders: str, *, ranks: i
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("first", "behind"), [(0, 9), pytest.param(9, 75, marks=pytest.mark.long)], ids=["some", "the others"]
-)
+@pytest.mark.parametrize(("first", "behind"), sweep([(0, 9), *((n, n + 11) for n in range(9, 75, 11))], quick=1))
 def test_combinations_on_three_ranks(forked, first, behind):
     """Loss, gradients and weights are the plain model's to 1e-9; no model is one that cannot be cut.
 
@@ -40,7 +39,7 @@ def test_combinations_on_three_ranks(forked, first, behind):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("first", "behind", "ranks"), [(9, 12, 2), pytest.param(42, 54, 4, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("first", "behind", "ranks"), [(9, 12, 2), pytest.param(42, 54, 4, marks=pytest.mark.sweep)])
 def test_any_order_that_can_run_is_exact(forked, first, behind, ranks):
     """On other numbers of ranks, too."""
     assert equal(forked, first, behind, "only", ranks=ranks) == behind - first

@@ -35,7 +35,7 @@ def counting(counts: list[int]):
     return backend
 
 
-@pytest.mark.parametrize("make", [skips, pytest.param(language, marks=pytest.mark.long)])
+@pytest.mark.parametrize("make", [skips, pytest.param(language, marks=pytest.mark.sweep)])
 def test_training_is_the_plain_models(make):
     """Loss, gradients and weights, with remat and ragged batches, under the model's own names."""
     made = replace(make(), compile=EAGER)
@@ -63,7 +63,7 @@ def test_ragged_batches_do_not_compile_for_ever():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of inductor's own imports
 @pytest.mark.parametrize(
-    "given", [pytest.param(EAGER, id="aot_eager"), pytest.param(True, id="inductor", marks=pytest.mark.long)]
+    "given", [pytest.param(EAGER, id="aot_eager"), pytest.param(True, id="inductor", marks=pytest.mark.sweep)]
 )
 def test_dropout_is_that_of_the_eager_model(given):
     """A compiled partition draws the masks of one that is not, and a recompute those of its first forward."""

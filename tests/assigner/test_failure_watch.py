@@ -230,6 +230,26 @@ def test_a_strangers_failure_is_none(
     assert "is ignored" not in capfd.readouterr().err
 
 
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise KeyError("none")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("x" * 5_000_000), "ValueError: x{50000} ... \\(4900000 characters left out\\) ... x{50000}"),
+        (WordlessError(), "WordlessError: \\(no text: its __str__ raised KeyError\\)"),
+    ],
+    ids=["long", "without words"],
+)
+def test_an_error_of_any_text_is_told(watching: Callable[..., FailureWatch], error: Exception, words: str) -> None:
+    """A message of megabytes would not get to others in time, and one that cannot be read would hide what failed."""
+    first = watching(HashStore()).report("forward", error)
+    assert re.fullmatch(f"worker:1 failed in forward: {words}", str(first))
+    assert len(first.trace) < 200_000
+
+
 def test_a_failures_text_cannot_change_a_terminal(
     exits: list[int], watching: Callable[..., FailureWatch], capfd: pytest.CaptureFixture
 ) -> None:

@@ -60,7 +60,7 @@ def test_divided_updates_are_those_of_every_worker(ranks):
     "cases",
     [
         ("clipping", "weights", "accumulation", "frozen", "scaling"),
-        pytest.param(("optimizers", "schedulers", "half", "sparse"), marks=pytest.mark.long),
+        pytest.param(("optimizers", "schedulers", "half", "sparse"), marks=pytest.mark.sweep),
     ],
     ids=["loops", "the others"],
 )

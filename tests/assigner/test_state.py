@@ -38,8 +38,8 @@ def changing(name: str) -> Workload:
     ("micro_batches", "remat"),
     [
         (1, "always"), (3, "except_last"),  # one that recomputes; several, of which some do and the last one does not
-        pytest.param(1, "never", marks=pytest.mark.long), pytest.param(3, "never", marks=pytest.mark.long),
-        pytest.param(3, "always", marks=pytest.mark.long),
+        pytest.param(1, "never", marks=pytest.mark.sweep), pytest.param(3, "never", marks=pytest.mark.sweep),
+        pytest.param(3, "always", marks=pytest.mark.sweep),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", CHANGING)

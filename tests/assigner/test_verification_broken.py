@@ -76,13 +76,13 @@ def test_a_capture_that_is_not_broken_passes(dtype):
     [
         ("parts.0", drop, "it begins in partition 'parts.0' or 'parts.1', before 'parts.1' is called"),
         pytest.param(
-            "parts.2", drop, "it begins in partition 'parts.2', before 'last' is called", marks=pytest.mark.long
+            "parts.2", drop, "it begins in partition 'parts.2', before 'last' is called", marks=pytest.mark.sweep
         ),
         ("parts.1", other_constant, "it begins in partition 'parts.1' or 'parts.2', before 'parts.2' is called"),
         ("parts.1", detach, "it begins in the backward of partition 'parts.1'"),
     ],
 )
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float64, marks=pytest.mark.long), torch.float32])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float64, marks=pytest.mark.sweep), torch.float32])
 def test_a_broken_capture_is_found_where_it_is_broken(partition, change, said, dtype):
     """A lost operation, a constant that is off by 3e-5, a gradient that goes no further."""
     with pytest.raises(MarkingError, match=said):

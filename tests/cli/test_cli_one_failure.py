@@ -121,10 +121,10 @@ CLOSED = r"its pipeline was closed, or its script came to an end, at \S+leaving\
     ("rank", "way", "code", "message"),
     [
         (0, "normally", 2, CLOSED),
-        pytest.param(1, "abruptly", 7, LEFT, marks=pytest.mark.long),
-        pytest.param(0, "before", 7, LEFT, marks=pytest.mark.long),
-        pytest.param(1, "normally", 2, CLOSED, marks=pytest.mark.long),
-        pytest.param(0, "early", 2, CLOSED, marks=pytest.mark.long),
+        pytest.param(1, "abruptly", 7, LEFT, marks=pytest.mark.sweep),
+        pytest.param(0, "before", 7, LEFT, marks=pytest.mark.sweep),
+        pytest.param(1, "normally", 2, CLOSED, marks=pytest.mark.sweep),
+        pytest.param(0, "early", 2, CLOSED, marks=pytest.mark.sweep),
     ],
 )
 def test_a_rank_that_leaves_is_named(folder, programs, root, rank, way, code, message):

@@ -49,7 +49,7 @@ def losses(said: str) -> list[tuple[str, float]]:
         ),
         pytest.param(
             "image_classifier", "width=4,size=8,batch_size=256", ((1, 2), (0, 3)),
-            ("--epochs", 2), "epoch 1, 512 images", 8, marks=pytest.mark.long,
+            ("--epochs", 2), "epoch 1, 512 images", 8, marks=pytest.mark.sweep,
         ),
     ],
     ids=["language_model", "image_classifier"],

@@ -166,7 +166,7 @@ LONG = ("gpt, uneven micro-batches", "clicks, the embedding alone")
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=name, marks=[pytest.mark.long] if name in LONG else []) for name, case in CASES.items()],
+    [pytest.param(case, id=name, marks=[pytest.mark.sweep] if name in LONG else []) for name, case in CASES.items()],
 )
 def test_ten_steps_equal_the_model_in_one_piece(case: Case, tmp_path: Path, forked: ForkedRanks) -> None:
     """Loss, gradients, weights and buffers on every rank are those of plain PyTorch, to 1e-10 in float64.

@@ -201,6 +201,33 @@ class Power(nn.Module):
         return x @ self.weight.t() / (self.u.clone() @ self.weight @ v)
 
 
+class Graph(nn.Module):
+    """A layer of a graph network, whose adjacency is sparse."""
+
+    def __init__(self, *, is_dense):
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, WIDTH)
+        adjacency = torch.eye(WIDTH, dtype=torch.float64)
+        adjacency[0, -1] = 0.5
+        self.register_buffer("adjacency", adjacency if is_dense else adjacency.to_sparse())
+
+    def forward(self, x):
+        adjacency = self.adjacency if self.adjacency.is_sparse else self.adjacency.to_sparse()
+        return torch.relu(self.lin(torch.sparse.mm(adjacency, x.T).T))
+
+
+@case("an adjacency in a sparse buffer", "0", refusal="makes a sparse tensor.*dense buffer")
+class SparseAdjacency(nn.Sequential):
+    def __init__(self):
+        super().__init__(Graph(is_dense=False), nn.Linear(WIDTH, 1))
+
+
+@case("an adjacency in a dense buffer, sparse in the forward", "0")
+class DenseAdjacency(nn.Sequential):
+    def __init__(self):
+        super().__init__(Graph(is_dense=True), nn.Linear(WIDTH, 1))
+
+
 @case("parametrizations.spectral_norm", *MARKS, inherent=True)
 class NewSpectral(Two):
     def make(self):

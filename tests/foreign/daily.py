@@ -1,6 +1,6 @@
 """Which cases `make test` runs: one or two for each way in which a model says more than its graph, or is refused.
 
-`make test-long` runs the others.
+`make test-all` runs the others, CI a part of them: another one for each commit.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ PARTS = {
 
 
 def usual_cases(part: str) -> list[ParameterSet]:
-    """Those of a part that CI runs, marked `long` where `make test` leaves them out."""
+    """Those of a part, marked `sweep` where `make test` leaves them out."""
     return [
         pytest.param(
-            each, id=f"{each.group}: {each.name}", marks=() if each.name in DAILY else pytest.mark.long
+            each, id=f"{each.group}: {each.name}", marks=() if each.name in DAILY else pytest.mark.sweep
         )
         for each in all_cases()
         if each.usual and each.group in PARTS[part]

@@ -42,7 +42,7 @@ def test_each_module_is_in_one_part():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=() if each in DAILY else pytest.mark.long) for each in sorted(SHOWS_THROUGH)]
+    "name", [pytest.param(each, marks=() if each in DAILY else pytest.mark.sweep) for each in sorted(SHOWS_THROUGH)]
 )
 def test_what_shows_through_a_capture_is_found_by_the_check(name: str):
     """Code that asks for the type of its tensors takes another way in a capture: no plan is made for it."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from assigner.errors import UsageError
 from assigner.model.deferred.originals import plain_class
-from assigner.model.deferred.recorder import is_meta
+from assigner.model.deferred.recorder import SPARSE, is_meta
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,9 +43,11 @@ def check_hung(tensors: Mapping[str, torch.Tensor]) -> None:
 
     Raises:
         UsageError: an attribute, or a hook by its closure, holds tensors or modules: these are the builder's, without
-            values; or a hook is one that torch calls after it has added a micro-batch's gradient.
+            values; a tensor is sparse; or a hook is one that torch calls after it has added a micro-batch's gradient.
     """
     for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided:
+            raise UsageError(f"{name} is a sparse tensor", hint=SPARSE)
         for key, value in tensor.__dict__.items():
             if _holds_model(value):
                 raise UsageError(

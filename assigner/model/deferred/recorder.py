@@ -71,6 +71,13 @@ class _Unseen:
         )
 
 
+SPARSE = (
+    "register a dense buffer and take .to_sparse() of it in a marked module's forward; or keep one that was made before"
+    " the builder runs as a plain attribute"
+)
+"""What to do instead of building one."""
+
+
 class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs every call on the meta device, and keeps it."""
 
@@ -163,6 +170,8 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def view(tensor: torch.Tensor) -> torch.Tensor | View:
             if not is_meta(tensor):
                 return tensor
+            if tensor.layout is not torch.strided:
+                raise BuilderError("makes a sparse tensor", hint=SPARSE)
             storage = tensor.untyped_storage()
             self.storages[storage._cdata] = storage
             return View.of(tensor)

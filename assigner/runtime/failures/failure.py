@@ -60,6 +60,25 @@ _LEAVE_S = 30.0  # more than a stay
 _BUSY_S = 30.0
 
 
+_LONGEST = 100_000
+"""Characters of a message or a traceback that others are told: one that prints a tensor has more, and says no more."""
+
+
+def _shortened(text: str) -> str:
+    """A text without its middle where it is long."""
+    left = len(text) - _LONGEST
+    half = _LONGEST // 2
+    return text if left <= 0 else f"{text[:half]} ... ({left} characters left out) ... {text[-half:]}"
+
+
+def _words_of(error: BaseException) -> str:
+    """What an error says; one whose own `__str__` fails says that."""
+    try:
+        return _shortened(str(error))
+    except Exception as why:  # noqa: BLE001 - it is the user's code, and the error before it is what counts
+        return f"(no text: its __str__ raised {type(why).__name__})"
+
+
 @dataclass(frozen=True)
 class Failure:
     """The first cause.
@@ -177,10 +196,10 @@ class FailureWatch:
             error: What went wrong.
             worker: Whose fault it is; None: this rank's.
         """
-        kind, trace = type(error), "".join(traceback.format_exception(error))
+        kind, trace = type(error), _shortened("".join(traceback.format_exception(error)))
         hint = error.hint if isinstance(error, AssignerError) else None
         worker = worker or self.worker
-        return self._write(Failure(worker, where, str(error), kind.__name__, kind.__module__, trace, hint))
+        return self._write(Failure(worker, where, _words_of(error), kind.__name__, kind.__module__, trace, hint))
 
     def lost(self, peer: str, where: str, error: BaseException) -> Failure:
         """A connection broke: give the peer's own report a moment to appear, else report that the peer is gone."""
