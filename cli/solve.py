@@ -156,7 +156,7 @@ def _export(plan: "Plan", profile: "Profile", options: SolveOptions, path: Path,
         written = export_model(plan, profile, options, path, force=force, progress=progress.update)
     size = f"{fmt.plural(written.variables, 'variable')}, {fmt.plural(written.rows, 'row')}"
     if written.optimum_s is None:
-        told = "its optimum is a lower bound of the step time: no time was left to close the proof"
+        told = "its optimum is a lower bound of the step time: the proof was not closed"
     else:
         told = f"its optimum, {written.optimum_s / written.unit_s:.6g} units of {fmt.seconds(written.unit_s)}, is "
         told += "the least step time of these plans"

@@ -137,6 +137,21 @@ class Setting(ABC):
         )
         self.raise_bound(outcome.bound * model.unit, INTEGER_PROGRAM)
 
+    def over(self) -> Callable[[], bool]:
+        """What tells, asked now and then, whether this setting's share of the time is over; it tells of progress."""
+        contest, told = self.contest, self.contest.elapsed_s
+        until = told + contest.share_s
+
+        def is_over() -> bool:
+            nonlocal told
+            now = contest.elapsed_s
+            if now - told > tuning.TELL_S:
+                told = now
+                contest.watch()
+            return now > until
+
+        return is_over
+
     @abstractmethod
     def price(self) -> None:
         """Price one micro-batch and set a first bound."""

@@ -1,7 +1,8 @@
 """Graphs with branches: convex stages beyond the intervals of one order.
 
 Throughput is that of convex stages themselves (free/). Of step time and latency the ladder's intervals are plans, and
-convex stages tell whether anything fits at all, which intervals cannot prove.
+convex stages tell whether anything fits at all, which intervals cannot prove. Of 1F1B's steps local search looks for
+better ones: over convex stages at the schedule's own warm-ups, and then along the order of the best of these.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.solver.contest.contest import EXHAUSTIVE, Contest
+from assigner.solver.contest.contest import EXHAUSTIVE, LOCAL, Contest
+from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.setting import ConvexSetting, FreeSetting
 from assigner.solver.free.starts import of_plan, orders
 from assigner.solver.free.steady import SteadyPricing
@@ -22,14 +24,14 @@ from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime, SolveClock
 from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.set_memory import SetMemory
-from assigner.solver.problem.set_prices import SetPrices
+from assigner.solver.problem.set_prices import SetPrices, bits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Schedule
-    from assigner.solver.free.arrangement import Stages
+    from assigner.solver.free.arrangement import Arrangement, Stages
     from assigner.solver.free.pricing import BoundedPricing
 
 
@@ -75,6 +77,29 @@ class SteadySetting(FreeSetting):
             yield of_plan(self.problem, self.contest.best.plan)
 
 
+class _StepPricing(SteadyPricing):
+    """The step time under 1F1B of convex stages in the order of the best steady state, at the schedule's own warm-ups.
+
+    Args:
+        room: Prices and memory.
+        worth: The value of a plan, and its step time.
+    """
+
+    def __init__(self, room: SetMemory, worth: Callable[[Plan], tuple[float, float]]) -> None:
+        super().__init__(room, falling=True)
+        self._worth = worth
+
+    def price(self, stages: Stages) -> Arrangement | None:
+        """See `Pricing`."""
+        found = super().price(stages)
+        value = math.inf if found is None else self._worth(found.plan("1f1b"))[0]
+        return None if found is None or math.isinf(value) else replace(found, value_s=value)
+
+    def actions(self, stages: Stages) -> int:
+        """See `Pricing`: a forward and a backward of each stage and micro-batch, timed by the simulator."""
+        return 16 * self._table.micro_batches * len(stages)
+
+
 class BranchedSetting(LadderSetting):
     """Step time or latency under one schedule with M micro-batches, one stage a worker, on a graph with branches."""
 
@@ -88,6 +113,37 @@ class BranchedSetting(LadderSetting):
         super().start()
         if not self.decided and self.best is None and self._nothing_fits():
             super().raise_bound(math.inf, EXHAUSTIVE)
+
+    def improve(self) -> None:
+        """Local search along the order, and then over stages that are intervals of other ones."""
+        super().improve()
+        near = self.contest.best_value * (1 + tuning.REARRANGED_WITHIN)
+        if not self.decided and self.schedule == "1f1b" and self.objective == "step" and self.best_value < near:
+            self._rearrange()
+
+    def _rearrange(self) -> None:
+        pricing = _StepPricing(SetMemory(SetPrices(self.problem, self.micro_batches)), self.worth)
+        over, seed = self.over(), self.contest.options.seed
+        for n in range(tuning.REARRANGED):
+            before = self.best
+            if before is None or over():
+                return
+            annealing = Annealing(pricing, seed=seed + n, stop=over)
+            first = annealing.start(of_plan(self.problem, before.plan))
+            if first is not None:
+                self._go_along(annealing.run(first))
+            if self.best is before:
+                return
+
+    def _go_along(self, found: Arrangement) -> None:
+        """Offer stages, and the best of the intervals near them in an order of which they are intervals."""
+        positions = [i for _, mask in found.stages for i in bits(mask)]
+        along = replace(self.problem, sequence=tuple(self.problem.order[i] for i in positions))
+        ladder = LadderSetting(self.contest, self.schedule, self.micro_batches, along)
+        ladder.improve_from([(self.problem.workers[w].name, mask.bit_count()) for w, mask in found.stages])
+        if ladder.best is not None:
+            best = ladder.best
+            self.offer(best.value, lambda: best.plan, LOCAL)
 
     def prove(self) -> None:
         """Simulate the ladder's pipelines; then bound a step by the work and the paths of every placement."""

@@ -23,7 +23,7 @@ from assigner.solver.problem.set_memory import SetMemory
 from assigner.solver.problem.set_prices import SetPrices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from assigner.formats.terms import Schedule
     from assigner.solver.contest.contest import Contest
@@ -114,29 +114,14 @@ class FreeSetting(Setting):
         if model is not None:
             self.bound_by(model)
 
-    def _over(self) -> Callable[[], bool]:
-        """Asked now and then, tells of progress, and says whether this setting's share of the time is over."""
-        contest, told = self.contest, self.contest.elapsed_s
-        until = told + contest.share_s
-
-        def over() -> bool:
-            nonlocal told
-            now = contest.elapsed_s
-            if now - told > tuning.TELL_S:
-                told = now
-                contest.watch()
-            return now > until
-
-        return over
-
     def _annealing(self) -> Annealing:
-        return Annealing(self.pricing, seed=self.contest.options.seed, stop=self._over())
+        return Annealing(self.pricing, seed=self.contest.options.seed, stop=self.over())
 
     def look_at_all(self) -> None:
         """Exhaustive search, as far as the nodes and the time reach."""
         contest = self.contest
         search = Exhaustive(
-            self.pricing, limit=contest.target, nodes=tuning.NODES * self.effort, stop=self._over(),
+            self.pricing, limit=contest.target, nodes=tuning.NODES * self.effort, stop=self.over(),
             take=lambda found: self._take(found, EXHAUSTIVE),
         )  # fmt: skip
         self.cut_short = not search.run()

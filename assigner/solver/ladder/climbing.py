@@ -7,6 +7,7 @@ a lower bound, and plans are simulated in its order until the bound reaches the 
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
@@ -15,6 +16,7 @@ from assigner.solver.contest.contest import (
     DYNAMIC_PROGRAM,
     ENUMERATION,
     INTEGER_PROGRAM,
+    LOCAL,
     PROVEN,
     RELAXATION,
     TOTAL_WORK,
@@ -93,6 +95,14 @@ class LadderSetting(PipelineSetting):
             self.decided = True
         elif self._start[1]:
             self._improve(*self._start)
+
+    def improve_from(self, stages: Sequence[tuple[str, int]]) -> None:
+        """Local search from stages along the order: the worker of each, and how many partitions it has."""
+        groups = {name: number for number, group in enumerate(self.instance.groups) for name in group}
+        starts = itertools.accumulate((count for _, count in stages[:-1]), initial=0)
+        pipeline = self._stages([(start, groups[name]) for start, (name, _) in zip(starts, stages, strict=True)])
+        if pipeline is not None:
+            self._improve(self.simulate(pipeline, found_by=LOCAL), pipeline)
 
     def tighten(self) -> None:
         """Climb with more room, for the sake of the bound."""

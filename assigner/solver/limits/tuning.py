@@ -176,6 +176,12 @@ ANNEALING_ACTIONS = 3_000_000
 ANNEALING_TRIES = 12_000
 """So many neighbours at most."""
 
+REARRANGED = 6
+"""So many local searches over the stages of a branched graph under 1F1B follow each other while each finds more."""
+
+REARRANGED_WITHIN = 0.1
+"""They begin from a plan that takes longer than the best by no more than this share."""
+
 HOT, COLD = 0.05, 0.0005
 """A placement worse by this share is still taken now and then, at first and in the end."""
 
