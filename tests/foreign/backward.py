@@ -307,7 +307,29 @@ class AsksForGradient(nn.Module):
         return y if self.lin.weight.grad is None else y / (1 + self.lin.weight.grad.norm())
 
 
-@case("a partition's forward reads the gradient of its weight", "scaled", "last", refusal="reads the gradient of")
+class DropsGradient(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        self.lin.weight.grad = None
+        return self.lin(x)
+
+
+@case("a partition's forward drops the gradient of its weight", "dropping", "last", refusal="sets the gradient of")
+class GradientDropped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dropping, self.last = DropsGradient(), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.dropping(x)))
+
+
+@case(
+    "a partition's forward reads the gradient of its weight", "scaled", "last", refusal="reads or sets the gradient of"
+)
 class GradientScaled(nn.Module):
     def __init__(self):
         super().__init__()

@@ -141,21 +141,22 @@ class Writes(Watching):  # type: ignore[no-untyped-call]
         return made
 
 
-class GradientReads(TorchFunctionMode):
-    """Notes the tensors whose `.grad` is asked for.
+class GradientUses(TorchFunctionMode):
+    """Notes the tensors whose `.grad` is asked for, or set.
 
     Attributes:
         found: These, as often as it was.
     """
 
-    _GRADIENT = torch.Tensor.grad.__get__  # type: ignore[union-attr]
+    _GRADIENT: Any = torch.Tensor.grad
+    _USES = (_GRADIENT.__get__, _GRADIENT.__set__, _GRADIENT.__delete__)
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == self._GRADIENT:
+        if func in self._USES:
             self.found.append(args[0])
         return func(*args, **(kwargs or {}))
 

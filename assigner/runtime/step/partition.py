@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
-from assigner.model.deferred.mutation import GradientReads, Writes
+from assigner.model.deferred.mutation import GradientUses, Writes
 from assigner.model.marking import Piece
 from assigner.model.marking.casting import casting
 from assigner.model.marking.writing import StepStores
@@ -413,12 +413,12 @@ class PartitionRunner:
         if self._is_compiled:
             return (outputs := self._run(place, reads, sizes)), self.state.end(start)
         gradients = self.state.gradients()
-        with Writes() as writes, GradientReads() as asked:
+        with Writes() as writes, GradientUses() as asked:
             outputs = self._run(place, reads, sizes)
         is_alone = place.last and place.micro_batch == 0 and not self.recomputes(place)
         if not is_alone and (read := next(filter(self.state.holds, asked.found), None)) is not None:
             raise UsageError(
-                f"the forward of partition {self.piece.name!r} reads the gradient of {self.state.name_of(read)}"
+                f"the forward of partition {self.piece.name!r} reads or sets the gradient of {self.state.name_of(read)}"
                 " (.grad): which micro-batches have added to it by then depends on the plan",
                 hint="keep what it needs in a buffer that the forward writes; or use one micro-batch (solve with"
                 " --micro-batches 1) and assigner.partition(..., rematerialise='never')",
