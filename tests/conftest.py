@@ -83,6 +83,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def left_behind() -> Iterator[None]:
+    """What a file has left stays, too: each move to another plan collects garbage, and looked through all of it."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def busy_machine() -> Iterator[None]:
     """What the tests run beside each other takes nothing from their profiles: none is measured twice, none refused."""
