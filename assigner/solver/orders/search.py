@@ -173,7 +173,8 @@ class OrderSearch:
         names = len(problem.workers)
         if len(problem.order) * names * names > tuning.LISTED_VALUES or names < 2:
             return []
-        limit = self._contest.best_value * (1 + tuning.HOT)
+        alone = [(value, plan) for value, plan in found if not plan.is_replicated]  # what is looked for is such a one
+        limit = max(self._contest.best_value, min((value for value, _ in alone), default=0.0)) * (1 + tuning.HOT)
         starts: list[tuple[float, int, int]] = []
         annealings: dict[int, Annealing] = {}
         arrangements = {}
@@ -191,7 +192,7 @@ class OrderSearch:
                 tries=min(tuning.LISTED_TRIES, max(1, actions // per_try)),
             )  # fmt: skip
             annealings[count] = annealing
-            stages = [of_plan(problem, plan) for _, plan in found[:6] if not plan.is_replicated]
+            stages = [of_plan(problem, plan) for _, plan in alone[:6]]
             stages += [loop(table, times) for times in (1, 2, 3)]
             priced = [each for each in map(annealing.start, dict.fromkeys(stages)) if each]
             if priced:
