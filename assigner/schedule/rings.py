@@ -124,7 +124,7 @@ class ReducePrices:
         like, here = self._like(one, other)
         devices = [(each.host, each.device) for each in (self.profile.worker[one], self.profile.worker[other])]
         gpus = tuple(device.startswith("cuda") for _, device in devices)
-        return tuple(map(id, like)), here, gpus, devices[0] == devices[1]
+        return tuple(map(id, like)), here, gpus, all(gpus) and devices[0] == devices[1]
 
     def obstacle(self, workers: Iterable[str]) -> str | None:
         """Why an all-reduce among workers cannot be priced; None: it can."""

@@ -19,6 +19,7 @@ from assigner.schedule.replication import takes
 from assigner.schedule.timing import Instead, step_s
 from assigner.solver.contest.contest import ENUMERATION
 from assigner.solver.ladder.depths import falling
+from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import TIE
 
 if TYPE_CHECKING:
@@ -107,9 +108,34 @@ class ShareSearch:
         return falling(ranges, self._setting.micro_batches) if exact else itertools.product(*ranges)
 
     def value(self, shared: Pipeline, depths: Depths) -> float:
-        """A lower bound of the value with these depths, whatever is recomputed; the plan is offered."""
+        """A lower bound of the value with these depths, whatever is recomputed; plans are offered."""
+        groups = self._setting.instance.groups
+        choices = self._choices(shared) if self._setting.problem.rings_differ else [groups]
+        if not choices:
+            return min(self._value(shared, depths, groups), self._setting.program.price(shared))
+        self.room -= self._each * (len(choices) - 1)
+        return min(self._value(shared, depths, each) for each in choices)
+
+    def _choices(self, shared: Pipeline) -> list[tuple[tuple[str, ...], ...]]:
+        """The workers of each group in the order in which stages take them: every choice; none: there are too many.
+
+        It matters which are in a ring of three or more with others.
+        """
+        groups, sets = self._setting.instance.groups, self._setting.options.sets
+        stages = [Counter(option.named or sets[option.group]) for option in shared]
+        taken = [
+            [(each[group], len(each) > 1 and each.total() > 2) for each in stages if each[group]]
+            for group in range(len(groups))
+        ]
+        counts = [[count for count, matters in each if matters] for each in taken]
+        if math.prod(map(_deals, map(len, groups), counts)) > tuning.MOST_CHOSEN:
+            return []
+        return list(itertools.product(*map(_orders, groups, taken)))
+
+    def _value(self, shared: Pipeline, depths: Depths, groups: Sequence[Sequence[str]]) -> float:
+        """The same with these workers."""
         setting = self._setting
-        plan, cost = setting.plan_of(shared, depths), setting.problem.cost.apart
+        plan, cost = setting.plan_of(shared, depths, groups), setting.problem.cost.apart
         must = self._recomputed(shared, plan)
         if must is None:
             return -math.inf
@@ -120,7 +146,7 @@ class ShareSearch:
         alike = all(
             set(option.rematerialise) == set(i) for option, each in zip(whole, must, strict=True) for i in each.values()
         )
-        plan = setting.plan_of(whole, depths)
+        plan = setting.plan_of(whole, depths, groups)
         least = -math.inf
         if self._times_steps:
             try:
@@ -168,6 +194,39 @@ class ShareSearch:
                 backward = sum(price.backward_s for price in prices.values())
                 seconds[ActionKind.BACKWARD, n, worker] = backward + sum(prices[i].recompute_s for i in again)
         return Instead(seconds)
+
+
+def _deals(members: int, counts: Sequence[int]) -> int:
+    """How many ways there are to give stages so many of some workers each."""
+    left = [members - done for done in itertools.accumulate(counts, initial=0)]
+    return math.prod(map(math.comb, left, counts))
+
+
+def _orders(members: Sequence[str], taken: Sequence[tuple[int, bool]]) -> list[tuple[str, ...]]:
+    """These ways, as orders of the workers.
+
+    Args:
+        members: The workers.
+        taken: Of each stage how many it takes, and whether it matters which; the others take those that are left.
+    """
+    found = []
+    for dealt in _dealt(members, [count for count, matters in taken if matters]):
+        rest = iter([each for each in members if not any(each in some for some in dealt)])
+        chosen = iter(dealt)
+        order = (next(chosen) if matters else tuple(itertools.islice(rest, count)) for count, matters in taken)
+        found.append(tuple(itertools.chain.from_iterable(order)))
+    return found
+
+
+def _dealt(members: Sequence[str], counts: Sequence[int]) -> list[tuple[tuple[str, ...], ...]]:
+    """Every way to give stages so many of some workers each."""
+    if not counts:
+        return [()]
+    return [
+        (chosen, *others)
+        for chosen in itertools.combinations(members, counts[0])
+        for others in _dealt([each for each in members if each not in chosen], counts[1:])
+    ]
 
 
 class Sharing(NamedTuple):

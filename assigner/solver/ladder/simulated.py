@@ -231,10 +231,18 @@ class PipelineSetting(Setting):
         """Plans of a pipeline to try next: one stage's warm-up made deeper or shallower."""
         return ((at[0], depths) for depths in nearby(at[1], ranges))
 
-    def plan_of(self, pipeline: Sequence[StageOption], depths: Sequence[int]) -> Plan:
-        """A pipeline as a plan with these warm-up depths."""
+    def plan_of(
+        self, pipeline: Sequence[StageOption], depths: Sequence[int], groups: Sequence[Sequence[str]] | None = None
+    ) -> Plan:
+        """A pipeline as a plan with these warm-up depths.
+
+        Args:
+            pipeline: Its stages.
+            depths: Of each.
+            groups: The workers of each group in the order in which stages take them; None: that of the prices.
+        """
         problem = self.problem
-        free = [list(reversed(group)) for group in self.instance.groups]
+        free = [list(reversed(group)) for group in groups or self.instance.groups]
         stages = []
         for n, (option, depth) in enumerate(zip(pipeline, depths, strict=True)):
             default = self._usual(pipeline, n)

@@ -176,6 +176,10 @@ ANNEALING_ACTIONS = 3_000_000
 ANNEALING_TRIES = 12_000
 """So many neighbours at most."""
 
+MOST_CHOSEN = 24
+"""Of like workers that all-reduces with others tell apart, so many choices are priced for a plan; of more the ladder's
+price is the bound."""
+
 REARRANGED = 6
 """So many local searches over the stages of a branched graph under 1F1B follow each other while each finds more."""
 

@@ -125,8 +125,9 @@ class PriceTable:
         """The workers that may be used in groups of like ones, in the order of their first members.
 
         Two are alike if they have the same capacity and prices at this micro-batch size, the same pins allow them, and
-        swapping them leaves all `Problem.ways`, and who stands between whom by rank, as they were: a model needs them
-        once, with a count. Swaps compose, so it is enough to compare with one of each group.
+        swapping them leaves all `Problem.ways` as they were: a model needs them once, with a count. Swaps compose, so
+        it is enough to compare with one of each group. Beside others in a shared stage it may matter which one is there
+        (`Problem.rings_differ`).
         """
         problem = self.problem
         groups: list[list[str]] = []
@@ -136,7 +137,7 @@ class PriceTable:
             turn = order.index(worker.name) if worker.name in order else None
             signature = (worker.tensor_bytes, turn, problem.collectives_of(worker.name), self.costs(worker.name))
             for n, group in enumerate(groups):
-                if signatures[n] == signature and _swap(problem, group, worker.name):
+                if signatures[n] == signature and _swap(problem, group[0], worker.name):
                     group.append(worker.name)
                     break
             else:
@@ -477,14 +478,13 @@ class StageOptions:
                 return
 
 
-def _swap(problem: Problem, group: Sequence[str], worker: str) -> bool:
-    """True if swapping a worker with any of a group leaves all links, and what all-reduces take, as they are."""
-    way, turns, first = problem.ways, problem.turns, group[0]
-    one, other = way[first], way[worker]
-    others: Sequence[str] = [name for name in way if name not in (first, worker)]
+def _swap(problem: Problem, first: str, second: str) -> bool:
+    """True if swapping two workers leaves all links, and what all-reduces take on each, as they are."""
+    way = problem.ways
+    one, other = way[first], way[second]
+    others: Sequence[str] = [name for name in way if name not in (first, second)]
     return (
-        one[worker] == other[first]
-        and (turns is None or any(abs(turns[worker] - turns[each]) == 1 for each in group))
+        one[second] == other[first]
         and all(one[name] == other[name] for name in others)
-        and all(way[name][first] == way[name][worker] for name in others)
+        and all(way[name][first] == way[name][second] for name in others)
     )

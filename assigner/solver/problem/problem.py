@@ -189,13 +189,14 @@ class Problem:
         return {source: {target: number(source, target) for target in names} for source in names}
 
     @cached_property
-    def turns(self) -> dict[str, int] | None:
-        """The turn of each worker by rank, where that is part of what an all-reduce takes; None: it is not."""
-        names = [worker.name for worker in sorted(self.workers, key=lambda worker: worker.rank)]
+    def rings_differ(self) -> bool:
+        """Whether it matters which of like workers shares a stage with others: gloo's rings go round by rank.
+
+        So it is with which ones the others are neighbours, if links are not all alike.
+        """
+        names = [worker.name for worker in self.workers]
         all_alike = len({self.ways[one][other] for one in names for other in names if one != other}) <= 1
-        if self.most_replicas == 1 or all_alike or not self.cost.rings.go_by_rank(names):
-            return None
-        return {name: turn for turn, name in enumerate(names)}
+        return self.most_replicas > 1 and not all_alike and self.cost.rings.go_by_rank(names)
 
     @cached_property
     def may_cut(self) -> tuple[bool, ...]:

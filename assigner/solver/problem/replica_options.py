@@ -295,10 +295,10 @@ class ReplicaOptions(StageOptions):
     def _members(self, members: tuple[int, ...]) -> Sequence[tuple[str, ...]]:
         """The workers that a set may mean; empty: there are too many to look at.
 
-        Of workers that can be swapped it may be any.
+        Of like workers it may be any; together with others it may matter which (`Problem.rings_differ`).
         """
         groups, counts = self._table.groups, Counter(members)
-        if self._table.links_alike:
+        if self._table.links_alike and (len(counts) == 1 or not self._table.problem.rings_differ):
             return [tuple(name for group, count in counts.items() for name in groups[group][:count])]
         if math.prod(math.comb(len(groups[group]), count) for group, count in counts.items()) > tuning.MOST_SETS:
             return []
