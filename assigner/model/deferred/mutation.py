@@ -120,6 +120,7 @@ class Writes(Watching):  # type: ignore[no-untyped-call]
         storages: The numbers (`storage_of`) of those that are written to.
         read: Of those that are given to any operation.
         used: Likewise, but for the operations of a BatchNorm.
+        normed: Of those that are given to these.
     """
 
     def __init__(self) -> None:
@@ -127,12 +128,15 @@ class Writes(Watching):  # type: ignore[no-untyped-call]
         self.storages: set[int] = set()
         self.read: set[int] = set()
         self.used: set[int] = set()
+        self.normed: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         read = {storage_of(each) for each in (*args, *kwargs.values()) if _is_plain_tensor(each)}
         self.read |= read
-        if "batch_norm" not in func.__name__:
+        if "batch_norm" in func.__name__:
+            self.normed |= read
+        else:
             self.used |= read
         self.storages.update(map(storage_of, written_tensors(func, args, kwargs)))
         made = func(*args, **kwargs)

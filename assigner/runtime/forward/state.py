@@ -33,7 +33,7 @@ from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.reach import is_users, kept_objects, reach
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from assigner.model.deferred.caches import Cached
 
@@ -195,6 +195,7 @@ class PartitionState:
         self._written_slots: set[tuple[int, str]] = set()
         self._loose: dict[int, torch.Tensor] = {}
         self._silent: dict[int, torch.Tensor] = {}
+        self._plain: dict[int, torch.Tensor] = {}  # of these, what the watched forward gave to no BatchNorm
         self._cached: tuple[Cached, ...] | None = None  # None: no forward runs again
         self._last: list[int] | None = None  # None: `begin_step` says nowhere when others may change tensors
 
@@ -217,14 +218,14 @@ class PartitionState:
             runs_again: It will be recomputed.
         """
         self._look()
-        if self.was_watched and not (runs_again or self.writes or self._silent):  # the rule
+        if self.was_watched and not (runs_again or self.writes or self._unseen):  # the rule
             return ForwardStart([], [], None, self.last_counts(), [])
         if runs_again and self._cached is None:
             self._cached = tuple(cached_functions(self._changeable))
         memento = self.values() if runs_again else None
-        writes = self.writes | self._silent
+        writes = self.writes | self._unseen
         if memento is not None:
-            writes |= {id(each): each for each in memento.tensors if id(each) in self._loose}
+            writes |= self._silent | {id(each): each for each in memento.tensors if id(each) in self._loose}
         if not self.was_watched:  # nothing is known yet: buffers are likely, and weights are large
             buffers = [each for each in self._tensors if not isinstance(each, nn.Parameter)]
             writes |= {id(each): each for buffer in buffers for each in self.written.family(buffer)}
@@ -238,16 +239,23 @@ class PartitionState:
         ]
         return ForwardStart(start, others, memento, self.counts(), _versions(memento), self._made())
 
-    def end(self, start: ForwardStart, storages: Iterable[int] = ()) -> LateWrites | None:
+    @property
+    def _unseen(self) -> dict[int, torch.Tensor]:
+        """What any forward may write unseen while graphs that are kept have saved it, by their ids."""
+        return {key: each for key, each in self._silent.items() if key not in self._plain} if self._silent else {}
+
+    def end(self, start: ForwardStart, storages: Iterable[int] = (), used: Collection[int] = ()) -> LateWrites | None:
         """The forward is done.
 
         Args:
             start: What `begin` gave.
             storages: Those that it was seen to write.
+            used: Those that it has given to other operations than a BatchNorm's, and not to one of these.
 
         Returns:
             What it wrote of which that was not known; None: nothing, and a recompute can start from there.
         """
+        self._plain.update((key, each) for key, each in self._silent.items() if storage_of(each) in used)
         loose = self._end_loose(start)
         counts = self._note(self.counts())
         if counts == start.counts and self.was_watched:
@@ -315,17 +323,17 @@ class PartitionState:
 
     def left(self) -> list[HeldTensor]:
         """The tensors of this partition that any forward of this rank writes, or may write unseen, as they are now."""
-        if not self.written and not self._silent:
+        if not self.written and not self._unseen:
             return []
         self._look()
-        return [HeldTensor.of(each) for each in self._tensors if each in self.written or id(each) in self._silent]
+        return [HeldTensor.of(each) for each in self._tensors if each in self.written or id(each) in self._unseen]
 
     def is_written(self) -> bool:
         """Whether any forward of this rank is known to write a tensor of this partition, or may write one unseen."""
-        if not self.written and not self._silent:
+        if not self.written and not self._unseen:
             return False
         self._look()
-        return bool(self._silent) or any(each in self.written for each in self._tensors)
+        return bool(self._unseen) or any(each in self.written for each in self._tensors)
 
     def late_of(self, late: LateWrites) -> LateWrites:
         """Of what several partitions wrote that was not known, what this one holds; it is known from now on."""
@@ -396,7 +404,7 @@ class PartitionState:
 
     def last_counts(self) -> list[int]:
         """The counts as they were last seen in this step, behind which nothing of it can have changed any."""
-        return self._last if self._last and not self.written and not self._silent else self._note(self.counts())
+        return self._last if self._last and not self.written and not self._unseen else self._note(self.counts())
 
     def changed_since(self, counts: list[int]) -> list[torch.Tensor]:
         """The tensors that a backward has changed since these counts."""

@@ -431,7 +431,7 @@ class PartitionRunner:
                 " would do so again when it is recomputed",
                 hint="assigner.partition(..., rematerialise='never'); or take gradients with torch.autograd.grad",
             )
-        return outputs, self.state.end(start, writes.storages)
+        return outputs, self.state.end(start, writes.storages, writes.used - writes.normed)
 
     def _run(
         self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
