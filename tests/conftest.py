@@ -61,6 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Before them come those that take longest: one that begins last would run alone.
     """
     part, parts = map(int, config.getoption("--sweeps").split("/"))
+    if not 1 <= part <= parts:
+        raise pytest.UsageError(f"--sweeps {part}/{parts}: K is from 1 to N")
     left = [
         item
         for item in items

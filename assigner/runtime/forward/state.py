@@ -255,7 +255,8 @@ class PartitionState:
         Returns:
             What it wrote of which that was not known; None: nothing, and a recompute can start from there.
         """
-        self._plain.update((key, each) for key, each in self._silent.items() if storage_of(each) in used)
+        if used:
+            self._plain.update((key, each) for key, each in self._silent.items() if storage_of(each) in used)
         loose = self._end_loose(start)
         counts = self._note(self.counts())
         if counts == start.counts and self.was_watched:
@@ -323,10 +324,11 @@ class PartitionState:
 
     def left(self) -> list[HeldTensor]:
         """The tensors of this partition that any forward of this rank writes, or may write unseen, as they are now."""
-        if not self.written and not self._unseen:
+        if not self.written and not self._silent:
             return []
         self._look()
-        return [HeldTensor.of(each) for each in self._tensors if each in self.written or id(each) in self._unseen]
+        unseen = self._unseen
+        return [HeldTensor.of(each) for each in self._tensors if each in self.written or id(each) in unseen]
 
     def is_written(self) -> bool:
         """Whether any forward of this rank is known to write a tensor of this partition, or may write one unseen."""

@@ -428,8 +428,9 @@ class DeferredStatistics:
     def commit(self) -> None:
         """A step's forwards have run: move the running values, once for each call that a forward makes."""
         norms = [each for some in self._norms.values() for each in some]
-        holders = Counter(storage for each in norms for storage in each.own_storages())
-        shared = [each for each in norms if any(holders[storage] > 1 for storage in each.own_storages())]
+        storages = [each.own_storages() for each in norms]
+        holders = Counter(itertools.chain.from_iterable(storages))
+        shared = [each for each, held in zip(norms, storages, strict=True) if any(holders[n] > 1 for n in held)]
         alone = [each for each in norms if each not in shared]
         for call in range(max((len(each.seen) for each in alone), default=0)):
             _move_together(alone, call)

@@ -77,7 +77,7 @@ class SteadySetting(FreeSetting):
             yield of_plan(self.problem, self.contest.best.plan)
 
 
-class _StepPricing(SteadyPricing):
+class _OneFOneBPricing(SteadyPricing):
     """The step time under 1F1B of convex stages in the order of the best steady state, at the schedule's own warm-ups.
 
     Args:
@@ -122,7 +122,7 @@ class BranchedSetting(LadderSetting):
             self._rearrange()
 
     def _rearrange(self) -> None:
-        pricing = _StepPricing(SetMemory(SetPrices(self.problem, self.micro_batches)), self.worth)
+        pricing = _OneFOneBPricing(SetMemory(SetPrices(self.problem, self.micro_batches)), self.worth)
         over, seed = self.over(), self.contest.options.seed
         for n in range(tuning.REARRANGED):
             before = self.best
