@@ -147,3 +147,12 @@ def test_the_same_batches_for_all():
     found = list(examples.inputs(leaves[:1], [0]))
     assert [each.shape for (each,) in found] == [(4, 4), (8, 4), (12, 4)]
     assert found[0][0].tolist()[1] == [3, 4, 5, 3]
+
+
+def test_examples_that_are_cut_stay_within_their_lengths():
+    """Lengths of sequences, and places in them, are still such when the sequences are cut; ids of words stay."""
+    words, lengths, places = torch.arange(12).repeat(4, 1), torch.tensor([12, 3, 9, 5]), torch.tensor([11, 3, 9, 5])
+    examples = realforward.Examples(lambda rows: (words[:rows], lengths[:rows], places[:rows], lengths[:rows] / 2))
+    asked = [torch.zeros(4, 7, dtype=torch.int64), *(torch.zeros(4, dtype=torch.int64),) * 2, torch.zeros(4)]
+    found = next(examples.inputs(asked, [0, 0, 0, 0]))
+    assert [each.tolist() for each in found] == [[[*range(7)]] * 4, [7, 3, 7, 5], [6, 3, 6, 5], [6, 1.5, 4.5, 2.5]]

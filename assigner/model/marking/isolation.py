@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
 from assigner.model.deferred.contents import memory_of
@@ -188,6 +190,26 @@ _PLAINLY = (
 _MODULES = (
     "mark a larger module that contains the call: a module has weights, which belong to the partition that calls it"
 )
+
+
+def check_unpacked(label: str, tree: Any, does: str) -> None:
+    """A packed sequence is cut by lengths that only its values tell, and its maker alone can build it again.
+
+    Args:
+        label: What has the tree, for people.
+        tree: Arguments or results.
+        does: It "is given" or "returns" them.
+
+    Raises:
+        CrossingError: there is a packed sequence in it.
+    """
+    found = pytree.tree_leaves(tree, is_leaf=lambda each: isinstance(each, PackedSequence))
+    if any(isinstance(each, PackedSequence) for each in found):
+        raise CrossingError(
+            f"{label} {does} a PackedSequence, which cannot go from one partition to another",
+            hint="hand on padded tensors with their lengths: a module that packs, calls the layer and pads again"
+            " (pack_padded_sequence, pad_packed_sequence with total_length) can be marked in its place",
+        )
 
 
 def check_bare(label: str, tensors: Sequence[torch.Tensor], does: str, usual: Container[str]) -> None:

@@ -45,7 +45,7 @@ from assigner.model.marking.fakeforward import (
     put_back,
     with_own_sizes,
 )
-from assigner.model.marking.isolation import CrossingError, Isolation, check_bare, check_plain
+from assigner.model.marking.isolation import CrossingError, Isolation, check_bare, check_plain, check_unpacked
 from assigner.model.marking.leftovers import Leftovers
 from assigner.model.marking.modules import TOO_FEW_VALUES, modules_inside
 from assigner.model.marking.observation import RETURNED, CallEffects, LearntCall, ValueDependence
@@ -252,6 +252,7 @@ class OpaqueCalls:
         self, name: str, function: Callable[..., Any] | None, forward: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         label = repr(name) if function is None else getattr(function, "__qualname__", "a function")
+        check_unpacked(label, (args, kwargs), "is given")
         arguments, tensors, sizes = split((args, kwargs))
         check_plain(label, plain_leaves(arguments), "is given")
         check_bare(label, tensors, "is given", _usual_attributes())
@@ -348,6 +349,7 @@ class OpaqueCalls:
                     found = forward()
                 finally:
                     self.isolation.check_own(label, inside, writes.read, [*given, *own.values()])
+            check_unpacked(label, found, "returns")
             differentiated.update(gradients)
             register_dataclasses(found)
             written.update(writes.storages)

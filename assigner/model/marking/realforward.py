@@ -62,11 +62,14 @@ class Examples:
         """
         for rows in _ROWS:
             source = self._source(rows)
+            if len(source) != len(leaves):
+                source = [None] * len(leaves)
             generator = torch.Generator().manual_seed(rows)
-            yield [
-                _like(leaf, source[n] if len(source) == len(leaves) else None, carrier, rows, generator)
-                for n, (leaf, carrier) in enumerate(zip(leaves, carriers, strict=True))
+            found = [
+                _like(leaf, example, carrier, rows, generator)
+                for leaf, example, carrier in zip(leaves, source, carriers, strict=True)
             ]
+            yield _within(found, source, carriers)
 
     def _source(self, rows: int) -> list[Any]:
         for each in (rows, _ROWS[0]):
@@ -90,6 +93,39 @@ def _like(leaf: Any, source: Any, carrier: int | None, rows: int, generator: tor
         if source.size(dim) != size:
             source = source.index_select(dim, torch.arange(size, device="cpu") % source.size(dim))
     return source.detach().clone()
+
+
+def _within(found: Sequence[Any], source: Sequence[Any], carriers: Sequence[int | None]) -> list[Any]:
+    """Examples whose whole numbers still tell a length of, or a place in, what was made shorter for them.
+
+    Args:
+        found: Leaves as `_like` gives them.
+        source: What each has its values of.
+        carriers: In which dimension each of them carries rows, of which there are as many as were asked for.
+    """
+    shorter = [
+        {
+            (before.size(dim), leaf.size(dim))
+            for dim in range(leaf.dim())
+            if dim != carrier and before.size(dim) > leaf.size(dim)
+        }
+        if is_tensor(leaf) and is_tensor(before) and before.dim() == leaf.dim()
+        else set()
+        for leaf, before, carrier in zip(found, source, carriers, strict=True)
+    ]
+    every = sorted(set().union(*shorter))
+    made = list(found)
+    for n, leaf in enumerate(found):
+        if not is_tensor(leaf) or leaf.dtype not in _WHOLE or not leaf.numel():
+            continue
+        most = int(leaf.max())
+        size = next((pair for pair in every if pair not in shorter[n] and pair[0] >= most), None)
+        if size is not None:
+            made[n] = leaf.clamp(max=max(0, size[1] - (most < size[0])))
+    return made
+
+
+_WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class RealCalls(OpaqueCalls):
@@ -212,9 +248,10 @@ def learn(
 
 
 def _failed(name: str, why: Exception | None, failure: Exception | None, *, masks: bool) -> MarkingError:
-    """Why a module can neither be followed nor run; where both have one reason, as for wrong inputs, that alone."""
+    """Why a module can neither be followed nor run; where it is one line, as for wrong inputs, what values say of it."""
     rows = f"the forward of {name!r} takes the number of rows for a plain number"
-    first = rows if why is None else f"the forward of {name!r} cannot be traced at {_reason(why)}"
+    one = failure if why is not None and failure is not None and user_line(failure) == user_line(why) else why
+    first = rows if one is None else f"the forward of {name!r} cannot be traced at {_reason(one)}"
     fails = failure is not None and (why is None or user_line(failure) != user_line(why))
     second = f"; on a few rows with values it fails at {_reason(failure)}" if failure is not None and fails else ""
     return MarkingError(
