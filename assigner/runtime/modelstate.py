@@ -288,7 +288,8 @@ class ModelState:
             UsageError: the folder exists, or holds files of others; `state` holds a value that is not plain; a weight
                 is NaN; or the disk is full. What stood there stays, and training can go on.
         """
-        self._compare("save()", f"saving to {folder}", shown=f"save({str(folder)!r})")
+        # the folder may be mounted elsewhere on each host; its own name is one
+        self._compare(f"save({Path(folder).name!r})", f"saving to {folder}", shown=f"save({str(folder)!r})")
         progress = TrainingProgress(
             self.steps, self._batches, self.scaler.state_dict(), state if self.rank == 0 else None
         )

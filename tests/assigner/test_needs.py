@@ -106,6 +106,17 @@ def test_both_sides_of_a_disagreement_are_told_on_every_rank(disagreements, way,
 
 
 @pytest.mark.distributed
+def test_checkpoints_of_two_names_are_told_apart(disagreements):
+    """One rank alone saves "best", and the others have come to the next checkpoint: with both names and lines."""
+    found = disagreements["save elsewhere"]
+    assert 0 not in found["codes"]
+    alone, others = at('save("best")'), at('save("last")')
+    for text in found["stderr"]:
+        assert f"worker:0 calls save('best') at {alone}" in text
+        assert f"calls save('last') at {others}" in text
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize(("way", "leaver"), [("leaves", 1), ("leaves on rank 0", 0)])
 def test_whoever_leaves_early_is_told_of_with_both_lines(disagreements, way, leaver):
     """Where its pipeline was closed, and where another rank was then."""
