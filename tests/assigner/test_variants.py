@@ -313,3 +313,53 @@ def test_few_keys_and_graphs_are_kept(monkeypatch):
             assert len(pipeline._installed.training.variants._made[True]) <= 2
             assert len(pipeline.graph.recuts[True]) <= 2
         assert pipeline._installed.training.variants._made[True][0].is_planned
+
+
+class Scaled(nn.Module):
+    """A plain number for each row decides what the glue holds: micro-batches of one batch run through several graphs.
+
+    The last partition gives the loss, or what the loss is made of.
+    """
+
+    def __init__(self, *, loss_inside: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.loss_inside = loss_inside
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, scales: list[int]) -> torch.Tensor:
+        hidden = torch.tanh(self.a(x)) * torch.tensor(scales, dtype=x.dtype)[:, None]
+        made = self.c(torch.tanh(self.b(hidden)))
+        return F.mse_loss(made, y) if self.loss_inside else made - y
+
+
+def scaled(rows: int, generator: torch.Generator) -> Any:
+    x, y = numbers(rows, generator)
+    return {"x": x, "y": y, "scales": [1 + 2 * n // rows for n in range(rows)]}, None
+
+
+@pytest.mark.parametrize("remat", ["never", "except_last", "always"])
+@pytest.mark.parametrize("loss_inside", [False, True])
+@pytest.mark.parametrize("stages", [[["a", "b", "c"]], [["a"], ["b"], ["c"]]], ids=["one stage", "three"])
+def test_several_graphs_in_one_batch(stages, loss_inside, remat):
+    """Whatever is recomputed: a micro-batch behind those of another graph has its own loss's gradients."""
+
+    def loss(output: torch.Tensor, _: None) -> torch.Tensor:
+        seen.append(output.requires_grad)  # the loss is the script's own code, whose results nobody could compare
+        return output if loss_inside else output.square().mean() * (1 + output.detach().abs().mean())
+
+    seen: list[bool] = []
+    made = workload(lambda: Scaled(loss_inside=loss_inside), "a", "b", "c", batch=scaled, loss=loss)
+    plan = make_plan(made, [(0, names) for names in stages], micro_batches=4)
+    reference = Reference(made)
+    with pipeline_of(made, plan, remat=remat) as pipeline:
+        for n in range(3):
+            inputs, _ = made.make_batch(8, n)
+            pipeline.step((inputs, None))
+            reference.optimizer.zero_grad()
+            for k in range(0, 8, 2):
+                part = {name: each[k : k + 2] for name, each in inputs.items()}
+                (reference.loss((part, None)) / 4).backward()
+            assert reference.gradient_distance(pipeline.gradients()) < EXACT
+            reference.optimizer.step()
+        assert reference.distance(pipeline.named_parameters()) < EXACT
+    assert seen

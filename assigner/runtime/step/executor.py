@@ -349,7 +349,7 @@ class Executor:
     ) -> None:
         """One partition's; what it makes for those that it is joined with goes to `made`."""
         piece, step, hooks = runner.piece, self._stepped, hooks_so_far()
-        self.member.at = f"forward of partition {piece.name!r}, micro-batch {micro_batch}"
+        self.member.at = f"forward of partition {piece.name!r}, micro-batch {place.micro_batch}"
         reads, sizes = self._inputs(runner, micro_batch, made)
         if not self.trains:  # no backward says when a value has had its last reader
             step.read((value, micro_batch) for value in piece.reads if value.partition)
@@ -422,7 +422,7 @@ class Executor:
                 with as_rank():
                     self._begin_sums(action.stage, behind=behind[name])
             part = "" if whole else "input part of the "
-            self.member.at = f"{part}backward of partition {name!r}, micro-batch {micro_batch}"
+            self.member.at = f"{part}backward of partition {name!r}, micro-batch {place.micro_batch}"
 
         note(neighbours.names[-1])
         graphs = [each.join(place, self._output_gradients(each, micro_batch, neighbours)) for each in reversed(others)]
@@ -441,13 +441,15 @@ class Executor:
     ) -> list[torch.Tensor | None]:
         """Of a partition's outputs, from where it is not joined with their readers."""
         if runner.finish is not None:
-            return self.loss.gradients(micro_batch)
+            return self.loss.gradients(self._place(micro_batch).micro_batch)  # by its place in the batch
         step, outputs = self._stepped, neighbours.outputs[runner.piece.name]
         return [step.gradient((value, micro_batch)) if gradient else None for value, gradient, *_ in outputs]
 
     def _backward_weight(self, runner: PartitionRunner, micro_batch: int) -> None:
-        self.member.at = f"weight part of the backward of partition {runner.piece.name!r}, micro-batch {micro_batch}"
         place = self._place(micro_batch)
+        self.member.at = (
+            f"weight part of the backward of partition {runner.piece.name!r}, micro-batch {place.micro_batch}"
+        )
         with as_they_were(self.loss.held(place.micro_batch) if runner.finish is not None else ()):
             runner.backward_weight(place)
 
