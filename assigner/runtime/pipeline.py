@@ -409,8 +409,9 @@ class Pipeline(ModelState):
             return found
         with self._member.guarded("an update"):
             call = f"optimizer.step() with {self.optimizer.settings}"
-            self._installed.comparison.check(call, exchanges=self.scaler.is_enabled())
-            if not self._updated:  # the script may have changed the gradients
+            is_apart = not self._updated  # from the backwards: the script may have changed the gradients
+            self._installed.comparison.check(call, exchanges=is_apart or self.scaler.is_enabled())
+            if is_apart:
                 self._installed.gradients.factor.check([each["params"] for each in self.optimizer.param_groups])
             good = self._installed.gradients.ready()
             self._installed.watch.copies.note_gradients()
