@@ -57,6 +57,7 @@ def test_ranks_without_inputs_or_targets_train_as_the_plain_model(parts, case, n
 
 
 STEP = "step(update=True, scale=1.0, max_norm=None)"
+HELD = "step(update=False, scale=1.0, max_norm=None)"
 CLIP = "clip_grad_norm_(1.0, norm_type=2.0, error_if_nonfinite=False)"
 MOVE = "move(a plan on worker:0/cpu, worker:1/cpu, worker:2/cpu)"
 
@@ -106,14 +107,20 @@ def test_both_sides_of_a_disagreement_are_told_on_every_rank(disagreements, way,
 
 
 @pytest.mark.distributed
-def test_checkpoints_of_two_names_are_told_apart(disagreements):
-    """One rank alone saves "best", and the others have come to the next checkpoint: with both names and lines."""
-    found = disagreements["save elsewhere"]
+@pytest.mark.parametrize(
+    ("way", "alone", "others"),
+    [
+        ("save elsewhere", "save('best') at " + at('save("best")'), "save('last') at " + at('save("last")')),
+        ("an update left out", f"{HELD} at {at('make_batch(8, 2), update=False')}", "optimizer.step() with lr"),
+    ],
+)
+def test_where_rank_0_alone_has_left_out_or_added_a_call(disagreements, way, alone, others):
+    """The others have come to the next call of that kind: both are told everywhere, with their lines."""
+    found = disagreements[way]
     assert 0 not in found["codes"]
-    alone, others = at('save("best")'), at('save("last")')
     for text in found["stderr"]:
-        assert f"worker:0 calls save('best') at {alone}" in text
-        assert f"calls save('last') at {others}" in text
+        assert f"worker:0 calls {alone}" in text
+        assert f" calls {others}" in text
 
 
 @pytest.mark.distributed

@@ -69,9 +69,25 @@ def saves(pipeline: Pipeline) -> None:
     pipeline.save("saved")
 
 
-def saves_elsewhere(pipeline: Pipeline) -> None:
-    """What the others save has another name: one of them alone was to save before, and the rest came to the next."""
+def saves_best(pipeline: Pipeline) -> None:
     pipeline.save("best")
+
+
+def saves_last(pipeline: Pipeline) -> None:
+    """What the others do: one rank alone was to save before, and they have come to the next checkpoint."""
+    pipeline.save("last")
+
+
+def skips_update(pipeline: Pipeline) -> None:
+    """As where a script's own scaler has found an inf in this rank's gradients alone."""
+    pipeline.step(MADE.make_batch(8, 1), update=False)
+    pipeline.step(MADE.make_batch(8, 2), update=False)
+
+
+def updates_by_hand(pipeline: Pipeline) -> None:
+    """What the others do."""
+    pipeline.step(MADE.make_batch(8, 1), update=False)
+    pipeline.optimizer.step()
 
 
 def clips(pipeline: Pipeline) -> None:
@@ -128,8 +144,8 @@ def train(odd: int, way: Callable[[Pipeline], None]) -> None:
         pipeline.step(MADE.make_batch(8, 0))
         if int(os.environ["RANK"]) == odd:
             way(pipeline)
-        elif way is saves_elsewhere:
-            pipeline.save("last")
+        elif way in OTHERS:
+            OTHERS[way](pipeline)
         else:
             evaluating = way is lacks_all
             (pipeline.evaluate if evaluating else pipeline.step)(MADE.make_batch(8, 1))
@@ -142,6 +158,7 @@ def unlike_plans(odd: Plan) -> None:
         pipeline.step(MADE.make_batch(8, 0))
 
 
+OTHERS = {saves_best: saves_last, skips_update: updates_by_hand}
 WAYS = {
     "zeros for inputs": (1, zeros),
     "other targets": (2, other_targets),
@@ -152,7 +169,8 @@ WAYS = {
     "gradients dropped": (2, drops),
     "save": (1, saves),
     "save on rank 0": (0, saves),
-    "save elsewhere": (0, saves_elsewhere),
+    "save elsewhere": (0, saves_best),
+    "an update left out": (0, skips_update),
     "clipping": (2, clips),
     "move": (1, moves),
     "leaves": (1, leaves),
