@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from assigner.solver.problem.options import SolveOptions
     from assigner.solver.search.budget import Budget, Offer
     from assigner.solver.search.search import Search
+    from assigner.solver.why import Excluded
 
 
 def make_solution(
@@ -200,7 +201,10 @@ def no_plan(search: Search, profile: Profile, options: SolveOptions) -> Infeasib
     """Why no plan was found: there is none, or a limit came first."""
     contest = search.contest
     if search.decided:
-        return explain(profile, options, left_s=contest.left_s)
+        several: Excluded = "not asked for"
+        if search.any_order:
+            several = "proven" if search.any_order_excluded else "open"
+        return explain(profile, options, left_s=contest.left_s, several=several)
     (schedule, count), *more = dict.fromkeys(
         (setting.schedule, setting.micro_batches) for setting in search.settings if not setting.decided
     )

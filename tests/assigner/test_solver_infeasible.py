@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from dataclasses import replace
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import pytest
 from brute_force import best_plan, random_instance
-from builders import make_profile
+from builders import make_profile, worker_name
 from sweeps import sweep
 
-from assigner.errors import InfeasibleError
+from assigner.errors import InfeasibleError, LimitError
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import overfull, predict
 from assigner.solver import SolveOptions, solve
+from assigner.solver.limits import tuning
 from assigner.solver.problem.hints import resolve
 from assigner.solver.search.search import Search
 from assigner.solver.why import explain, ways_out
 from assigner.solver.why.case import Case
 from assigner.solver.why.enquiry import Enquiry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.formats.profile import Profile
 
 GPIPE = SolveOptions(schedule="gpipe")
 
@@ -59,7 +71,7 @@ def test_another_micro_batch_count_is_the_way_out():
     profile = heavy(edge_bytes=5e5, activation=1e5, capacity=1.25e7, slowness=[1.0] * 3, parameters=1e6)
     error = refused(profile, SolveOptions(micro_batches=1))
     assert error.message.startswith(
-        "at 1 micro-batch no cut of the 3 partitions into stages fits the 3 workers' memory"
+        "with one stage a worker, at 1 micro-batch no cut of the 3 partitions into stages fits the 3 workers' memory"
     )
     assert error.hint.startswith("--micro-batches ")
     count = int(hows(error)[0].split()[1])
@@ -110,7 +122,7 @@ def test_memory_that_was_asked_for_is_no_memory_that_may_be_any():
     options = SolveOptions(memory={"worker:0": 1.4e7}, pins=pins, remat="never")
     error = refused(heavy(capacity=1e9), options)
     assert "--memory worker:0=" in error.message
-    assert error.message.endswith(" leave no plan under --remat never, whatever the links")
+    assert " leave no plan under --remat never, whatever the links;" in error.message
 
 
 def test_a_missing_measurement_is_named():
@@ -199,3 +211,55 @@ def test_random_infeasible_problems_have_a_feasible_way_out(seed):
     for way in found:
         changed = way.change.apply(case)
         assert solve(changed.profile, changed.options).plan.predicted.step_s <= way.step_s * 1.01
+
+
+def scattered(homes: Sequence[int], capacity: float, schedule: str = "auto") -> tuple[Profile, SolveOptions]:
+    """A chain with each partition pinned to one of two workers, and nothing rematerialised."""
+    profile = make_profile(work=[1e-3] * len(homes), slowness=[1.0, 1.0], capacity=capacity, batch=4)
+    pins = {f"p{n}": f"worker:{home}" for n, home in enumerate(homes)}
+    return profile, SolveOptions(pins=pins, remat="never", schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "listed"])
+def test_what_fits_with_one_micro_batch_at_a_time_alone(schedule):
+    """No named schedule has room for several stages a worker there; some order of theirs has."""
+    profile, options = scattered([0, 0, 1, 1, 0, 0], 2.3e7, schedule)
+    with pytest.raises(InfeasibleError):
+        solve(profile, replace(options, schedule="interleaved"))
+    plan = solve(profile, options).plan
+    assert plan.schedule == "listed"
+    assert [stage.workers for stage in plan.stages] == [(worker_name(home),) for home in (0, 1, 0)]
+    assert not overfull(predict(plan, profile))
+
+
+@pytest.mark.parametrize("seed", sweep(range(12), quick=4))
+def test_scattered_pins_have_a_plan_if_one_micro_batch_has_room(seed):
+    """Where each worker has room for one micro-batch of each of its stages, there is a plan, and nowhere else."""
+    rng = random.Random(seed)
+    homes = [rng.randrange(2) for _ in range(rng.randint(5, 7))]
+    profile, options = scattered(homes, rng.uniform(1.4e7, 3e7))
+    cost = CostModel(profile)
+    runs = [[f"p{n}" for n, _ in some] for _, some in itertools.groupby(enumerate(homes), key=itemgetter(1))]
+    room = [
+        all(
+            cost.memory(worker.name, [(names, (), 1) for names in runs[first::2]], size).total <= worker.capacity_bytes
+            for first, worker in zip((homes[0], 1 - homes[0]), profile.workers, strict=True)
+        )
+        for size in (4, 2, 1)
+    ]
+    if any(room):
+        assert not overfull(predict(solve(profile, options).plan, profile))
+    else:
+        message = refused(profile, options).message
+        assert message.endswith("there is none either") or " need" in message
+
+
+def test_what_is_not_proven_of_several_stages_is_said(monkeypatch):
+    """Where the search of all placements comes to no end, that there is none is not known: no exit code 3."""
+    assert refused(*scattered([0, 0, 0, 1, 0, 1], 1.9e7)).message.endswith("in any order, there is none either")
+    monkeypatch.setattr(tuning, "LOOPED_NODES", 0)
+    profile, options = scattered([0, 0, 0, 1, 0, 1], 1.9e7)
+    with pytest.raises(LimitError, match=r"with one stage a worker, .*with several no plan was found") as caught:
+        solve(profile, options)
+    assert caught.value.exit_code == 4
+    assert caught.value.hint

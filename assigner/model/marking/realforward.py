@@ -248,7 +248,7 @@ def learn(
 
 
 def _failed(name: str, why: Exception | None, failure: Exception | None, *, masks: bool) -> MarkingError:
-    """Why a module can neither be followed nor run; where it is one line, as for wrong inputs, what values say of it."""
+    """Why a module can neither be followed nor run; where one line fails, as of wrong inputs, what values say of it."""
     rows = f"the forward of {name!r} takes the number of rows for a plain number"
     one = failure if why is not None and failure is not None and user_line(failure) == user_line(why) else why
     first = rows if one is None else f"the forward of {name!r} cannot be traced at {_reason(one)}"

@@ -115,6 +115,8 @@ class OrderSearch:
             return []
         found = self._sorted(self._plans)
         found = sorted([*found, *self._sorted(self._looped(found))], key=lambda each: each[0])
+        if not found:
+            found = self._sorted(self._sparing())
         found = sorted([*found, *self._placements(found)], key=lambda each: each[0])
         proposals: list[Proposal] = []
         for _, plan in found[: tuning.LISTED_POLISHED]:
@@ -154,6 +156,25 @@ class OrderSearch:
             self._contest.problem, [*dict.fromkeys(counts)],
             limit=limit, nodes=int(self._effort * nodes), stop=self._over,
         )  # fmt: skip
+
+    def _sparing(self) -> Iterator[Plan]:
+        """Placements that fit with one micro-batch at a time, which some order has, where there is no other plan.
+
+        No order keeps less: what does not fit so fits under none.
+        """
+        problem, names = self._problem, len(self._problem.workers)
+        if len(problem.order) * names * names > tuning.LISTED_VALUES:
+            return
+        counts = list(dict.fromkeys(setting.micro_batches for setting in self._search.settings))
+        nodes = int(self._effort * tuning.LOOPED_NODES * tuning.LOOPED_ALONE / len(counts))
+        is_excluded = True
+        for count in counts:
+            found: list[Arrangement] = []
+            pricing = StepPricing(SetMemory(SetPrices(problem, count), in_flight=1), one_stage=False)
+            search = Exhaustive(pricing, limit=math.inf, take=_taker(found), nodes=nodes, stop=self._over)
+            is_excluded = search.run() and not found and is_excluded
+            yield from (each.plan("interleaved") for each in found[-1:])
+        self._search.any_order_excluded = is_excluded
 
     def _rough_s(self, plan: Plan) -> float:
         """What a plan's placement promises: under its own schedule, or by a quick list schedule."""

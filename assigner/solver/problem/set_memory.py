@@ -29,10 +29,11 @@ class SetMemory:
 
     Args:
         table: The prices.
+        in_flight: Micro-batches that a worker keeps at once, unless it is said otherwise; None: all of a step.
     """
 
-    def __init__(self, table: SetPrices) -> None:
-        self.table, self._problem = table, table.problem
+    def __init__(self, table: SetPrices, in_flight: int | None = None) -> None:
+        self.table, self._problem, self._in_flight = table, table.problem, in_flight or table.micro_batches
         self._capacity = [worker.tensor_bytes for worker in table.problem.workers]
         self._values: dict[int, tuple[int, int, int]] = {}
         for maker, value, reader, gradient in table.edges:
@@ -77,10 +78,10 @@ class SetMemory:
         Args:
             worker: The worker.
             mask: The positions.
-            in_flight: Micro-batches kept at once; None: all.
+            in_flight: Micro-batches kept at once; None: as many as was said of all.
         """
         held = self._held(worker, (mask,), 0.0)
-        again = held.again(in_flight or self.table.micro_batches)
+        again = held.again(in_flight or self._in_flight)
         return math.inf if again is None else sum([held.costs[k].recompute_s for k in again])
 
     def again_s(self, worker: int, positions: Sequence[int]) -> float:
@@ -94,10 +95,10 @@ class SetMemory:
         Args:
             worker: The worker.
             stages: All its stages.
-            in_flight: Micro-batches kept at once; None: all.
+            in_flight: Micro-batches kept at once; None: as many as was said of all.
         """
         whole = sum(stages)
-        again = self._held(worker, stages, self.messages(whole)).again(in_flight or self.table.micro_batches)
+        again = self._held(worker, stages, self.messages(whole)).again(in_flight or self._in_flight)
         if again is None:
             return None
         positions = list(bits(whole))
@@ -130,7 +131,7 @@ class SetMemory:
             return (cheapest,)
         free = [i for i in bits(whole) if rules[i] is None]
         held = self._held(worker, stages, self.messages(whole))
-        room = held.room - self.table.micro_batches * held.read
+        room = held.room - self._in_flight * held.read
         fitting = self._fitting(worker, whole, forced, free, room)
         return self._undominated(worker, stages, fitting)
 
@@ -144,7 +145,7 @@ class SetMemory:
                 continue
             stored = sum([row[i] for i in bits(whole & ~again)])
             largest = max((row[i] for i in bits(again)), default=0.0)
-            if self.table.micro_batches * stored + largest <= room:
+            if self._in_flight * stored + largest <= room:
                 fitting.append(again)
         return fitting
 

@@ -114,6 +114,7 @@ class Search:
         listed: Only plans with listed orders are asked for.
         any_order: Those are plans to choose from (orders/search.py).
         any_order_found_s: The shortest step of one, where it is too little less than the plan's; None: there is none.
+        any_order_excluded: It is proven that there is no such plan.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Search:
             )
         self.listed = options.schedule == "listed"
         self.any_order_found_s: float | None = None
+        self.any_order_excluded = False
         self.any_order = self.listed or (options.schedule == "auto" and options.objective == "step")
         if options.schedule in ("listed", "one-stage"):  # listed orders start from what the named schedules find
             options = replace(options, schedule="auto")

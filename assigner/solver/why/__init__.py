@@ -10,7 +10,7 @@ amounts.py                bytes as the figures that a flag takes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from assigner import errors
 from assigner import formatting as fmt
@@ -22,7 +22,7 @@ from assigner.solver.why.enquiry import Enquiry
 from assigner.solver.why.family import combined
 from assigner.solver.why.fleet import MoreLinks, OneMore
 from assigner.solver.why.memory import MoreMemory, Reserve
-from assigner.solver.why.obstacle import obstacle
+from assigner.solver.why.obstacle import obstacle, summed_obstacle
 
 if TYPE_CHECKING:
     from assigner.formats.profile import Profile
@@ -37,23 +37,36 @@ THINGS: tuple[Family, ...] = (Batch(), MoreLinks(), OneMore(), MoreMemory())
 """What changes the training or the machines, the cheapest first: other results, a measurement, hardware."""
 
 
-def explain(profile: Profile, options: SolveOptions, *, left_s: float) -> errors.InfeasibleError:
-    """The error to raise for a problem that was proven to have no plan.
+Excluded = Literal["not asked for", "proven", "open"]
+"""What is known of plans with several stages a worker, in any order, where one stage a worker has none."""
+
+
+def explain(
+    profile: Profile, options: SolveOptions, *, left_s: float, several: Excluded = "not asked for"
+) -> errors.InfeasibleError | errors.LimitError:
+    """The error to raise for a problem that was proven to have no plan with one stage a worker.
 
     Args:
         profile: The measurements.
         options: What was asked, best in the user's own words, for the ways out are told in them.
         left_s: Seconds that may be spent; a few are taken in any case.
+        several: What is known of plans with several stages a worker.
     """
     case, enquiry = Case(profile, options), Enquiry(min(max(left_s, tuning.LEAST_S), tuning.MOST_S))
     enquiry.share(8)
-    message = obstacle(case, enquiry)
+    summed = summed_obstacle(case)  # what adding up proves holds for all plans
+    message = summed or obstacle(case, enquiry)
     found, untried = ways_out(case, enquiry)
     told = tuple(_told(way, options) for way in found[: tuning.WAYS_OUT])
     if not told:
         hint = "a smaller model, or other workers: no other way out was found"
     else:
         hint = f"{told[0].how}: a step then takes {fmt.seconds(told[0].step_s)} or less"
+    if summed is None and several != "not asked for":
+        message = f"with one stage a worker, {message}; with several"
+        if several == "open":
+            return errors.LimitError(f"{message} no plan was found, and it is not proven that there is none", hint=hint)
+        message += ", in any order, there is none either"
     return errors.InfeasibleError(message, hint=hint, ways_out=told, untried=tuple(untried))
 
 

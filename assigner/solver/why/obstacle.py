@@ -32,17 +32,16 @@ if TYPE_CHECKING:
     from assigner.solver.why.enquiry import Enquiry
 
 
-def obstacle(case: Case, enquiry: Enquiry) -> str:
-    """What is in the way, in a sentence.
+def summed_obstacle(case: Case) -> str | None:
+    """What is in the way of all plans, in a sentence, where adding up proves it; None: it does not.
 
     Args:
         case: What has no plan.
-        enquiry: For the searches without some constraints.
     """
     search = Search(*case.resolved)
     all_in_flight = all(setting.schedule == "gpipe" for setting in search.settings)
     sums = StateSums(search.problem, all_in_flight=all_in_flight)
-    return sums.misplaced() or sums.too_large() or sums.too_much() or _binding(case, enquiry)
+    return sums.misplaced() or sums.too_large() or sums.too_much()
 
 
 class StateSums:
@@ -160,8 +159,13 @@ def _title(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} (kept together)"
 
 
-def _binding(case: Case, enquiry: Enquiry) -> str:
-    """Which kinds of constraints leave no plan, by searches without the others."""
+def obstacle(case: Case, enquiry: Enquiry) -> str:
+    """Which kinds of constraints leave no plan with one stage a worker, by searches without the others.
+
+    Args:
+        case: What has no plan, though adding up does not prove it.
+        enquiry: For the searches.
+    """
     families: dict[str, list[Family]] = {
         "the hints": [Hints(), MostWorkers()], "the memory": [MoreMemory()], "the links": [MoreLinks()],
         "the step time asked for": [StepLimit()],
