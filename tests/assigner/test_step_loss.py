@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from changing_models import micro_batched
 from loss_cases import NAMES, differences, mixing
 from torch import nn
-from workloads import WIDTH, Reference, make_plan, numbers, pipeline_of, sgd, workload
+from workloads import WIDTH, Language, Reference, make_plan, numbers, pipeline_of, sgd, tokens, workload
 
 from assigner.errors import UsageError
 from assigner.model.workload import Workload
@@ -288,3 +288,23 @@ def test_a_step_without_gradients_is_refused(off):
     pipeline = pipeline_of(made, make_plan(made))
     with pipeline, off(), pytest.raises(UsageError, match="it would train nothing"):
         pipeline.step(made.make_batch(8, 0))
+
+
+@pytest.mark.parametrize("remat", ["never", "always"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_loss_that_writes_into_its_targets(schedule, remat):
+    """As `labels[labels == padding] = -100` does: each call has its own, and the script's batch stays as it is."""
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        targets[targets == 0] = -100
+        return F.cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum") / 40
+
+    made = workload(Language, "tokens", "blocks.*", "head", batch=tokens, loss=loss, reduction="sum")
+    reference = Reference(made)
+    ids, targets = made.make_batch(8, 0)
+    given = targets.clone()
+    with pipeline_of(made, make_plan(made, micro_batches=4, schedule=schedule), remat=remat) as pipeline:
+        for _ in range(3):
+            assert pipeline.step((ids, targets)) == pytest.approx(reference.step((ids, given.clone())), abs=1e-12)
+        assert reference.distance(pipeline.named_parameters()) < 1e-10
+    assert torch.equal(targets, given)

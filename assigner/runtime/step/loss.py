@@ -206,14 +206,14 @@ class StepLoss:
     def _measure(self, output: Any, targets: Any, weight: float, place: int) -> None:
         if self._metrics is not None:
             seed = partition_seed(self._workload.seed, self._number, "the metrics", place)
-            self._metrics.see(output, _to_device(targets, self._device), weight, seed)
+            self._metrics.see(output, _given(targets, self._device), weight, seed)
 
     def _value(self, output: Any, targets: Any, place: int) -> torch.Tensor:
         """The user's loss; what it draws from Python's and NumPy's generators is the same under every plan."""
         if self._is_users:
             seed_python(partition_seed(self._workload.seed, self._number, "the loss", place))
         try:
-            value = self._workload.compute_loss(output, _to_device(targets, self._device))
+            value = self._workload.compute_loss(output, _given(targets, self._device))
         except RuntimeError as error:
             if "same device" in str(error):
                 raise UsageError(
@@ -355,7 +355,17 @@ def _zero_of(outputs: Sequence[Any], device: torch.device) -> torch.Tensor:
     return sum(parts, torch.zeros((), device=device))
 
 
-def _to_device(tree: Any, device: torch.device) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return copied_to(device, tree)
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: copied_to(device, tensor), tree)
+def _given(targets: Any, device: torch.device) -> Any:
+    """Targets where the outputs are, as copies: what code of the user's writes there stays in its call.
+
+    The micro-batches' are views of the script's own tensors, whose changes torch counts as one.
+    """
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in copies:
+            there = copied_to(device, tensor)
+            copies[id(tensor)] = there.clone() if there is tensor else there
+        return copies[id(tensor)]
+
+    return copy(targets) if isinstance(targets, torch.Tensor) else pytree.tree_map_only(torch.Tensor, copy, targets)
