@@ -114,7 +114,7 @@ class Pipeline(ModelState):
             self._installed = self._install(remat_of_plan)
             self._outside.note_moved(self._installed.share.state)
             model = self.graph.deferred.model.named_parameters()
-            self.optimizer = PipelineOptimizer(
+            self._optimizer = PipelineOptimizer(
                 workload,
                 model,
                 self._installed.updated,
@@ -127,6 +127,22 @@ class Pipeline(ModelState):
             )
             self.optimizer.agree(self._member.numbers)
             check_seeds(self.graph, self._member)
+
+    @property
+    def optimizer(self) -> PipelineOptimizer:
+        """The optimizer of all ranks together; a scheduler can be made of it.
+
+        Raises:
+            UsageError: another one is put in its place.
+        """
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        raise UsageError(
+            f"pipeline.optimizer cannot be another one ({type(optimizer).__name__}): it has its part on every rank",
+            hint="Workload(optimizer=...) says what makes it; its param_groups may change while it trains",
+        )
 
     def _check_room(self, remat: Rematerialisation, *, given_back: int = 0) -> None:
         if self._checks_memory and self._trains and remat.takes_planned_memory:

@@ -322,6 +322,7 @@ class _Check:
                     f"the loss of a batch, {whole:.6g}, is not the {'sum' if summed else 'weighted mean'} of its"
                     f" micro-batches' losses, {parts:.6g}: the number of micro-batches changes what is trained; the"
                     f" loss mixes rows, or {blamed}; loss_over='batch' or one micro-batch is exact"
+                    f"{'' if summed else ', and of a sum over rows reduction=' + repr('sum')}"
                 )
                 off = "the reduction is no sum" if summed else "Workload.weight is off"
                 yield f"the loss or the model mixes rows, or {off}", meaning

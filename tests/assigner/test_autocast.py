@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from mixed_precision import Mixed, make_workload, plain_step
-from workloads import Skips, graph_of, make_plan
+from torch import nn
+from workloads import WIDTH, Skips, graph_of, make_plan, workload
 
 from assigner import Pipeline
-from assigner.errors import UsageError
+from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import partition_graph
 from assigner.profiler.walk import collect_inputs
 
@@ -80,3 +81,17 @@ def test_other_types_are_refused() -> None:
     """What autocast cannot compute in is refused by name."""
     with pytest.raises(UsageError, match="autocast: 'int8'"):
         replace(make_workload(), autocast="int8")
+
+
+def test_a_forward_under_autocast_of_its_own() -> None:
+    """As decorated at the root: what to write in its place is said."""
+
+    class Casting(nn.Sequential):
+        @torch.autocast("cpu", dtype=torch.bfloat16)
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    made = workload(lambda: Casting(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "*")
+    with pytest.raises(MarkingError, match="cannot be cut") as caught:
+        partition_graph(made)
+    assert "Workload(autocast=...)" in (caught.value.hint or "")

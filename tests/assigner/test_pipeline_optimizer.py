@@ -31,6 +31,16 @@ def test_it_is_an_optimizer():
         assert len(pipeline.optimizer.state) == 8
 
 
+def test_no_other_one_takes_its_place():
+    """One that a script made would know this rank's parameters alone; in words, and training goes on."""
+    made = skips()
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        with pytest.raises(UsageError, match=r"cannot be another one \(Adam\)") as caught:
+            pipeline.optimizer = torch.optim.Adam(dict(pipeline.named_parameters()).values())
+        assert "Workload(optimizer=" in (caught.value.hint or "")
+        pipeline.step(made.make_batch(8, 0))
+
+
 class Sharp(torch.optim.SGD):
     """As sharpness-aware minimisation: a second call of its closure gives the gradients after a step uphill."""
 

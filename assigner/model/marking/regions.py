@@ -42,9 +42,13 @@ def without_regions(module: fx.GraphModule, *, autocast: bool) -> fx.Graph:
                 note = {}
             else:
                 check_unwrapped(node)
+                casts = node.target is torch.ops.higher_order.wrap_with_autocast
+                whole = (
+                    "; a forward that is all under torch.autocast: Workload(autocast=...) in its place" if casts else ""
+                )
                 raise MarkingError(
                     f"the forward has a region ({node.target.__name__}) that cannot be cut ({line_of(node)})",
-                    hint="mark a larger module that contains it (torch.autocast, a condition, a loop)",
+                    hint=f"mark a larger module that contains it (torch.autocast, a condition, a loop){whole}",
                 )
             body = without_regions(getattr(module, str(inner.target)), autocast=autocast)
             _inline(graph, node, body, given, note)
