@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from assigner.solver.contest.contest import EXHAUSTIVE, LOCAL, Contest
 from assigner.solver.free.annealing import Annealing
+from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.setting import ConvexSetting, FreeSetting
 from assigner.solver.free.starts import of_plan, orders
 from assigner.solver.free.steady import SteadyPricing
@@ -117,13 +118,33 @@ class BranchedSetting(LadderSetting):
     def improve(self) -> None:
         """Local search along the order, and then over stages that are intervals of other ones."""
         super().improve()
-        near = self.contest.best_value * (1 + tuning.REARRANGED_WITHIN)
-        if not self.decided and self.schedule == "1f1b" and self.objective == "step" and self.best_value < near:
-            self._rearrange()
+        if self.decided or self.schedule != "1f1b" or self.objective != "step":
+            return
+        few = len(self.problem.workers) ** len(self.problem.order) <= tuning.CERTAIN
+        near = 1 + (tuning.REARRANGED_EVERY if few else tuning.REARRANGED_WITHIN)
+        if self.best_value < self.contest.best_value * near:
+            self._look_at_every(near) if few else self._rearrange()
+
+    def _look_at_every(self, near: float) -> None:
+        """Try other warm-ups with the best stages that there are at usual ones."""
+        limit = self.contest.best_value * near
+        found: list[Arrangement] = []
+
+        def take(another: Arrangement) -> float:
+            found.append(another)
+            return limit
+
+        over = self.over()
+        Exhaustive(self._pricing(), limit=limit, take=take, nodes=tuning.CERTAIN, stop=over).run()
+        for each in sorted(found, key=lambda each: each.value_s)[: tuning.REARRANGED_TRIED]:
+            if not over():
+                self._go_along(each)
+
+    def _pricing(self) -> _OneFOneBPricing:
+        return _OneFOneBPricing(SetMemory(SetPrices(self.problem, self.micro_batches)), self.worth)
 
     def _rearrange(self) -> None:
-        pricing = _OneFOneBPricing(SetMemory(SetPrices(self.problem, self.micro_batches)), self.worth)
-        over, seed = self.over(), self.contest.options.seed
+        pricing, over, seed = self._pricing(), self.over(), self.contest.options.seed
         for n in range(tuning.REARRANGED):
             before = self.best
             if before is None or over():

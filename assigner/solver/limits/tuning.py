@@ -186,6 +186,12 @@ REARRANGED = 6
 REARRANGED_WITHIN = 0.1
 """They begin from a plan that takes longer than the best by no more than this share."""
 
+REARRANGED_EVERY = 0.3
+"""Up to CERTAIN all convex stages are looked at: other warm-ups are tried if they take longer by no more."""
+
+REARRANGED_TRIED = 24
+"""With so many of these, the best at usual warm-ups."""
+
 HOT, COLD = 0.05, 0.0005
 """A placement worse by this share is still taken now and then, at first and in the end."""
 

@@ -1,0 +1,54 @@
+"""Graphs with branches under 1F1B: stages that are no intervals of one order, at any warm-up depths."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from brute_force import random_instance
+from builders import single
+from sweeps import sweep
+
+from assigner.formats.plan import Plan
+from assigner.formats.stage import Stage
+from assigner.schedule.simulate import predict
+from assigner.solver import solve
+
+if TYPE_CHECKING:
+    from assigner.formats.profile import Profile
+
+COUNT = 4
+
+
+def least_step_s(profile: Profile) -> float:
+    """Of all plans with one stage on each of two workers, or all on one, by enumeration."""
+    names, (one, other) = [each.name for each in profile.partitions], [worker.name for worker in profile.workers]
+    readers = {name: {edge.target for edge in profile.edges if edge.source == name} for name in names}
+    found = []
+    for size in range(1, len(names) + 1):
+        for behind in map(set, itertools.combinations(names, size)):
+            if any(readers[name] - behind for name in behind):
+                continue  # what reads a partition of the last stage is in it, too
+            parts = [tuple(name for name in names if (name in behind) == last) for last in (False, True)]
+            for workers in ((one, other), (other, one)):
+                held = [(worker, part) for worker, part in zip(workers, parts, strict=True) if part]
+                for depths in itertools.combinations_with_replacement(range(COUNT, 0, -1), len(held)):
+                    stages = tuple(
+                        Stage(worker, part, in_flight=depth) for (worker, part), depth in zip(held, depths, strict=True)
+                    )
+                    found.append(Plan(workload=profile.workload, schedule="1f1b", micro_batches=COUNT,
+                                      micro_batch_size=1, stages=stages))  # fmt: skip
+    return min(predict(plan, profile).step_s for plan in found)
+
+
+@pytest.mark.parametrize("seed", sweep(range(24), quick=4))
+def test_no_convex_stages_are_faster(seed):
+    """Of few partitions all of them are looked at, those that are no faster at usual warm-ups with others, too."""
+    profile = random_instance(seed, partitions=6, workers=2, busy=True, graph=True)
+    edges = tuple(replace(edge, bytes_per_sample=8 * edge.bytes_per_sample) for edge in profile.edges)
+    profile = replace(profile, edges=edges)
+    found = solve(profile, single(schedule="1f1b", micro_batches=COUNT)).plan.predicted
+    assert found is not None
+    assert found.step_s <= least_step_s(profile) * 1.01  # where the search without --gap stops
