@@ -145,6 +145,8 @@ def test_noise_and_a_missing_baseline_are_told():
         "better and equal: the measured difference is within the noise",
         "the plans ran in the order that was predicted, as far as the noise tells",
     ]
+    other = {"equal": of(*spread(2.01)), "better": of(*spread(2.0))}
+    assert lines(other) == lines(found), "a predicted order, by noise alone"
     (sheet, line) = measured(PLANS, {"better": found["better"]})
     assert sheet.rows[0][4] == "-"
     assert "no trace is of equal" in line.text
