@@ -60,7 +60,8 @@ def _title(rows: Sequence[tuple[str, ...]]) -> str:
     """What the figures are; of the intervals only where there is one."""
     known = any("(" in row[4] for row in rows)
     about = "speed-up: in brackets its 95 % interval, as if steps were independent; " if known else ""
-    return f"measured: the median step of the traces ({about}error: of the prediction)"
+    held = "a run's last 20, unless it asked for another number"
+    return f"measured: the median of the steps in the traces ({held}; {about}error: of the prediction)"
 
 
 def _gain_text(gain: SpeedUp | None, digits: int | None) -> str:

@@ -1,5 +1,6 @@
 """Traces beside the plans that they ran."""
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from made_runs import run_in, slower_worker
 
 from assigner.errors import FormatError
 from assigner.report.measured import measured, measured_data
+from assigner.runtime.pipeline import Pipeline
 from assigner.schedule.simulate import priced
 from assigner.validation.steps import PlanRuns, Steps, runs_by_plan, speed_up
 
@@ -121,6 +123,12 @@ def test_table_and_verdict():
     error = 100 * (BETTER.predicted.step_s / medians[1] - 1)
     assert float(sheet.rows[1][6]) == pytest.approx(error, abs=0.06)
     assert verdict.text == "the plans ran in the order that was predicted"
+
+
+def test_the_title_says_of_which_steps_the_figures_are():
+    """A trace keeps the last steps of its run, as many as `Pipeline.trace` does where nothing else is asked for."""
+    default = inspect.signature(Pipeline.trace).parameters["last"].default
+    assert f"the steps in the traces (a run's last {default}, unless" in measured(PLANS, {"equal": of(2.0)})[0].title
 
 
 def test_the_interval_stands_in_the_table():
