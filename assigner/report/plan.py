@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
+from assigner.formats.fineness import rows_each
 from assigner.report.candidates import candidates
 from assigner.report.clock import clock_data, clock_table
 from assigner.report.memory import fullness, fullness_text, memory_bars, memory_data
@@ -95,7 +96,9 @@ def objective_text(objective: Objective, value: float) -> str:
 
 def title(plan: Plan) -> Line:
     """What is planned, and how the batch is cut: `batch of 32 as 8 micro-batches of 4`."""
-    pieces = f"{fmt.plural(plan.micro_batches, 'micro-batch')} of {plan.micro_batch_size}"
+    pieces = (
+        f"{fmt.plural(plan.micro_batches, 'micro-batch')} of {rows_each(plan.workload.batch_size, plan.micro_batches)}"
+    )
     split = f"batch of {plan.workload.batch_size} as {pieces}"
     return Line(f"plan for {plan.workload.name} · {split} · {plan.schedule}", "strong")
 

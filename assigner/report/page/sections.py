@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner import formatting as fmt
+from assigner.formats.fineness import rows_each
 from assigner.report.agreement import agreement_report, missed_by, other_remat
 from assigner.report.links import transfers
 from assigner.report.memory import PARTS, fullness, misfit
@@ -89,7 +90,8 @@ def _searched(pages: Sequence[Shown], page: Shown, solver: SolverReport) -> Iter
 
 
 def _split(page: Shown) -> str:
-    return f"{fmt.plural(page.plan.micro_batches, 'micro-batch')} of {page.plan.micro_batch_size}"
+    count = page.plan.micro_batches
+    return f"{fmt.plural(count, 'micro-batch')} of {rows_each(page.plan.workload.batch_size, count)}"
 
 
 def _missed(run: Run) -> str:
@@ -225,9 +227,9 @@ def split_sheet(page: Shown) -> Sheet:
     time = fmt.time_unit(*(each.step_s for each in found))
     rows = []
     for each in found:
+        counts = fmt.count(each.micro_batches), rows_each(page.plan.workload.batch_size, each.micro_batches, joint="-")
         notes = ["this plan"] if each.micro_batches == page.plan.micro_batches else []
         if each.fullest is None:
-            counts = fmt.count(each.micro_batches), fmt.count(each.micro_batch_size)
             rows.append((*counts, fmt.NOTHING, "", "; ".join([*notes, each.why])))
             continue
         name, peak, capacity = each.fullest
@@ -235,10 +237,7 @@ def split_sheet(page: Shown) -> Sheet:
         said = f"{name}: {barred(share)}" if each.fits else f"{name} lacks {fmt.size(peak - capacity)}"
         notes += [] if each.fits else ["does not fit"]
         notes += [] if each.measured else ["this size was not measured"]
-        rows.append(
-            (fmt.count(each.micro_batches), fmt.count(each.micro_batch_size), time.show(each.step_s), said,
-             "; ".join(notes))
-        )  # fmt: skip
+        rows.append((*counts, time.show(each.step_s), said, "; ".join(notes)))
     marked = frozenset(n for n, each in enumerate(found) if each.micro_batches == page.plan.micro_batches)
     columns = (
         Column("micro-batches"), Column("of samples"), Column(f"step {time.name}"), Column("fullest worker", "name"),
