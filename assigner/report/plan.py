@@ -12,7 +12,7 @@ from assigner.report.clock import clock_data, clock_table
 from assigner.report.memory import fullness, fullness_text, memory_bars, memory_data
 from assigner.report.sharing import sharing
 from assigner.report.sheet import LEAST_TEXT, Column, Line, Part, Report, Sheet, with_hosts
-from assigner.report.whatif import SOLVERS, what_if, what_if_data, what_if_hint
+from assigner.report.whatif import SOLVERS, TO_THIS, what_if, what_if_data, what_if_hint
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.cost import CostModel
 from assigner.schedule.criticalpath import path_shares
@@ -353,7 +353,7 @@ def baselines(plan: Plan, *, most: int | None = None) -> Report:
     title = "baselines" if rival else f"baselines, placed for a short step and not for {plan.objective}"
     if len(shown) < len(whole):
         title += f", the {len(shown)} fastest of {len(whole)} (-v lists all)"
-    columns = (Column("", "name"), Column(f"step {time.name}"), *((Column("speed-up"),) if rival else ()))
+    columns = (Column("", "name"), Column(f"step {time.name}"), *((Column(TO_THIS),) if rival else ()))
     return (Sheet(title, columns, rows), *((gain_line(plan),) if rival else ()))
 
 

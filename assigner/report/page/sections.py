@@ -25,6 +25,7 @@ from assigner.report.plan import (
     speed_up,
 )
 from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.whatif import TO_THIS
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.criticalpath import path_shares, time_on_path
 from assigner.schedule.program import ActionKind, in_flight
@@ -135,7 +136,7 @@ def steps(pages: Sequence[Shown], page: Shown) -> Report:
     marked = frozenset(n for n, row in enumerate(rows) if row[0].endswith(_THIS))
     what = "sample" if unlike_batches(pages) else "step"
     columns = (
-        Column("", "text"), Column(f"{what} {time.name}"), Column("to this plan"), Column("of the slowest", "name"),
+        Column("", "text"), Column(f"{what} {time.name}"), Column(TO_THIS), Column("of the slowest", "name"),
     )  # fmt: skip
     beside = [*(["other plans"] if len(pages) > 1 else []), *(["the baselines"] if page.plan.baselines else [])]
     title = f"{what.capitalize()} time, beside {' and '.join(beside)}"
