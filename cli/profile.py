@@ -112,7 +112,6 @@ def profile_command(
         )
     found = _apart(_check_before, workload, asked, files, workers=workers, checks=not no_check)
     _start_ranks(workers, threads, output, found)
-    console.notice(f"profile written to {output}\nnext: assigner solve {output} -o plan.json")
 
 
 def _load(paths: "Iterable[Path]") -> "tuple[tuple[str, Profile], ...]":
@@ -270,8 +269,9 @@ def _measure_as_rank(
         if place is None or place.local_rank == 0:
             raise
         raise typer.Exit(error.exit_code) from error  # one rank of each host says why
-    if profile is not None:
+    if profile is not None:  # on rank 0, whoever has started it
         _warn(profile, files.path)
+        console.notice(f"profile written to {files.path}\nnext: assigner solve {files.path} -o plan.json")
 
 
 def _warn(profile: "Profile", output: Path) -> None:
