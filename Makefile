@@ -7,7 +7,8 @@ TOOLS := .venv/.tools
 # The demo's size; CI runs it smaller.
 DEMO_WORKLOAD ?= examples/gpt.py:workload(width=192)
 DEMO_STEPS ?= 40
-# One worker; the best plan with one worker a stage and one stage a worker; the best of all, with shared stages.
+# One worker; the best plan with one worker a stage and one stage a worker; the best of all, in which workers may share
+# stages, where that is faster here.
 DEMO_PLANS := single pipeline plan
 
 .PHONY: demo test test-all other-torch test-other-torch gpu lint types docs clean

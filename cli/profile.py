@@ -12,7 +12,7 @@ import typer
 from assigner.errors import MeasurementError, UsageError
 from assigner.files import entry_file, refuse_existing, refuse_input
 from assigner.launch.launcherwatch import end_with
-from assigner.machine.launchedrank import launched, launched_rank
+from assigner.machine.launchedrank import launched
 from assigner.profiler.options import MEASURING, RANKS, ProfileDestination, ProfileOptions
 
 from . import console, names
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from assigner.formats.profile import Profile, Verification
+    from assigner.machine.launchedrank import Launched
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
 
@@ -101,9 +102,9 @@ def profile_command(
     files = ProfileDestination(
         output, force=force, resume=resume, only=tuple(only or ()), others=tuple(merge or ()), notice=console.notice
     )
-    if launched() is not None:
+    if (place := launched()) is not None:
         with console.prints_aside():
-            _measure_as_rank(workload, asked, files, threads=threads, checks=not no_check)
+            _measure_as_rank(place, workload, asked, files, threads=threads, checks=not no_check)
         return
     if asked.backend == "mpi":
         raise UsageError(
@@ -112,7 +113,6 @@ def profile_command(
         )
     found = _apart(_check_before, workload, asked, files, workers=workers, checks=not no_check)
     _start_ranks(workers, threads, output, found)
-    console.notice(f"profile written to {output}\nnext: assigner solve {output} -o plan.json")
 
 
 def _load(paths: "Iterable[Path]") -> "tuple[tuple[str, Profile], ...]":
@@ -197,6 +197,7 @@ def _verified(entry: str, workload: "Workload", graph: "PartitionGraph") -> "Ver
     """Compare the partitions with the model, and say what came of it."""
     from assigner.report.verification import verification_text
 
+    console.notice(f"{entry}: comparing the partitions with the model")
     found = compared(workload, graph)
     console.notice(f"{entry}: {verification_text(found)}")
     for text in found.cautions:
@@ -240,7 +241,7 @@ def _kept(output: Path, workers: int) -> str | None:
 
 
 def _measure_as_rank(
-    entry: str, options: ProfileOptions, files: ProfileDestination, *, threads: int, checks: bool
+    place: "Launched", entry: str, options: ProfileOptions, files: ProfileDestination, *, threads: int, checks: bool
 ) -> None:
     """One rank of a run that is going on; rank 0 writes the file, and checks where the launcher has not."""
     import torch
@@ -255,23 +256,23 @@ def _measure_as_rank(
 
     torch.set_num_threads(threads)
     found = decode(Verification | None, json.loads(os.environ.get(_FOUND, "null")))
-    if checks and found is None and launched_rank() == 0:
+    if checks and found is None and place.rank == 0:
         found = _apart(_verify, entry, options)
     workload = load_workload(entry)
     try:
-        with MeasuringProgress(wanted=launched_rank() == 0) as progress:
+        with MeasuringProgress(wanted=place.rank == 0, workers=place.ranks) as progress:
             profile = profile_workload(
                 workload, entry, options, output=files, progress=progress.update, verification=found
             )
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error  # whoever started the ranks says so, once
     except RefusedError as error:
-        place = launched()
-        if place is None or place.local_rank == 0:
+        if place.local_rank == 0:
             raise
         raise typer.Exit(error.exit_code) from error  # one rank of each host says why
-    if profile is not None:
+    if profile is not None:  # on rank 0, whoever has started it
         _warn(profile, files.path)
+        console.notice(f"profile written to {files.path}\nnext: assigner solve {files.path} -o plan.json")
 
 
 def _warn(profile: "Profile", output: Path) -> None:

@@ -1,10 +1,15 @@
-"""Searches and measurements under way, as one line on stderr, where that is a terminal and somebody watches."""
+"""Searches and measurements under way, as one line on stderr, where that is a terminal and somebody watches.
+
+On a pipe a search is silent, and a measurement, which takes minutes, says what it begins.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from typing import TYPE_CHECKING, Self
+
+from assigner import formatting as fmt
 
 from . import console
 
@@ -18,6 +23,13 @@ if TYPE_CHECKING:
 
 DELAY_S = 1.0
 _DRAW_S = 0.25
+_KINDS = {
+    "": "tracing the model",
+    **dict.fromkeys(("walk", "point", "update"), "measuring partitions"),
+    "links": "measuring links",
+    "all-reduces": "measuring all-reduces",
+}
+"""What a pipe is told of a kind of work; of others nothing."""
 _BAR, _FIGURES = 20, len(" 100% 1 h 20 min left ")
 
 
@@ -85,17 +97,20 @@ class SolveProgress:
 class MeasuringProgress:
     """A bar while the context is open: the worker that will take longest, the share done and the time left.
 
-    It is drawn between measurements alone: a thread that draws would take time from what is being measured.
+    It is drawn between measurements alone: a thread that draws would take time from what is being measured. Where none
+    can be drawn, as on a pipe, each kind of work is said in a line when it begins.
 
     Args:
         wanted: False on the ranks that do not report.
+        workers: How many there are.
     """
 
-    def __init__(self, *, wanted: bool) -> None:
+    def __init__(self, *, wanted: bool, workers: int) -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         terminal = console.stderr()
-        self._shown = wanted and console.draws_progress(terminal)
+        self._wanted, self._shown = wanted, wanted and console.draws_progress(terminal)
+        self._on, self._said = f"on {fmt.plural(workers, 'worker')}", set[str]()
         self._room = max(terminal.width - _BAR - _FIGURES, 8)
         self._bar = Progress(
             BarColumn(bar_width=_BAR), TaskProgressColumn(), TextColumn("{task.fields[left]}"),
@@ -106,6 +121,10 @@ class MeasuringProgress:
 
     def update(self, progress: RankProgress) -> None:
         """Take note of where the run stands."""
+        said = _KINDS.get(progress.kind)
+        if self._wanted and not self._shown and said is not None and said not in self._said:
+            self._said.add(said)
+            console.notice(f"{said} {self._on}")
         if self._shown and time.monotonic() - self._drawn > _DRAW_S:
             self._drawn = time.monotonic()
             what = f"{progress.worker}: {progress.what}"

@@ -57,9 +57,13 @@ def run_command(
         variables = {"OMP_NUM_THREADS": str(threads), "ASSIGNER_PLAN": str(plan.resolve())}
         found = launch(program, where, variables, notice=console.notice)
     if found is not None:
+        from assigner.formats.profilewarnings import busy_text
         from assigner.report.measured import step_times_text
 
-        console.notice(step_times_text(found, behind(loaded, plan)[0].plan))
+        (checked, _), profile, _ = behind(loaded, plan)
+        console.notice(step_times_text(found, checked))
+        if profile is not None and (busy := busy_text(profile)) is not None:
+            console.notice(f"warning: the profile was {busy}; on a quiet one the prediction would be lower")
     if watch.share() >= NOTICED:
         console.notice(
             f"warning: other processes had up to {100 * watch.share():.0f} % of the processor time of a rank here: its"

@@ -50,6 +50,7 @@ def profiled(root: Path, assigner: str, tmp_path_factory: pytest.TempPathFactory
     )  # fmt: skip
     assert said.stdout == ""  # the result is the file; everything said goes to stderr
     assert "5 partitions of 3 kinds" in said.stderr
+    assert said.stderr.count("profile written to ") == 1
     for name, pin in (("plan", "head=worker:1"), ("other", "head=worker:0")):
         flags = [
             "--pin",

@@ -1,4 +1,4 @@
-"""How finely a workload allows its batches to be cut, and into how many micro-batches they are."""
+"""How finely a workload allows its batches to be cut, and into how many micro-batches of how many rows they are."""
 
 from __future__ import annotations
 
@@ -60,3 +60,22 @@ def micro_batch_count(rows: int, most: int, size: int, fineness: Fineness = ANY)
     while rows // -(-rows // each) == 1 < rows and each <= size and size > 1:
         each += 1
     return -(-rows // each)
+
+
+def rows_each(batch: int, count: int, *, joint: str = " or ") -> str:
+    """How many rows each of so many micro-batches has: `8`, or `6 or 7` where the batch does not come out even.
+
+    Training makes them at most one row apart.
+
+    Args:
+        batch: Its rows.
+        count: Of micro-batches.
+        joint: Between both numbers.
+    """
+    least, rest = divmod(batch, count)
+    return f"{least:,}{joint}{least + 1:,}" if rest else f"{least:,}"
+
+
+def cut_text(batch: int, count: int) -> str:
+    """How a batch is cut, for a table: `4 x 8`, or `5 x 6-7`."""
+    return f"{count} x {rows_each(batch, count, joint='-')}"

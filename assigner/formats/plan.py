@@ -250,7 +250,7 @@ class Plan(OnScreen):
         objective: What was made small.
         schedule: The order of the actions.
         micro_batches: How many a step has.
-        micro_batch_size: Samples in each; the last may be smaller.
+        micro_batch_size: The most samples in one; some have one less where the batch does not come out even.
         stages: In pipeline order; a worker may hold several, and several may hold one. A rank that holds none idles.
         orders: Under `listed`, the steps of each worker that holds a stage, `0F0 0F1 0B0 0B1`: a stage, F (forward), B
             (backward) or I and W (its input and its weight part), and a micro-batch. Else left out. Format 2.

@@ -64,8 +64,8 @@ EXAMPLE = Draft(
 _WIDTH = 80
 
 RESERVED = frozenset(
-    ("Any", "Tensor", "argparse", "assigner", "batch", "config", "contextlib", "loss", "model", "nn", "optimizer",
-     "parser", "time", "torch", "train", "workload", *dir(builtins))
+    ("Any", "Path", "Tensor", "argparse", "assigner", "batch", "config", "contextlib", "given", "loss", "model", "nn",
+     "optimizer", "parser", "time", "torch", "train", "workload", *dir(builtins))
 )  # fmt: skip
 """Names that mean something in every workload file: what is imported there under one of them has to have another."""
 
@@ -90,8 +90,12 @@ _MAIN = """\
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train under $ASSIGNER_PLAN.")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--trace", help="write what the ranks do to this file")
-    train(**vars(parser.parse_args()))
+    parser.add_argument("--trace", type=Path, help="write what the ranks do here")
+    parser.add_argument("--force", action="store_true", help="replace that file")
+    given = parser.parse_args()
+    if given.trace and given.trace.exists() and not given.force:
+        parser.error(f"--trace: {given.trace} exists; --force replaces it")
+    train(**vars(given))
 """
 
 
@@ -127,7 +131,7 @@ def _gaps(draft: Draft) -> list[str]:
 def _imports(draft: Draft) -> str:
     straight = ["import assigner", "import torch"]
     third = [*straight, *sorted(["from torch import Tensor, nn", *draft.code.imports], key=_import_key)]
-    own = ["import argparse", "import contextlib", "import time", "from typing import Any"]
+    own = ["import argparse", "import contextlib", "import time", "from pathlib import Path", "from typing import Any"]
     blocks = ["\n".join(lines) for lines in (own, third, draft.code.local)]
     return "\n\n".join(block for block in blocks if block)
 
@@ -278,13 +282,13 @@ def _string(text: str) -> str:
 
 def _train(file: str) -> str:
     return f'''\
-def train(steps: int, trace: str | None = None) -> None:
+def train(steps: int, trace: Path | None = None, *, force: bool = False) -> None:
     """The training loop, on every rank of `assigner run plan.json -- {_in_docstring(shlex.quote(file))}`."""
     plan = assigner.load_plan()
     work = workload()
     with (
         assigner.Pipeline(work, plan) as pipeline,
-        pipeline.trace(trace) if trace else contextlib.nullcontext(),
+        pipeline.trace(trace, force=force) if trace else contextlib.nullcontext(),
     ):
         for step in range(steps):
             start = time.perf_counter()

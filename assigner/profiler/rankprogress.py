@@ -41,6 +41,7 @@ class RankProgress:
         share: The share of its work that is done, 0 to 1, by time.
         left_s: Seconds that it will still take; None: not known yet.
         phase: How many phases it has behind it.
+        kind: Of the work that it is at, as its forecast has it; empty: it measures nothing yet.
     """
 
     worker: str
@@ -48,6 +49,7 @@ class RankProgress:
     share: float
     left_s: float | None
     phase: int = 0
+    kind: str = ""
 
 
 @dataclass
@@ -70,12 +72,16 @@ class Forecast:
 
     Args:
         clock: Gives seconds.
+
+    Attributes:
+        kind: Of the work that goes on; empty: none has begun.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self.begun = clock()
         self.works: dict[str, _TaskKind] = {}
+        self.kind = ""
         self._current: _TaskKind | None = None
         self._since = self.begun
 
@@ -88,7 +94,7 @@ class Forecast:
         now = self.clock()
         if self._current is not None:
             self._current.spent_s += now - self._since
-        self._current, self._since = self.works[kind], now
+        self._current, self._since, self.kind = self.works[kind], now, kind
 
     def work(self, kind: str, done: float) -> None:
         """This kind of work goes on, and so many of its pieces are done."""
@@ -169,7 +175,9 @@ class RanksProgress:
 
     def tell(self, what: str, forecast: Forecast) -> None:
         """Note what this rank does; at most once a second the others hear of it."""
-        self.mine = replace(self.mine, what=what, share=forecast.share(), left_s=forecast.left_s())
+        self.mine = replace(
+            self.mine, what=what, share=forecast.share(), left_s=forecast.left_s(), kind=forecast.kind
+        )  # fmt: skip
         if time.perf_counter() - self._told >= _TELL_S:
             self._publish()
             if self.rank == 0:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
+from assigner.formats.fineness import cut_text
 from assigner.report.sheet import Column, Report, Sheet
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def candidates(plan: Plan, *, most: int | None = None) -> Report:
     rows = tuple(
         (
             each.schedule,
-            f"{each.micro_batches} x {each.micro_batch_size}",
+            cut_text(plan.workload.batch_size, each.micro_batches),
             time.show(each.objective_s),
             time.show(each.bound_s if each.bound_s and math.isfinite(each.bound_s) else None),
             each.status,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
+from assigner.formats.fineness import cut_text
 from assigner.formats.plan import Plan
 from assigner.formats.profile import Profile
 from assigner.report.measured import conclusions, measured, measured_data
@@ -210,7 +211,7 @@ def _figures_row(each: Named, baseline: Named, time: fmt.Unit, digits: int | Non
         "money": fmt.number(money(each), digits=digits),
         "bubble": fmt.points(predicted.bubble_fraction if predicted else None, digits=digits),
         "workers": str(len(plan.workers)),
-        "split": f"{plan.micro_batches} x {plan.micro_batch_size}",
+        "split": cut_text(plan.workload.batch_size, plan.micro_batches),
         "remat": f"{again} of {len(plan.partitions)}",
         "memory": fmt.points(memory_share(plan), digits=digits) + ("!" if (memory_share(plan) or 0) > 1 else ""),
         "transfer": fmt.points(transfer_share(plan), digits=digits),

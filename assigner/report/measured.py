@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
@@ -60,7 +60,8 @@ def _title(rows: Sequence[tuple[str, ...]]) -> str:
     """What the figures are; of the intervals only where there is one."""
     known = any("(" in row[4] for row in rows)
     about = "speed-up: in brackets its 95 % interval, as if steps were independent; " if known else ""
-    return f"measured: the median step of the traces ({about}error: of the prediction)"
+    held = "a run's last 20, unless it asked for another number"
+    return f"measured: the median of the steps in the traces ({held}; {about}error: of the prediction)"
 
 
 def _gain_text(gain: SpeedUp | None, digits: int | None) -> str:
@@ -107,13 +108,14 @@ def _verdict(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns]) -
         return tuple(lines)
     said = sorted(ran, key=lambda each: each[3] / each[1].workload.batch_size)
     took = sorted(ran, key=lambda each: each[2].median_s / each[1].workload.batch_size)
-    if said == took:
-        lines.append(Line("the plans ran in the order that was predicted", "strong"))
-    elif not any(overtaken(before[1:3], after[1:3]) for before, after in combinations(said, 2)):
-        lines.append(Line("the plans ran in the order that was predicted, as far as the noise tells", "strong"))
-    else:
+    if said != took and any(overtaken(before[1:3], after[1:3]) for before, after in combinations(said, 2)):
         names = [", ".join(each[0] for each in order) for order in (took, said)]
         lines.append(Line(f"fastest first, they ran as {names[0]}; predicted was {names[1]}", "warning"))
+        return tuple(lines)
+    gains = (speed_up(*faster[1:3], *slower[1:3]) for faster, slower in pairwise(took))
+    noisy = said != took or any(gain is not None and gain.clear is False for gain in gains)
+    so_far = ", as far as the noise tells" if noisy else ""
+    lines.append(Line(f"the plans ran in the order that was predicted{so_far}", "strong"))
     return tuple(lines)
 
 

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.formats.fineness import cut_text
 from assigner.formats.orders import written_order
 from assigner.location import rank_of
 from assigner.report.sheet import Column, Line, Report, Sheet
@@ -77,7 +78,7 @@ def settings(plan: Plan) -> dict[str, str]:
     return {
         "batch": str(plan.workload.batch_size),
         "schedule": plan.schedule,
-        "micro-batches": f"{plan.micro_batches} x {plan.micro_batch_size}",
+        "micro-batches": cut_text(plan.workload.batch_size, plan.micro_batches),
         "order of ranks": fmt.ranges([_ranks(stage) for stage in plan.stages]),
         "shares of replicas": ", ".join(shares) or "none",
         "updates of replicas": ", ".join(updates) or "everything",

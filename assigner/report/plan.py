@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
+from assigner.formats.fineness import rows_each
 from assigner.report.candidates import candidates
 from assigner.report.clock import clock_data, clock_table
 from assigner.report.memory import fullness, fullness_text, memory_bars, memory_data
 from assigner.report.sharing import sharing
 from assigner.report.sheet import LEAST_TEXT, Column, Line, Part, Report, Sheet, with_hosts
-from assigner.report.whatif import SOLVERS, what_if, what_if_data, what_if_hint
+from assigner.report.whatif import SOLVERS, TO_THIS, what_if, what_if_data, what_if_hint
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.cost import CostModel
 from assigner.schedule.criticalpath import path_shares
@@ -95,7 +96,9 @@ def objective_text(objective: Objective, value: float) -> str:
 
 def title(plan: Plan) -> Line:
     """What is planned, and how the batch is cut: `batch of 32 as 8 micro-batches of 4`."""
-    pieces = f"{fmt.plural(plan.micro_batches, 'micro-batch')} of {plan.micro_batch_size}"
+    pieces = (
+        f"{fmt.plural(plan.micro_batches, 'micro-batch')} of {rows_each(plan.workload.batch_size, plan.micro_batches)}"
+    )
     split = f"batch of {plan.workload.batch_size} as {pieces}"
     return Line(f"plan for {plan.workload.name} · {split} · {plan.schedule}", "strong")
 
@@ -350,7 +353,7 @@ def baselines(plan: Plan, *, most: int | None = None) -> Report:
     title = "baselines" if rival else f"baselines, placed for a short step and not for {plan.objective}"
     if len(shown) < len(whole):
         title += f", the {len(shown)} fastest of {len(whole)} (-v lists all)"
-    columns = (Column("", "name"), Column(f"step {time.name}"), *((Column("speed-up"),) if rival else ()))
+    columns = (Column("", "name"), Column(f"step {time.name}"), *((Column(TO_THIS),) if rival else ()))
     return (Sheet(title, columns, rows), *((gain_line(plan),) if rival else ()))
 
 

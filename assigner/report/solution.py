@@ -108,14 +108,14 @@ def _bound(plan: Plan, solver: SolverReport) -> Report:
     if solver.bound_s <= 0:
         return ()
     if plan.objective == "cost":
-        values = f"{1000 * solver.objective_s:.4g} and {1000 * solver.bound_s:.4g} per 1000 samples".split(" and ")
+        verb, values = "costs", [f"{1000 * each:.4g} per 1000 samples" for each in (solver.objective_s, solver.bound_s)]
     else:
         unit = fmt.time_unit(solver.objective_s)
-        values = [unit.text(solver.objective_s), unit.text(solver.bound_s)]
+        verb, values = "takes", [unit.text(solver.objective_s), unit.text(solver.bound_s)]
     where = "at the slow end of the measurements: " if solver.options.get("robust") else ""
     of = f"none of the {solver.scope}" if solver.scope else "no plan"
     return (
-        Line(f"{where}found {values[0]}, {of} takes less than {values[1]}"),
+        Line(f"{where}found {values[0]}, {of} {verb} less than {values[1]}"),
         *_any_order(solver),
         *_one_stage(plan, solver),
     )

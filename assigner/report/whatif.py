@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SOLVERS = ("HiGHS", "CBC")
 """Who made a plan by a search; others are simple placements."""
+TO_THIS = "to this plan"
+"""Heads a column of steps, each as a multiple of the plan's own: below 1 it is faster, above 1 slower."""
 CHEAPEST = " (cheapest)"
 """Marks the way out that changes least: flags before training, and training before machines."""
 
@@ -36,12 +38,12 @@ def what_if(plan: Plan) -> Report:
         (
             each.what + (" (gains most)" if n in marked else ""),
             time.show(each.step_s),
-            fmt.ratio(gain(each, step)),
+            fmt.ratio(fmt.against(each.step_s, step)),
             _bound(each, time),
         )
         for n, each in enumerate(plan.what_if)
     )
-    columns = (Column("change", "text"), Column(f"step {time.name}"), Column("speed-up"), Column(f"bound {time.name}"))
+    columns = (Column("change", "text"), Column(f"step {time.name}"), Column(TO_THIS), Column(f"bound {time.name}"))
     now = "" if step is None else f" this plan's {time.text(step)}"
     return (
         Sheet(f"what if: the best step after one change, against{now or ' nothing priced'}", columns, rows, marked),

@@ -20,6 +20,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from assigner.formats.fineness import rows_each
 from assigner.formats.plan import Plan, WhatIf
 from assigner.schedule.cost import collectives_over
 from assigner.solver.baselines import find_baselines
@@ -128,9 +129,9 @@ def questions(plan: Plan, case: Case) -> Iterator[Question]:
     free = replace(case.options, micro_batches=None).counts(case.cost)
     count = min((each for each in free if each > plan.micro_batches), default=None)
     if count is not None:
-        size = samples_in_each(plan.workload.batch_size, count)
-        what = f"{count} micro-batches of {size} instead of {plan.micro_batches} of {plan.micro_batch_size}"
-        cut = unlisted(plan).cut(count, size, batch_size=plan.workload.batch_size)
+        batch, now = plan.workload.batch_size, plan.micro_batches
+        what = f"{count} micro-batches of {rows_each(batch, count)} instead of {now} of {rows_each(batch, now)}"
+        cut = unlisted(plan).cut(count, samples_in_each(batch, count), batch_size=batch)
         yield Question("micro_batches", what, case.with_options(micro_batches=count), cut, keeps=False)
     if not case.options.order:  # which a new worker is not in
         usable = [each for each in case.workers if not case.options.only or each.name in case.resolved[1].only]

@@ -14,16 +14,19 @@ from workloads import WIDTH, Reference, graph_of, make_plan, workload
 
 from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.formats.fineness import Fineness, micro_batch_count
+from assigner.formats.fineness import Fineness, micro_batch_count, rows_each
 from assigner.formats.merging import check_same_workload
 from assigner.formats.profile import Verification
 from assigner.formats.profilewarnings import other_warnings, profile_warnings
 from assigner.profiler.assembly import verified, workload_reference
 from assigner.profiler.session import check_sizes, default_micro_batches
+from assigner.report.candidates import candidates
 from assigner.report.page.splits import splits
-from assigner.report.plan import plan_report
+from assigner.report.placementchanges import settings
+from assigner.report.plan import plan_report, title
 from assigner.report.sheet import Line
 from assigner.report.verification import verification_report
+from assigner.runtime.batch.division import fair_sizes
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve, solve_baseline
 from assigner.solver.whatif import price_what_ifs
@@ -58,6 +61,25 @@ def test_the_most_micro_batches(most, least, rows, count):
 def test_ragged_batches_keep_the_fewest_rows(rows, fineness, count):
     """A batch of fewer rows than planned is cut into fewer micro-batches."""
     assert micro_batch_count(rows, 4, 3, fineness) == count
+
+
+@pytest.mark.parametrize(("rows", "count", "said"), [(32, 5, "6 or 7"), (32, 4, "8"), (7, 3, "2 or 3"), (1, 1, "1")])
+def test_rows_of_a_micro_batch_are_those_that_training_makes(rows, count, said):
+    """Where a batch does not come out even, both numbers are shown."""
+    assert rows_each(rows, count) == said
+    assert rows_each(rows, count, joint="-") == said.replace(" or ", "-")
+    assert said.split(" or ") == [str(each) for each in sorted({*fair_sizes(rows, count)})]
+
+
+def test_an_uneven_batch_is_shown_with_both_sizes():
+    """In the headline, the candidates, a comparison and the what-ifs: 5 micro-batches of 7 rows would be 35."""
+    profile = make_profile(work=[1.0] * 4, slowness=[1, 1], batch=32)
+    options = SolveOptions(micro_batches=5)
+    plan = price_what_ifs(solve(profile, options), profile, options).plan
+    assert "batch of 32 as 5 micro-batches of 6 or 7 " in title(plan).text
+    assert {row[1] for row in candidates(plan)[0].rows} == {"5 x 6-7"}
+    assert settings(plan)["micro-batches"] == "5 x 6-7"
+    assert "8 micro-batches of 4 instead of 5 of 6 or 7" in [each.what for each in plan.what_if]
 
 
 @pytest.mark.parametrize("limit", [{"max_micro_batches": 0}, {"min_rows": -1}, {"min_rows": 2.0}, {"min_rows": True}])

@@ -1,4 +1,5 @@
 import ast
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -6,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from assigner.errors import UsageError
 from assigner.init.draft import Code, Draft, DraftInput, DraftOutput, MarkPattern
 from assigner.init.text import EXAMPLE, RESERVED, workload_text
 from assigner.model.workload import Workload, load_workload
@@ -62,6 +64,21 @@ def test_texts_make_batches(tmp_path, name):
     assert targets.shape[0] == 4
     if draft.gives is not None and draft.gives.access == "":
         assert made.compute_loss(torch.randn(4, *draft.gives.shape), targets).shape == ()
+
+
+def test_a_trace_is_replaced_where_that_is_asked_for(tmp_path, monkeypatch, capsys):
+    """A second run says in a line that the trace exists, before it trains; with --force it goes on to the plan."""
+    (tmp_path / "workload.py").write_text(workload_text(EXAMPLE))
+    (tmp_path / "t.json").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ASSIGNER_PLAN", raising=False)
+    monkeypatch.setattr(sys, "argv", ["workload.py", "--trace", "t.json"])
+    with pytest.raises(SystemExit):
+        runpy.run_path("workload.py", run_name="__main__")
+    assert "error: --trace: t.json exists; --force replaces it" in capsys.readouterr().err
+    sys.argv.append("--force")
+    with pytest.raises(UsageError, match="plan"):
+        runpy.run_path("workload.py", run_name="__main__")
 
 
 def test_patterns_and_names_are_in_the_call():

@@ -119,5 +119,5 @@ def test_a_trace_counts_once_where_plans_run_alike(plan, profile):
     trace = run_in(profile, plan, steps=7)
     pages = [shown(name, plan, profile, [("t.json", trace)]) for name in ("a.json", "b.json")]
     html = page_html(pages, title="t", made_at="today")
-    table = next(each for each in re.findall("<figure.*?</figure>", html, re.DOTALL) if "of the traces" in each)
+    table = next(each for each in re.findall("<figure.*?</figure>", html, re.DOTALL) if "in the traces" in each)
     assert re.findall(r'</th><td class="number">(\d+)</td>', table) == ["7", "7"]

@@ -1,5 +1,6 @@
 """Traces beside the plans that they ran."""
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from made_runs import run_in, slower_worker
 
 from assigner.errors import FormatError
 from assigner.report.measured import measured, measured_data
+from assigner.runtime.pipeline import Pipeline
 from assigner.schedule.simulate import priced
 from assigner.validation.steps import PlanRuns, Steps, runs_by_plan, speed_up
 
@@ -123,6 +125,12 @@ def test_table_and_verdict():
     assert verdict.text == "the plans ran in the order that was predicted"
 
 
+def test_the_title_says_of_which_steps_the_figures_are():
+    """A trace keeps the last steps of its run, as many as `Pipeline.trace` does where nothing else is asked for."""
+    default = inspect.signature(Pipeline.trace).parameters["last"].default
+    assert f"the steps in the traces (a run's last {default}, unless" in measured(PLANS, {"equal": of(2.0)})[0].title
+
+
 def test_the_interval_stands_in_the_table():
     """Behind the factor, and the title says what it is and what it takes for granted."""
     sheet = measured(PLANS, {"equal": of(*spread(2.0)), "better": of(*spread(1.0))})[0]
@@ -145,6 +153,8 @@ def test_noise_and_a_missing_baseline_are_told():
         "better and equal: the measured difference is within the noise",
         "the plans ran in the order that was predicted, as far as the noise tells",
     ]
+    other = {"equal": of(*spread(2.01)), "better": of(*spread(2.0))}
+    assert lines(other) == lines(found), "a predicted order, by noise alone"
     (sheet, line) = measured(PLANS, {"better": found["better"]})
     assert sheet.rows[0][4] == "-"
     assert "no trace is of equal" in line.text

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from builders import make_plan, make_profile
 
-from assigner.formats.plan import Baseline, SolverReport
+from assigner.formats.plan import Baseline, SolverReport, WhatIf
 from assigner.report.memory import fullness
 from assigner.report.plan import (
     baselines,
@@ -20,6 +20,7 @@ from assigner.report.plan import (
     status,
 )
 from assigner.report.sheet import Line, Sheet
+from assigner.report.whatif import what_if
 from assigner.schedule.simulate import priced
 
 PROFILE = make_profile(work=[1e-3] * 4, slowness=[1, 2])
@@ -135,6 +136,15 @@ def test_a_stage_is_one_short_line():
     assert "-v names every partition" in stages(plan).title
     assert stages(plan, everything=True).rows[0][2] == ", ".join(names)
     assert "-v" not in stages(plan, everything=True).title
+
+
+def test_what_if_and_baselines_are_held_against_the_plan_alike(plan):
+    """Half the plan's step is 0.50x in both tables, under one heading."""
+    half = plan.predicted.step_s / 2
+    sheets = (*what_if(replace(plan, what_if=(WhatIf("link", "wider", half, half),))),
+              *baselines(replace(plan, baselines=(Baseline("simple", half),))))  # fmt: skip
+    found = [dict(zip((each.header for each in part.columns), part.rows[0], strict=True)) for part in sheets[:2]]
+    assert [row["to this plan"] for row in found] == ["0.50x", "0.50x"]
 
 
 def test_few_baselines_on_a_screen(plan):

@@ -5,7 +5,7 @@ from builders import make_plan, make_profile
 
 from assigner.formats.plan import Candidate, SolverReport, WhatIf
 from assigner.report.sheet import Line, Sheet
-from assigner.report.solution import progress_text, solution_data, solution_report
+from assigner.report.solution import progress_text, proof_lines, solution_data, solution_report
 from assigner.report.spread import doubt
 from assigner.schedule.simulate import priced
 from assigner.solver import FrontierPoint, Progress, Solution, SolveOptions
@@ -87,6 +87,15 @@ def test_only_what_is_not_usual_was_asked_for(plan):
         text.startswith("at the slow end of the measurements: found ")
         for text in lines(solution_report(Solution(given)))
     )
+
+
+def test_the_bound_of_a_cost_is_a_cost(plan):
+    """Both figures have their unit, and plans cost it."""
+    report = replace(plan.solver, objective_s=5.631e-6, bound_s=5.574e-6)
+    told = lines(proof_lines(replace(plan, objective="cost", solver=report)))
+    (said,) = [text for text in told if text.startswith("found ")]
+    assert said.startswith("found 0.005631 per 1000 samples, none of the ")
+    assert said.endswith(" costs less than 0.005574 per 1000 samples")
 
 
 def test_nothing_proven_names_no_bound(plan):

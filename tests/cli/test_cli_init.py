@@ -142,7 +142,8 @@ def test_from_init_to_a_trained_step(net, programs):
     assigner("init")
     assigner("profile", "workload.py:workload", "-o", "small.json", "--micro-batches", "4")
     assigner("solve", "small.json", "-o", "plan.json", "--micro-batches", "4")
-    run = assigner("run", "plan.json", "--", "workload.py", "--trace", "trace.json")
+    (net / "trace.json").touch()
+    run = assigner("run", "plan.json", "--", "workload.py", "--trace", "trace.json", "--force")
     steps = [re.fullmatch(r"step \d+: ([\d.]+) ms, loss ([\d.]+)", line) for line in run.stdout.splitlines()]
     losses = [float(step[2]) for step in steps]
     assert len(losses) == 20

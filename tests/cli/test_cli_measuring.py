@@ -4,6 +4,7 @@ import io
 import sys
 
 import pytest
+from assigner_cli import console
 from assigner_cli.progress import MeasuringProgress, left_text
 
 from assigner.profiler.rankprogress import RankProgress
@@ -28,8 +29,9 @@ class Terminal(io.StringIO):
 def shown(monkeypatch, stream, *, wanted=True):
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
-    with MeasuringProgress(wanted=wanted) as progress:
-        progress.update(RankProgress("worker:1/cpu", "partition 'head' at micro-batch 4", 0.25, 130.0))
+    with MeasuringProgress(wanted=wanted, workers=2) as progress:
+        for kind in ("", "walk", "point", "update", "point", "links", "links"):
+            progress.update(RankProgress("worker:1/cpu", "partition 'head' at micro-batch 4", 0.25, 130.0, kind=kind))
     return stream.getvalue()
 
 
@@ -41,10 +43,19 @@ def test_a_terminal_shows_worker_partition_and_time_left(monkeypatch):
         assert word in said
 
 
-def test_a_pipe_and_other_ranks_are_silent(monkeypatch):
-    """Nothing is written where nobody looks."""
-    assert shown(monkeypatch, io.StringIO()) == ""
-    assert shown(monkeypatch, Terminal(), wanted=False) == ""
+def test_a_pipe_is_told_what_begins(monkeypatch):
+    """One line for each kind of work; minutes without any would look like a run that hangs."""
+    said = ["tracing the model on 2 workers", "measuring partitions on 2 workers", "measuring links on 2 workers"]
+    assert shown(monkeypatch, io.StringIO()).splitlines() == said
+
+
+def test_other_ranks_and_quiet_ones_are_silent(monkeypatch):
+    """Rank 0 speaks for all; -q leaves nothing on a pipe, and no bar."""
+    for stream in (Terminal, io.StringIO):
+        assert shown(monkeypatch, stream(), wanted=False) == ""
+    console.configure(console.Settings(quiet=True))
+    for stream in (Terminal, io.StringIO):
+        assert shown(monkeypatch, stream()) == ""
 
 
 def test_a_narrow_terminal_gets_one_line(monkeypatch):

@@ -77,6 +77,20 @@ def test_what_makes_no_sense_is_a_usage_error(assigner, folder, in_this_process,
     assert not (folder / "all.json").exists()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_says_that_it_is_done_whoever_started_it(assigner, folder, monkeypatch, profile, rank):
+    """Under a launcher, too: the file, and the next step; the other ranks have no profile, and are silent."""
+    for name, value in {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("assigner.model.workload.load_workload", lambda _: None)
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+    monkeypatch.setattr("assigner.profiler.session.profile_workload", lambda *_, **__: profile if rank == 0 else None)
+    result = assigner("profile", "w.py:workload", "-o", "new.json", "--no-check")
+    assert result.exit_code == 0, result.output
+    done = "profile written to new.json\nnext: assigner solve new.json -o plan.json\n"
+    assert result.stderr == (done if rank == 0 else "")
+
+
 def test_a_lost_measurement_names_both_ways_on(assigner, folder, monkeypatch, capfd):
     """--resume goes on, and the traceback that was kept is named: a file that nobody knows of would be left behind."""
     from assigner.launch import ranks as launch

@@ -24,6 +24,13 @@ def test_made_pages_are_up_to_date(page: str) -> None:
     assert (DOCS / page).read_text(encoding="utf-8") == made.filled(page), "python docs/made.py"
 
 
+@pytest.mark.parametrize("page", ["docs/lab.md", "examples/clusters/README.md"])
+def test_every_cluster_file_is_named(page: str) -> None:
+    """Where a page lists the files of examples/clusters, it lists all of them."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert not [path.name for path in (ROOT / "examples" / "clusters").glob("*.toml") if f"`{path.name}`" not in text]
+
+
 @pytest.mark.parametrize("kind", ["profile", "plan", "trace"])
 def test_every_field_of_a_format_has_a_meaning(kind: str) -> None:
     """No field stands in a table without words, and all of the schema's fields are there."""

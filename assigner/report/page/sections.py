@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner import formatting as fmt
+from assigner.formats.fineness import rows_each
 from assigner.report.agreement import agreement_report, missed_by, other_remat
 from assigner.report.links import transfers
 from assigner.report.memory import PARTS, fullness, misfit
@@ -24,6 +25,7 @@ from assigner.report.plan import (
     speed_up,
 )
 from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.whatif import TO_THIS
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.criticalpath import path_shares, time_on_path
 from assigner.schedule.program import ActionKind, in_flight
@@ -89,7 +91,8 @@ def _searched(pages: Sequence[Shown], page: Shown, solver: SolverReport) -> Iter
 
 
 def _split(page: Shown) -> str:
-    return f"{fmt.plural(page.plan.micro_batches, 'micro-batch')} of {page.plan.micro_batch_size}"
+    count = page.plan.micro_batches
+    return f"{fmt.plural(count, 'micro-batch')} of {rows_each(page.plan.workload.batch_size, count)}"
 
 
 def _missed(run: Run) -> str:
@@ -133,7 +136,7 @@ def steps(pages: Sequence[Shown], page: Shown) -> Report:
     marked = frozenset(n for n, row in enumerate(rows) if row[0].endswith(_THIS))
     what = "sample" if unlike_batches(pages) else "step"
     columns = (
-        Column("", "text"), Column(f"{what} {time.name}"), Column("to this plan"), Column("of the slowest", "name"),
+        Column("", "text"), Column(f"{what} {time.name}"), Column(TO_THIS), Column("of the slowest", "name"),
     )  # fmt: skip
     beside = [*(["other plans"] if len(pages) > 1 else []), *(["the baselines"] if page.plan.baselines else [])]
     title = f"{what.capitalize()} time, beside {' and '.join(beside)}"
@@ -225,9 +228,9 @@ def split_sheet(page: Shown) -> Sheet:
     time = fmt.time_unit(*(each.step_s for each in found))
     rows = []
     for each in found:
+        counts = fmt.count(each.micro_batches), rows_each(page.plan.workload.batch_size, each.micro_batches, joint="-")
         notes = ["this plan"] if each.micro_batches == page.plan.micro_batches else []
         if each.fullest is None:
-            counts = fmt.count(each.micro_batches), fmt.count(each.micro_batch_size)
             rows.append((*counts, fmt.NOTHING, "", "; ".join([*notes, each.why])))
             continue
         name, peak, capacity = each.fullest
@@ -235,10 +238,7 @@ def split_sheet(page: Shown) -> Sheet:
         said = f"{name}: {barred(share)}" if each.fits else f"{name} lacks {fmt.size(peak - capacity)}"
         notes += [] if each.fits else ["does not fit"]
         notes += [] if each.measured else ["this size was not measured"]
-        rows.append(
-            (fmt.count(each.micro_batches), fmt.count(each.micro_batch_size), time.show(each.step_s), said,
-             "; ".join(notes))
-        )  # fmt: skip
+        rows.append((*counts, time.show(each.step_s), said, "; ".join(notes)))
     marked = frozenset(n for n, each in enumerate(found) if each.micro_batches == page.plan.micro_batches)
     columns = (
         Column("micro-batches"), Column("of samples"), Column(f"step {time.name}"), Column("fullest worker", "name"),

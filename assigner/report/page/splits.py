@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assigner.formats.document import encode
+from assigner.formats.fineness import rows_each
 from assigner.formats.orders import INPUT
 from assigner.schedule.simulate import step_s, worker_memory
 
@@ -29,7 +30,6 @@ class Split:
 
     Args:
         micro_batches: In a step.
-        micro_batch_size: In samples.
         step_s: The step time; None: the profile cannot price it, and `why` says so.
         fullest: The worker that is fullest, with its peak and its capacity in bytes; None: not priced.
         measured: The size was measured; else the cost model draws a line through sizes that were.
@@ -37,7 +37,6 @@ class Split:
     """
 
     micro_batches: int
-    micro_batch_size: int
     step_s: float | None
     fullest: tuple[str, float, float] | None
     measured: bool
@@ -68,14 +67,14 @@ def _priced(plan: Plan, cost: CostModel, count: int) -> Split:
         why = _not_listed(plan, cost, count, size)
     measured = all(any(point.micro_batch == size for point in cost.measurements(*pair)) for pair in held)
     if why is not None:
-        return Split(count, size, None, None, measured, why)
+        return Split(count, None, None, measured, why)
     other = plan.cut(count, size, batch_size=plan.workload.batch_size)
     peaks = [
         (name, worker_memory(cost, other, name).total, cost.profile.worker[name].capacity_bytes)
         for name in plan.workers
     ]
     fullest = max(peaks, key=lambda peak: peak[1] / peak[2] if peak[2] else float("inf"))
-    return Split(count, size, step_s(other, cost), fullest, measured)
+    return Split(count, step_s(other, cost), fullest, measured)
 
 
 def _not_listed(plan: Plan, cost: CostModel, count: int, size: int) -> str | None:
@@ -89,15 +88,17 @@ def _not_listed(plan: Plan, cost: CostModel, count: int, size: int) -> str | Non
 
 def splits_figures(page: Shown, bound_s: float | None) -> dict[str, Any]:
     """The same for the chart, with the candidates of the solver where they are step times, and the search's bound."""
+    batch = page.plan.workload.batch_size
+    looked_at = page.plan.candidates if page.plan.objective == "step" else ()
     return {
         "micro_batches": page.plan.micro_batches,
         "placement": [
             {
-                "micro_batches": each.micro_batches, "micro_batch_size": each.micro_batch_size, "step_s": each.step_s,
-                "fits": each.fits, "measured": each.measured, "why": each.why,
+                "micro_batches": each.micro_batches, "rows": rows_each(batch, each.micro_batches),
+                "step_s": each.step_s, "fits": each.fits, "measured": each.measured, "why": each.why,
             }
             for each in page.splits
         ],
-        "candidates": encode(page.plan.candidates) if page.plan.objective == "step" else [],
+        "candidates": [{**encode(each), "rows": rows_each(batch, each.micro_batches)} for each in looked_at],
         "bound_s": bound_s,
     }  # fmt: skip

@@ -38,12 +38,12 @@ function drawSplits(plan) {
   }, { notMerge: true });
   const best = priced.filter((each) => each.fits).sort((a, b) => a.step_s - b.step_s)[0];
   document.getElementById("splits-text").textContent = best
-    ? `This placement is fastest with ${best.micro_batches} micro-batches of ${best.micro_batch_size}: ${seconds(best.step_s)}; the plan has ${mine}.`
+    ? `This placement is fastest with ${best.micro_batches} micro-batches of ${best.rows}: ${seconds(best.step_s)}; the plan has ${mine}.`
     : "This placement fits the workers' memory with no number of micro-batches that the profile can price.";
 }
 
 function splitTip(each, mine) {
-  const head = `${each.micro_batches} micro-batches of ${each.micro_batch_size}${each.micro_batches === mine ? " (this plan's)" : ""}`;
+  const head = `${each.micro_batches} micro-batches of ${each.rows}${each.micro_batches === mine ? " (this plan's)" : ""}`;
   if (each.status !== undefined) {
     return tip(head, [...(each.schedule ? [["schedule", each.schedule]] : []), ["best found", each.objective_s === null ? "-" : seconds(each.objective_s)],
       ["bound", each.bound_s === null ? "-" : seconds(each.bound_s)], ["", each.status]]);
