@@ -19,6 +19,7 @@ from assigner.schedule.cost import CostModel, message_s
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import solve
 from assigner.solver.contest.contest import Contest
+from assigner.solver.fleet import path_program
 from assigner.solver.fleet.hop_arrays import HopArrays, messages_s
 from assigner.solver.fleet.option_arrays import OptionArrays
 from assigner.solver.ladder.gpipe import GPipeSetting
@@ -112,6 +113,16 @@ def test_hosts_that_are_thinly_linked_raise_the_bound(visits, monkeypatch):
     base = make_profile(work=[2e-3] * 8, slowness=[1.0, 1.0, 1.0, 1.0])
     bounds = [descend(thin_between_hosts(base, hosts=hosts, slow=4e-3))[2] for hosts in (1, 2)]
     assert bounds[1] > bounds[0] * 1.02
+
+
+def test_visits_to_a_host_that_are_too_many_are_not_made(monkeypatch):
+    """Their number is told from the host's workers."""
+    made = []
+    monkeypatch.setattr(path_program, "_visits", lambda hosts: made.append(hosts) or [])
+    monkeypatch.setattr(tuning, "VISIT_STATES", 0)
+    base = make_profile(work=[2e-3] * 8, slowness=[1.0, 1.0, 1.0, 1.0])
+    assert descend(thin_between_hosts(base, hosts=2, slow=4e-3))[1] is not None
+    assert not made
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -5,6 +5,7 @@ Where links inside a host are faster than between hosts, visits to hosts are par
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,13 +107,16 @@ def _sweep(fleet: KindRelaxation) -> PathProgram:
             for name in instance.groups[group]:
                 hosts.setdefault(worker[name].host, [0] * len(kinds))[number] += 1
     each_host = [tuple(used) for used in hosts.values()]
+    some = np.isfinite(between.seconds)
+    some[0] = False  # no boundary is in front of the first position
+    toll = float((between.seconds[some] - every.seconds[some]).min()) if some.any() else 0.0
+    plain = PathProgram(
+        counts, most=most, work=fleet.work, between=every, hosts=each_host, toll=max(0.0, toll), clock=clock
+    )
+    room = tuning.VISIT_STATES * len(kinds) // (plain.states * fleet.n)
+    if max(math.prod(count + 1 for count in host) for host in each_host) - 1 > room:
+        return plain  # the visits to one host alone are too many to be made
     visits = PathProgram(
         counts, most=most, work=fleet.work, between=between, inside=inside, hosts=each_host, clock=clock
     )
-    if visits.states * fleet.n <= tuning.VISIT_STATES:
-        return visits
-    some = np.isfinite(between.seconds[1:])
-    toll = float(np.min((between.seconds[1:] - every.seconds[1:])[some], initial=np.inf)) if some.any() else 0.0
-    return PathProgram(
-        counts, most=most, work=fleet.work, between=every, hosts=each_host, toll=max(0.0, toll), clock=clock
-    )
+    return visits if visits.states * fleet.n <= tuning.VISIT_STATES else plain

@@ -1,8 +1,8 @@
 """Every plan of one pipeline: how its workers share stages, in which order a plan names them, and warm-up depths.
 
 Shares are bounded by the price of the pipeline with them, depths by the simulated step in which each worker recomputes
-what it must by itself. Where the workers of a stage must recompute the same, that is the plan; where they must not,
-one that recomputes what any of them must is a plan, and the bound stays below it.
+what it must by itself. Every set that they may rematerialise together, and that is better for one of them, makes a
+plan; where there are too many, the one that promises most does, and the bound stays below it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.errors import FormatError
-from assigner.schedule.program import ActionKind, in_flight
+from assigner.schedule.program import ActionKind
 from assigner.schedule.replication import takes
 from assigner.schedule.timing import Instead, step_s
 from assigner.solver.contest.contest import ENUMERATION
 from assigner.solver.ladder.depths import falling
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import TIE
+from assigner.solver.problem.shared_memory import with_remat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from assigner.solver.ladder.shared import SharedSetting
     from assigner.solver.ladder.simulated import Pipeline
     from assigner.solver.problem.prices import StageOption
+    from assigner.solver.problem.shared_memory import RematChoices
 
 
 class ShareSearch:
@@ -134,65 +136,41 @@ class ShareSearch:
 
     def _value(self, shared: Pipeline, depths: Depths, groups: Sequence[Sequence[str]]) -> float:
         """The same with these workers."""
-        setting = self._setting
-        plan, cost = setting.plan_of(shared, depths, groups), setting.problem.cost.apart
-        must = self._recomputed(shared, plan)
-        if must is None:
-            return -math.inf
-        whole = tuple(
-            replace(option, rematerialise=tuple(sorted(set().union(*each.values())))) if each else option
-            for option, each in zip(shared, must, strict=True)
-        )
-        alike = all(
-            set(option.rematerialise) == set(i) for option, each in zip(whole, must, strict=True) for i in each.values()
-        )
-        plan = setting.plan_of(whole, depths, groups)
+        setting, cost = self._setting, self._setting.problem.cost.apart
+        bare, choices = setting.remat_choices(shared, depths, groups)
+        if not all(each.sets for each in choices.values()):
+            return math.inf
         least = -math.inf
         if self._times_steps:
             try:
-                least = step_s(plan, cost, instead=Instead() if alike else self._alone(whole, must, plan))
+                least = step_s(bare, cost, instead=self._alone(bare, choices))
             except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
                 return math.inf
             if least >= self._target:
                 return least
-        value, _ = setting.worth(plan)
-        setting.offer(value, lambda: plan, ENUMERATION)
-        if alike and math.isinf(value) and self._no_more(whole):
-            return value
-        return value if (alike and value < math.inf) or value <= least * (1 + TIE) else least
+        every = all(each.every for each in choices.values())
+        every &= math.prod(len(each.sets) for each in choices.values()) <= tuning.REMAT_PRICED
+        tried = [each.sets if every else each.sets[:1] for each in choices.values()]
+        value = math.inf
+        for again in itertools.product(*tried):
+            value = min(value, self._offered(with_remat(bare, dict(zip(choices, again, strict=True)))))
+            self.room -= self._each
+        self.room += self._each
+        return value if (every and value < math.inf) or value <= least * (1 + TIE) else least
 
-    def _no_more(self, whole: Pipeline) -> bool:
-        """Whether everything is recomputed that may be."""
-        rules = self._setting.problem.remat_rules
-        return all(
-            i in option.rematerialise or rules[i] == "never"
-            for option in whole
-            for i in range(option.first, option.last + 1)
-        )
+    def _offered(self, plan: Plan) -> float:
+        """The value of a plan, which is offered."""
+        value, _ = self._setting.worth(plan)
+        self._setting.offer(value, lambda: plan, ENUMERATION)
+        return value
 
-    def _recomputed(self, shared: Pipeline, plan: Plan) -> list[dict[str, tuple[int, ...]]] | None:
-        """What each worker of a shared stage must recompute for its memory, by stage; None: it is not known."""
-        options, found = self._setting.options, []
-        for n, option in enumerate(shared):
-            must: dict[str, tuple[int, ...]] = {}
-            for worker, group in zip(plan.stages[n].workers, option.named, strict=False):
-                again = options.recomputed(option, group, in_flight(plan, n, worker))
-                if again is None:
-                    return None
-                must[worker] = again
-            found.append(must)
-        return found
-
-    def _alone(self, whole: Pipeline, must: Sequence[dict[str, tuple[int, ...]]], plan: Plan) -> Instead:
+    def _alone(self, bare: Plan, choices: Mapping[int, RematChoices]) -> Instead:
         """Backwards in which each worker recomputes what it must, and not what others must."""
-        cost, order = self._setting.problem.cost, self._setting.problem.order
-        seconds = {}
-        for n, each in enumerate(must):
-            for worker, again in each.items():
-                prices = {i: cost.partition(order[i], worker, plan.micro_batch_size) for i in
-                          range(whole[n].first, whole[n].last + 1)}  # fmt: skip
-                backward = sum(price.backward_s for price in prices.values())
-                seconds[ActionKind.BACKWARD, n, worker] = backward + sum(prices[i].recompute_s for i in again)
+        cost, size, seconds = self._setting.problem.cost, bare.micro_batch_size, {}
+        for n, each in choices.items():
+            for worker, again_s in each.alone_s.items():
+                once = sum(cost.partition(name, worker, size).backward_s for name in bare.stages[n].partitions)
+                seconds[ActionKind.BACKWARD, n, worker] = once + again_s
         return Instead(seconds)
 
 

@@ -26,6 +26,7 @@ from assigner.solver.methods.dynamic_program import DynamicProgram, PricedPipeli
 from assigner.solver.problem.objectives import OneFOneBStep
 from assigner.solver.problem.prices import by_kinds
 from assigner.solver.problem.replica_options import ReplicaOptions
+from assigner.solver.problem.shared_memory import SharedMemory, with_remat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from assigner.solver.ladder.simulated import Pipeline, Point
     from assigner.solver.problem.objectives import PipelineObjective
     from assigner.solver.problem.prices import StageOption
+    from assigner.solver.problem.shared_memory import RematChoices
 
 
 class SharedSetting(LadderSetting):
@@ -53,6 +55,7 @@ class SharedSetting(LadderSetting):
     def _stage_options(self, *, deep: bool) -> ReplicaOptions:
         self._below = math.inf  # what is left out of the options takes so long
         self._proven: dict[tuple[object, ...], float] = {}  # by pipeline, of all its shares and depths
+        self._memory = SharedMemory(self.problem)
         return ReplicaOptions(self.instance, deep=deep, below=self._limit)
 
     def _limit(self) -> float:
@@ -227,6 +230,20 @@ class SharedSetting(LadderSetting):
         except FormatError:
             return math.inf, math.inf
         return super().worth(plan) if self.problem.fits(plan) else (math.inf, math.inf)
+
+    def plan_of(
+        self, pipeline: Sequence[StageOption], depths: Sequence[int], groups: Sequence[Sequence[str]] | None = None
+    ) -> Plan:
+        """As of `LadderSetting`; the workers of a stage rematerialise what is best for the slowest for its share."""
+        plan, choices = self.remat_choices(pipeline, depths, groups)
+        return with_remat(plan, {n: each.sets[0] for n, each in choices.items() if each.sets})
+
+    def remat_choices(
+        self, pipeline: Sequence[StageOption], depths: Sequence[int], groups: Sequence[Sequence[str]] | None = None
+    ) -> tuple[Plan, dict[int, RematChoices]]:
+        """The plan whose shared stages rematerialise nothing, and by their number what they may; as `plan_of`."""
+        plan = super().plan_of(pipeline, depths, groups)
+        return plan, {n: self._memory.choices(plan, n) for n, option in enumerate(pipeline) if option.shares}
 
     def _near(self, at: Point, ranges: Sequence[range]) -> Iterator[Point]:
         """As of `LadderSetting`; first, one micro-batch handed from one worker to another."""

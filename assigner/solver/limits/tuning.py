@@ -46,6 +46,10 @@ MOST_SETS = 256
 SHARED_DEPTHS = 24
 """Up to so many choices of warm-up depths, all are simulated; of more, those of a few policies, and near the best."""
 
+REMAT_SETS, REMAT_PRICED = 2_048, 24
+"""Of up to so many sets that the workers of a stage may rematerialise each is looked at, of more those left when names
+are dropped one by one; and up to so many, better for one worker or another, are simulated for a proof."""
+
 SHARED_STARTS = 12
 """So many sets of workers, those of least price, are tried with the whole model as their one stage."""
 

@@ -10,8 +10,7 @@ everything else about the step time is untouched: so of one stage the subset wit
 whatever the other stages do. That is a small knapsack, solved exactly by `least_remat`, and for many segments at once
 as a bound by `least_recompute_s`.
 
-Workers that share a stage can also divide its optimizer state (schedule/updating.py), for the time of handing each
-other what they update: `divided` does it where the state as a whole would not leave room for what is kept.
+What several workers of one stage must rematerialise is in shared_memory.py.
 """
 
 from __future__ import annotations
@@ -20,25 +19,22 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from assigner.schedule.cost import PartitionCost
-from assigner.schedule.program import in_flight
-from assigner.schedule.simulate import worker_memory
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.problem.options import RematRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from assigner.formats.plan import Plan
     from assigner.schedule.cost import PartitionOutput
     from assigner.solver.problem.problem import Problem
 
@@ -137,87 +133,6 @@ class IntervalBytes:
                     read += cost.output_bytes(output, self._size)
             open_values = [value for value in (*open_values, *self._leaving[last]) if value[1] > last]
             yield state, read, sum(bytes_ * (1 + (graded > last)) for bytes_, _, graded in open_values)
-
-
-def divided(problem: Problem, plan: Plan) -> Plan | None:
-    """A plan whose shared stages divide their optimizer state, and rematerialise the least that they then must.
-
-    Of each such stage the largest states go first, each to the worker with the most room left.
-
-    Args:
-        problem: Whose workers' memory and rules of rematerialising hold.
-        plan: With shared stages that may be too large for their workers.
-
-    Returns:
-        The plan; None: it does not fit so either, or without that nothing needs to be rematerialised.
-    """
-    shared = [n for n, stage in enumerate(plan.stages) if stage.replicas]
-    kept = _with_remat(problem, plan, dict.fromkeys(shared, ()))
-    room = {worker: _room(problem, kept, worker) for worker in kept.workers}
-    if not shared or min(room.values()) >= 0:
-        return None
-    found = _with_updates(problem, kept, shared, room)
-    again = {n: _least_again(problem, found, n) for n in shared}
-    if None in again.values():
-        return None
-    found = _with_remat(problem, found, {n: each for n, each in again.items() if each is not None})
-    return found if all(_room(problem, found, worker) >= 0 for worker in found.workers) else None
-
-
-def _room(problem: Problem, plan: Plan, worker: str) -> float:
-    """Bytes for tensors that a worker has left under a plan; below 0: it does not fit."""
-    device = problem.profile.worker[worker]
-    return (device.capacity_bytes - worker_memory(problem.cost, plan, worker).total) / (1 + device.allocator_share)
-
-
-def _rule(problem: Problem, name: str) -> RematRule | None:
-    return problem.remat_rules[problem.position[name]]
-
-
-def _with_remat(problem: Problem, plan: Plan, again: Mapping[int, Sequence[str]]) -> Plan:
-    """The plan with these stages rematerialising that, and what always is."""
-    stages = list(plan.stages)
-    for n, names in again.items():
-        held = [name for name in stages[n].partitions if name in names or _rule(problem, name) == "always"]
-        stages[n] = replace(stages[n], rematerialise=tuple(held))
-    return replace(plan, stages=tuple(stages))
-
-
-def _with_updates(problem: Problem, plan: Plan, shared: Sequence[int], room: dict[str, float]) -> Plan:
-    """The plan with the updates of these stages divided; `room` is what workers have left with all of the state."""
-    size = {name: problem.profile.partition[name].optimizer_bytes for name in plan.partitions}
-    for n in shared:
-        for worker in plan.stages[n].workers:
-            room[worker] += problem.cost.state(plan.stages[n].partitions).optimizer
-    stages = list(plan.stages)
-    for n in shared:
-        by: dict[str, str] = {}
-        for name in sorted(stages[n].partitions, key=lambda name: -size[name]):
-            by[name] = max(stages[n].workers, key=room.__getitem__)
-            room[by[name]] -= size[name]
-        replicas = tuple(
-            replace(each, updates=tuple(name for name in stages[n].partitions if by[name] == each.worker))
-            for each in stages[n].replicas
-        )
-        stages[n] = replace(stages[n], replicas=replicas)
-    return replace(plan, stages=tuple(stages))
-
-
-def _least_again(problem: Problem, plan: Plan, n: int) -> tuple[str, ...] | None:
-    """What a stage rematerialises so that all of its workers have room; None: they have not."""
-    names, size = plan.stages[n].partitions, plan.micro_batch_size
-    found: set[str] = set()
-    for worker in plan.stages[n].workers:
-        costs = [problem.cost.partition(name, worker, size) for name in names]
-        again = [i for i, name in enumerate(names) if name in plan.stages[n].rematerialise]
-        stored = sum(each.activation_bytes for i, each in enumerate(costs) if i not in again)
-        deep = in_flight(plan, n, worker)
-        room = _room(problem, plan, worker) + deep * stored + max((costs[i].activation_bytes for i in again), default=0)
-        chosen = HeldPartitions(tuple(costs), [_rule(problem, name) for name in names], room, 0.0).again(deep)
-        if chosen is None:
-            return None
-        found |= {names[i] for i in chosen}
-    return tuple(name for name in names if name in found)
 
 
 def least_remat(

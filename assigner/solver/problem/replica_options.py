@@ -87,7 +87,8 @@ class ReplicaOptions(StageOptions):
     """The stage options of one schedule where workers may share a stage: those of one worker each, and of more.
 
     What is told of a shared stage holds for any shares on the set, and any number of micro-batches in flight: it is for
-    bounds. Of times the fastest worker's count, of recomputing what each worker alone needs at least.
+    bounds. Of times the fastest worker's count, of recomputing what each worker alone needs at least. What all of them
+    rematerialise is no part of it: it goes by the shares and the micro-batches in flight (shared_memory.py).
 
     Args:
         table: Prices.
@@ -224,15 +225,6 @@ class ReplicaOptions(StageOptions):
             return [option]
         return [self._each.levels(option.first, option.last, group)[0] for group in option.named]
 
-    def recomputed(self, option: StageOption, group: int, in_flight: int) -> tuple[int, ...] | None:
-        """What a worker that shares a stage recomputes at least, so many in flight; None: it is not known.
-
-        Where so many do not fit at all, what the most recompute that do.
-        """
-        levels = self._each.levels(option.first, option.last, group)
-        found = next((each for each in levels if in_flight <= each.deepest), levels[-1])
-        return found.rematerialise if in_flight <= found.deepest or found.promised == found.deepest else None
-
     def seconds_of(self, option: StageOption, group: int) -> Floats:
         """What 0 .. M micro-batches of a stage take on a worker that shares it, at least; inf: too many."""
         return self._seconds([self._each.levels(option.first, option.last, group)])[:, 0]
@@ -267,12 +259,10 @@ class ReplicaOptions(StageOptions):
             if math.isinf(behind_s) or not busiest[column] + counted_s < below:
                 continue
             least = [levels[group][n][0] for group in members]
-            again = {i for group, k in zip(members, shares[:, column], strict=True) for i in
-                     self._level(levels[group][n], int(k)).rematerialise}  # fmt: skip
             found.append(
                 StageOption(
                     first, last, number, min(each.forward_s for each in least), min(each.backward_s for each in least),
-                    behind_s, tuple(sorted(again)), 1, table.micro_batches, table.micro_batches,
+                    behind_s, (), 1, table.micro_batches, table.micro_batches,
                     tuple(shares[:, column].tolist()), float(busiest[column]), members,
                 )
             )  # fmt: skip
@@ -324,8 +314,3 @@ class ReplicaOptions(StageOptions):
                 found[held, n] = counts[held] * (option.forward_s + option.backward_s)
         found[0] = 0.0
         return found
-
-    def _level(self, levels: Sequence[StageOption], share: int) -> StageOption:
-        """The option of one worker that has so many micro-batches of a stage."""
-        in_flight = 1 if self._deep else max(1, share)
-        return next((each for each in levels if in_flight <= each.promised), levels[-1])

@@ -1,0 +1,283 @@
+"""Where several workers share a stage: what all of them rematerialise, and where its optimizer state is divided.
+
+A plan has one set of rematerialised partitions for a stage, whoever runs it. Where one worker would choose other
+partitions than another, what each must free is a row of a knapsack that they have in common: of the sets for which
+every worker has room, those are looked at than which no other is better for each of them, and the best is the one
+under which the slowest for its share takes least. Partitions that are alike on all workers count by their number; where
+there are more choices than `tuning.REMAT_SETS`, names are dropped one by one from the union of what each must
+recompute by itself, while there is room.
+
+The workers can also divide the optimizer state (schedule/updating.py), for the time of handing each other what they
+update: `divided` does it where the state as a whole would not leave room for what is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assigner.schedule.program import in_flight
+from assigner.schedule.simulate import worker_memory
+from assigner.solver.limits import tuning
+from assigner.solver.problem.memory import HeldPartitions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from assigner.formats.plan import Plan
+    from assigner.formats.stage import Stage
+    from assigner.solver.problem.options import RematRule
+    from assigner.solver.problem.problem import Problem
+
+    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class RematChoices:
+    """What the workers of a stage may rematerialise.
+
+    Args:
+        sets: Partitions of the stage, the best first; empty: a worker has no room, whatever is rematerialised.
+        alone_s: Seconds by which each worker's backward is longer at least, by what it must rematerialise by itself.
+        every: Whether no other set makes a plan faster than each of these.
+    """
+
+    sets: tuple[tuple[str, ...], ...]
+    alone_s: Mapping[str, float]
+    every: bool
+
+
+class SharedMemory:
+    """What is rematerialised in stages that several workers share; what was found is kept.
+
+    Args:
+        problem: Whose workers' memory and rules of rematerialising hold.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._rows: dict[tuple[object, ...], _Row] = {}
+        self._sets: dict[tuple[object, ...], _RematSets] = {}
+        self._choices: dict[tuple[object, ...], RematChoices] = {}
+        self._group = cache(self._groups)
+
+    def choices(self, plan: Plan, n: int) -> RematChoices:
+        """The sets for stage n of a plan, whatever it rematerialises there.
+
+        What its workers have room for is kept by what they hold: of the plans that one is asked for each has the
+        updates of a stage divided alike, and one stage a worker.
+        """
+        stage = plan.stages[n]
+        deep = tuple(in_flight(plan, n, worker) for worker in stage.workers)
+        held = (stage.partitions, plan.micro_batches, stage.workers, deep)
+        shares = tuple(each.micro_batches for each in stage.replicas)
+        if (*held, shares) not in self._choices:
+            if held not in self._sets:
+                self._sets[held] = _RematSets(list(map(partial(self._row, plan, stage), stage.workers, deep)))
+            self._choices[*held, shares] = self._sets[held].choices(stage, shares)
+        return self._choices[*held, shares]
+
+    def _row(self, plan: Plan, stage: Stage, worker: str, deep: int) -> _Row:
+        """A stage on one of its workers; workers that are alike, with as much in flight, have one."""
+        costs = [self._problem.cost.partition(name, worker, plan.micro_batch_size) for name in stage.partitions]
+        size = {name: each.activation_bytes for name, each in zip(stage.partitions, costs, strict=True)}
+        stored = sum(size[name] for name in stage.partitions if name not in stage.rematerialise)
+        largest = max((size[name] for name in stage.rematerialise), default=0.0)
+        room = _room(self._problem, plan, worker) + deep * stored + largest
+        key = (stage.partitions, plan.micro_batches, self._group(plan.micro_batches)[worker], deep, room)
+        if key not in self._rows:
+            rules = [_rule(self._problem, name) for name in stage.partitions]
+            self._rows[key] = _Row(HeldPartitions(tuple(costs), rules, room, 0.0), deep)
+        return self._rows[key]
+
+    def _groups(self, micro_batches: int) -> dict[str, int]:
+        """The number of each worker's group of like ones."""
+        groups = self._problem.prices(micro_batches).groups
+        return {worker: number for number, group in enumerate(groups) for worker in group}
+
+
+class _Row:
+    """What a worker must free.
+
+    Args:
+        held: The stage on the worker, with its room for what is kept of all micro-batches in flight.
+        deep: How many these are, at most.
+    """
+
+    def __init__(self, held: HeldPartitions, deep: int) -> None:
+        self.held, self.deep = held, deep
+        self.again = held.again(deep)
+
+    @property
+    def own(self) -> Flags:
+        """Which positions it must rematerialise by itself."""
+        found = np.zeros(len(self.held.costs), dtype=bool)
+        found[list(self.again or ())] = True
+        return found
+
+
+class _RematSets:
+    """The sets for which every worker of a stage has room.
+
+    Args:
+        rows: One for each worker.
+    """
+
+    def __init__(self, rows: Sequence[_Row]) -> None:
+        number = {row: n for n, row in enumerate(dict.fromkeys(rows))}
+        self._like = [number[row] for row in rows]
+        """The number of each worker's row; arrays are [row, ...]."""
+        self._fits = all(row.again is not None for row in rows)
+        self._own = np.array([row.own for row in number])
+        self._in_flight = [row.deep for row in number]
+        self._room = [row.held.room for row in number]
+        costs = [row.held.costs for row in number]
+        self._bytes = np.array([[cost.activation_bytes for cost in each] for each in costs])
+        self._seconds = np.array([[cost.recompute_s for cost in each] for each in costs])
+        self._once = np.array([sum(cost.forward_s + cost.backward_s for cost in each) for each in costs])
+        self._rules = rows[0].held.rules
+
+    def choices(self, stage: Stage, shares: tuple[int, ...]) -> RematChoices:
+        """What its workers may rematerialise, the least seconds of the slowest first, then of all together."""
+        if not self._fits:
+            return RematChoices((), {}, every=True)
+        sets, every = self._undominated
+        loads = np.array(shares) * (self._once + sets @ self._seconds.T)[:, self._like]
+        best_first = sets[np.lexsort((loads.sum(axis=1), loads.max(axis=1)))]
+        least = (self._own * self._seconds).sum(axis=1)[self._like]
+        return RematChoices(
+            tuple(tuple(stage.partitions[i] for i in np.flatnonzero(each)) for each in best_first),
+            dict(zip(stage.workers, least.tolist(), strict=True)), every,
+        )  # fmt: skip
+
+    @cached_property
+    def _undominated(self) -> tuple[Flags, bool]:
+        """The sets with room, [set, position], than which no other is as good for all; whether none is left out."""
+        if (self._own == self._own[0]).all():
+            return self._own[:1], True
+        kinds: dict[tuple[float, ...], list[int]] = {}
+        for i, rule in enumerate(self._rules):
+            if rule is None and self._bytes[:, i].any():
+                kinds.setdefault((*self._bytes[:, i], *self._seconds[:, i]), []).append(i)
+        every = math.prod(len(kind) + 1 for kind in kinds.values()) <= tuning.REMAT_SETS
+        left = self._counted(list(kinds.values())) if every else self._dropped(list(itertools.chain(*kinds.values())))
+        left = left[self._fit(left)] if self._fit(left).any() else self._union[None]  # rounding
+        left = left[np.argsort((left @ self._seconds.T).sum(axis=1), kind="stable")]
+        seconds, kept = left @ self._seconds.T, []
+        while len(left):
+            kept.append(left[0])
+            better = (seconds < seconds[0]).any(axis=1)
+            left, seconds = left[better], seconds[better]
+        return np.array(kept, dtype=bool).reshape(-1, len(self._rules)), every
+
+    def _counted(self, kinds: Sequence[Sequence[int]]) -> Flags:
+        """Every set, but that of each kind of partitions it has the first few."""
+        counts = np.indices([len(kind) + 1 for kind in kinds]).reshape(len(kinds), -1)
+        found = np.tile(self._forced, (counts.shape[1], 1))
+        for count, kind in zip(counts, kinds, strict=True):
+            for rank, i in enumerate(kind):
+                found[:, i] = count > rank
+        return found
+
+    def _dropped(self, free: Sequence[int]) -> Flags:
+        """Sets of which no name can be dropped: for each worker, what takes longest there was dropped first."""
+        return np.array([self._without(sorted(free, key=lambda i: (-row[i], i))) for row in self._seconds])
+
+    def _without(self, order: Sequence[int]) -> Flags:
+        """The union of what each must without what it can do without, in that order; no name takes room from others."""
+        found = self._union.copy()
+        for i in order:
+            if found[i]:
+                found[i] = False
+                found[i] = not self._fit(found[None])[0]
+        return found
+
+    @property
+    def _union(self) -> Flags:
+        """What any of them must: there is room for the others' with it, as each frees what it holds itself."""
+        return np.array(self._own.any(axis=0))
+
+    @property
+    def _forced(self) -> Flags:
+        return np.array([rule == "always" for rule in self._rules])
+
+    def _fit(self, sets: Flags) -> Flags:
+        """Whether every worker has room, by set."""
+        found = np.ones(len(sets), dtype=bool)
+        for row, deep, room in zip(self._bytes, self._in_flight, self._room, strict=True):
+            found &= deep * (~sets @ row) + np.where(sets, row, 0.0).max(axis=1, initial=0.0) <= room
+        return found
+
+
+def divided(problem: Problem, plan: Plan) -> Plan | None:
+    """A plan whose shared stages divide their optimizer state, and rematerialise the least that they then must.
+
+    Of each such stage the largest states go first, each to the worker with the most room left.
+
+    Args:
+        problem: Whose workers' memory and rules of rematerialising hold.
+        plan: With shared stages that may be too large for their workers.
+
+    Returns:
+        The plan; None: it does not fit so either, or without that nothing needs to be rematerialised.
+    """
+    shared = [n for n, stage in enumerate(plan.stages) if stage.replicas]
+    always = {n: [name for name in plan.stages[n].partitions if _rule(problem, name) == "always"] for n in shared}
+    kept = with_remat(plan, {n: tuple(names) for n, names in always.items()})
+    room = {worker: _room(problem, kept, worker) for worker in kept.workers}
+    if not shared or min(room.values()) >= 0:
+        return None
+    found = _with_updates(problem, kept, shared, room)
+    memory = SharedMemory(problem)
+    again = {n: memory.choices(found, n).sets[:1] for n in shared}
+    if not all(again.values()):
+        return None
+    found = with_remat(found, {n: each for n, (each,) in again.items()})
+    return found if all(_room(problem, found, worker) >= 0 for worker in found.workers) else None
+
+
+def _room(problem: Problem, plan: Plan, worker: str) -> float:
+    """Bytes for tensors that a worker has left under a plan; below 0: it does not fit."""
+    device = problem.profile.worker[worker]
+    return (device.capacity_bytes - worker_memory(problem.cost, plan, worker).total) / (1 + device.allocator_share)
+
+
+def _rule(problem: Problem, name: str) -> RematRule | None:
+    return problem.remat_rules[problem.position[name]]
+
+
+def with_remat(plan: Plan, again: Mapping[int, tuple[str, ...]]) -> Plan:
+    """The plan with these stages rematerialising that."""
+    stages = list(plan.stages)
+    for n, names in again.items():
+        stages[n] = replace(stages[n], rematerialise=names)
+    return replace(plan, stages=tuple(stages))
+
+
+def _with_updates(problem: Problem, plan: Plan, shared: Sequence[int], room: dict[str, float]) -> Plan:
+    """The plan with the updates of these stages divided; `room` is what workers have left with all of the state."""
+    size = {name: problem.profile.partition[name].optimizer_bytes for name in plan.partitions}
+    for n in shared:
+        for worker in plan.stages[n].workers:
+            room[worker] += problem.cost.state(plan.stages[n].partitions).optimizer
+    stages = list(plan.stages)
+    for n in shared:
+        by: dict[str, str] = {}
+        for name in sorted(stages[n].partitions, key=lambda name: -size[name]):
+            by[name] = max(stages[n].workers, key=room.__getitem__)
+            room[by[name]] -= size[name]
+        replicas = tuple(
+            replace(each, updates=tuple(name for name in stages[n].partitions if by[name] == each.worker))
+            for each in stages[n].replicas
+        )
+        stages[n] = replace(stages[n], replicas=replicas)
+    return replace(plan, stages=tuple(stages))
