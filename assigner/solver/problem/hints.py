@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import UsageError
+from assigner.formats.fineness import rows_each
 from assigner.solver.problem.options import cut_into, divisors
 
 if TYPE_CHECKING:
@@ -121,9 +122,9 @@ def _check_batch(profile: Profile, options: SolveOptions) -> None:
     count = options.micro_batches
     if count is not None and cut_into(batch, count) != count:
         raise UsageError(
-            f"micro-batches: {count} is not allowed: training cuts a batch of {batch} into"
-            f" {cut_into(batch, count)} then",
-            hint=f"that; or one that divides it, {', '.join(map(str, divisors(batch)))}",
+            f"micro-batches: {count} is not allowed: training cuts a batch of {batch} into {cut_into(batch, count)}"
+            f" micro-batches of {rows_each(batch, cut_into(batch, count))} rows then",
+            hint=f"the nearest numbers that it can be cut into: {' and '.join(map(str, _nearest(batch, count)))}",
         )
     if options.micro_batches is not None:
         fineness = profile.workload.fineness
@@ -134,6 +135,13 @@ def _check_batch(profile: Profile, options: SolveOptions) -> None:
                 f"micro-batches: {options.micro_batches} is not allowed: {obstacle}",
                 hint=f"one of {', '.join(map(str, allowed))}; or change the workload, and profile again",
             )
+
+
+def _nearest(batch: int, count: int) -> list[int]:
+    """The numbers of micro-batches below and above one into which a batch can be cut."""
+    below = next((n for n in range(min(count, batch), 0, -1) if cut_into(batch, n) == n), None)
+    above = next((n for n in range(count, batch + 1) if cut_into(batch, n) == n), None)
+    return [n for n in (below, above) if n is not None]
 
 
 def _check_prices(profile: Profile, options: SolveOptions, only: Sequence[str], order: Sequence[str]) -> None:
