@@ -193,7 +193,7 @@ REARRANGED_WITHIN = 0.1
 REARRANGED_EVERY = 0.3
 """Up to CERTAIN all convex stages are looked at: other warm-ups are tried if they take longer by no more."""
 
-REARRANGED_TRIED = 24
+REARRANGED_TRIED = 8
 """With so many of these, the best at usual warm-ups."""
 
 HOT, COLD = 0.05, 0.0005
