@@ -11,7 +11,7 @@ A backward may come in two parts (splitbackward.py). A recompute belongs to the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
+from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import GradientUses, Writes
 from assigner.model.marking import Piece
 from assigner.model.marking.casting import casting
@@ -28,7 +29,7 @@ from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import as_single_process
 from assigner.runtime.forward.attributes import let_go
 from assigner.runtime.forward.compiling import Forward
-from assigner.runtime.forward.nodes import are_made_here, edge_of, hooks_so_far, is_leaf, nodes_so_far
+from assigner.runtime.forward.nodes import are_made_here, edge_of, hooks_so_far, is_leaf, nodes_so_far, runs_python
 from assigner.runtime.forward.randomness import partition_seed, seed_device, seed_python
 from assigner.runtime.forward.splitbackward import WeightPart, input_part
 from assigner.runtime.forward.state import (
@@ -40,6 +41,7 @@ from assigner.runtime.forward.state import (
     as_they_were,
     has_user_code,
 )
+from assigner.runtime.step.backward import Watched, in_words, overwritten_error, restored, unchanged_by_backward
 from assigner.runtime.step.batchnorm import DeferredStatistics
 
 _NOTHING = contextlib.nullcontext()
@@ -70,6 +72,7 @@ class _Graph:
         held: Tensors that forwards write, as this one left them.
         is_hooked: The forward has hooked on to tensors.
         overwritten: The name of a tensor that a later forward wrote without a copy of it.
+        values: Python values that forwards change, as this one left them; None: no backward reads them.
         rest: What the input part has left to the weight part; None: it has not run.
     """
 
@@ -77,6 +80,7 @@ class _Graph:
     held: list[HeldTensor]
     is_hooked: bool = False
     overwritten: str = ""
+    values: Memento | None = None
     rest: WeightPart | None = None
 
 
@@ -151,6 +155,8 @@ class PartitionRunner:
     _draws: bool | None = None
     _is_plain: bool | None = None
     _was_watched_back: bool = False
+    _moves_values: bool = False
+    _runs_python: bool | None = None
 
     def __post_init__(self) -> None:
         if self.state is None:
@@ -227,8 +233,21 @@ class PartitionRunner:
         graph = _Graph(self._roots(outputs), held, is_hooked=hooks_so_far() != hooks)
         if self._is_plain is None:
             self._is_plain = not graph.is_hooked and are_made_here(graph.roots, range(first, nodes_so_far()))
+        self._hold_values(graph, place)
         self._graphs[place.micro_batch] = graph
         return outputs
+
+    def _hold_values(self, graph: _Graph, place: ForwardPlace) -> None:
+        """Keep what forwards change beside tensors for a backward with code of the user's, which may read that.
+
+        Without a plan a backward comes before the next forward.
+        """
+        if self._moves_values and not (place.last and place.micro_batch == 0):
+            if self._runs_python is None:
+                self._runs_python = runs_python(graph.roots)
+            if graph.is_hooked or self._runs_python:
+                assert self.state is not None
+                graph.values = self.state.values()
 
     def forward_joined(
         self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
@@ -236,7 +255,9 @@ class PartitionRunner:
         """As `forward`, of one whose graph may be one with its neighbours'; what it writes its caller looks at."""
         hooks = hooks_so_far()
         outputs = self._finished(self._run(place, reads, sizes), place)
-        self._graphs[place.micro_batch] = _Graph(self._roots(outputs), [], is_hooked=hooks_so_far() != hooks)
+        graph = _Graph(self._roots(outputs), [], is_hooked=hooks_so_far() != hooks)
+        self._hold_values(graph, place)
+        self._graphs[place.micro_batch] = graph
         return outputs
 
     def end_joined(self, place: ForwardPlace, late: LateWrites) -> None:
@@ -262,7 +283,7 @@ class PartitionRunner:
         kept = [each for each in (*self._graphs.values(), *self._rests.values()) if isinstance(each, _Graph)]
         name = self.state.name_of((late.tensors + late.loose)[0])
         if any(each.needs(late) for each in self._starts.values()) or (kept and late.uncounted):
-            raise _overwritten(self.piece.name, name)
+            raise overwritten_error(self.piece.name, name)
         for each in kept:
             each.overwritten = name
 
@@ -300,12 +321,17 @@ class PartitionRunner:
         graph, start = self._graphs.pop(place.micro_batch, None), self._starts.pop(place.micro_batch, None)
         if graph is not None:
             through = [*joined, JoinedGraph(self, graph, output_gradients)]
-            held, checked = list[HeldTensor](), list[tuple[PartitionRunner, bool]]()
+            held, checked = list[HeldTensor](), list[Watched]()
+            values = [each.values for _, each, _ in through if each.values is not None]
             for runner, each, _ in through:
                 held += each.held
                 if runner.is_checked(place, bool(each.held)):
-                    checked.append((runner, runner.shows_values(each)))
-            with as_they_were(held) if held else _NOTHING, _unchanged_by_backward(checked, state):
+                    checked.append(runner.watched(runner.shows_values(each)))
+            with (
+                restored(values) if values else _NOTHING,
+                as_they_were(held) if held else _NOTHING,
+                unchanged_by_backward(checked, state),
+            ):
                 self._differentiate(place, through, note, split=split)
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
             assert self.state is not None
@@ -315,7 +341,7 @@ class PartitionRunner:
                 outputs = self._finished(self._run(place, reads, sizes), place)
                 held = self.state.left() if split else []
                 graph = _Graph(self._roots(outputs), held, is_hooked=hooks_so_far() != hooks)
-                with _unchanged_by_backward([(self, self.shows_values(graph))]):
+                with unchanged_by_backward([self.watched(self.shows_values(graph))]):
                     self._differentiate(place, [JoinedGraph(self, graph, output_gradients)], split=split)
 
     def backward_weight(self, place: ForwardPlace) -> None:
@@ -324,9 +350,13 @@ class PartitionRunner:
         if isinstance(graph, _Postponed):
             self.backward(place, *graph)
         elif graph is not None and graph.rest is not None:
-            checked = [(self, False)] if self.is_checked(place, bool(graph.held)) else []
-            worded = _in_words(self.piece.name, graph.overwritten)
-            with as_single_process(), as_they_were(graph.held), _unchanged_by_backward(checked), worded:
+            checked = [self.watched(False)] if self.is_checked(place, bool(graph.held)) else []
+            worded = in_words(self.piece.name, graph.overwritten)
+            values = [] if graph.values is None else [graph.values]
+            with (
+                as_single_process(), restored(values), as_they_were(graph.held), unchanged_by_backward(checked),
+                worded,
+            ):  # fmt: skip
                 graph.rest.run()
 
     def waiting(self, place: ForwardPlace) -> tuple[list[torch.Tensor], bool]:
@@ -349,6 +379,11 @@ class PartitionRunner:
             is_held: It finds tensors as its forward left them.
         """
         return is_held or (self._users and not (place.last and place.micro_batch == 0))  # others lie before it
+
+    def watched(self, shows_values: bool) -> Watched:
+        """This partition as one that a backward may not change."""
+        assert self.state is not None
+        return Watched(self.piece.name, self.state, shows_values)
 
     def shows_values(self, graph: _Graph) -> bool:
         """Whether to look if a backward changes Python values too: the first, and each that runs a forward's hooks."""
@@ -376,7 +411,7 @@ class PartitionRunner:
             return
         if split:
             (graph,) = (each.graph for each in through)
-            with as_single_process(), _in_words(self.piece.name, graph.overwritten):
+            with as_single_process(), in_words(self.piece.name, graph.overwritten):
                 graph.rest = input_part(roots, gradients, is_hooked=graph.is_hooked)
             graph.roots = []
             self._rests[place.micro_batch] = graph
@@ -391,7 +426,7 @@ class PartitionRunner:
                 runner.statistics.begin_backward(runner.piece.name, place.micro_batch)
             if graph.overwritten and late is None:
                 late = runner.piece.name, graph.overwritten
-        with as_single_process(), _NOTHING if late is None else _in_words(*late):
+        with as_single_process(), _NOTHING if late is None else in_words(*late):
             # what torch.autograd.backward calls, without its checks of what a user gives
             _engine_run_backward(
                 tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
@@ -412,9 +447,10 @@ class PartitionRunner:
         assert self.state is not None
         if self._is_compiled:
             return (outputs := self._run(place, reads, sizes)), self.state.end(start)
-        gradients = self.state.gradients()
+        gradients, values = self.state.gradients(), self.state.values() if self._users else None
         with Writes() as writes, GradientUses() as asked:
             outputs = self._run(place, reads, sizes)
+        self._moves_values = values is not None and values.has_changed(ignoring="tensors")
         is_alone = place.last and place.micro_batch == 0 and not self.recomputes(place)
         if not is_alone and (read := next(filter(self.state.holds, asked.found), None)) is not None:
             raise UsageError(
@@ -479,70 +515,3 @@ class PartitionRunner:
 def _apart(output: torch.Tensor) -> torch.Tensor:
     """An output without its graph: what reads it must find as in a plain forward whether it requires a gradient."""
     return output.detach().requires_grad_(output.requires_grad)
-
-
-def _overwritten(partition: str, tensor: str) -> UsageError:
-    return UsageError(
-        f"the forward of partition {partition!r} begins to write {tensor} in place while the backwards of earlier"
-        " micro-batches, which need what it held, are still to come",
-        hint="write it from the first forward on, as with a factor of 0 or 1; or assign a new tensor; or use one"
-        " micro-batch (solve with --micro-batches 1)",
-    )
-
-
-@contextlib.contextmanager
-def _in_words(partition: str, overwritten: str) -> Iterator[None]:
-    """Say in words what torch raises for a tensor that was saved and has changed, where a later forward changed it.
-
-    Args:
-        partition: Whose forward.
-        overwritten: The tensor's name; empty: none was.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if overwritten and "modified by an inplace operation" in str(error):
-            raise _overwritten(partition, overwritten) from error
-        raise
-
-
-@contextlib.contextmanager
-def _unchanged_by_backward(
-    watched: Sequence[tuple[PartitionRunner, bool]], whole: PartitionState | None = None
-) -> Iterator[None]:
-    """A backward that finds partitions as their forwards left them must not change them: it would be undone.
-
-    Or it would come in another order than in training without a plan, where each forward finds what the backward of
-    the micro-batch before it has left.
-
-    Args:
-        watched: The partitions, each with whether Python values are looked at beside tensors.
-        whole: The state of all of them, if there is one.
-
-    Raises:
-        UsageError: it does.
-    """
-    states = [runner.state for runner, _ in watched if runner.state is not None]
-    counts = [(each, each.last_counts()) for each in ([whole] if whole is not None and watched else states)]
-    values = [(state, state.values()) for state, (_, shown) in zip(states, watched, strict=True) if shown]
-    yield
-    changed = [tensor for state, before in counts for tensor in state.changed_since(before)]
-    for runner, _ in watched if changed else ():
-        if runner.state is not None and any(map(runner.state.holds, changed)):
-            raise UsageError(
-                f"the backward of partition {runner.piece.name!r} changes a buffer or a weight (a Function's backward,"
-                " a hook, or a checkpoint's recompute, as of a BatchNorm): with rematerialisation, or with several"
-                " micro-batches under way, that would be lost",
-                hint="change it in forward, and leave checkpoints to the plan (or batch_norm='deferred'); or"
-                " assigner.partition(..., rematerialise='never') and one micro-batch",
-            )
-    for state, before in values:
-        if before.has_changed(ignoring="tensors"):
-            name = next(runner.piece.name for runner, _ in watched if runner.state is state)
-            raise UsageError(
-                f"the backward of partition {name!r} changes what its modules keep beside tensors (a hook,"
-                " a Function's backward, a checkpoint's recompute): with rematerialisation, or with several"
-                " micro-batches under way, its forwards would find something else there than without a plan",
-                hint="keep what forward does not read outside the modules, as in a list of the hook's own; else"
-                " assigner.partition(..., rematerialise='never') and one micro-batch",
-            )
