@@ -3,8 +3,9 @@
     AssignerError                 1   a bug in this program
     ├── UsageError                2   a flag, a value or a workload that cannot be used as given
     │   └── MarkingError          2   the model's forward cannot be cut at the marked modules
-    ├── InfeasibleError           3   no plan exists, and that is proven
-    ├── LimitError                4   a limit stopped the search before there was a plan
+    ├── NoPlanError
+    │   ├── InfeasibleError       3   no plan exists, and that is proven
+    │   └── LimitError            4   no plan was found: a limit stopped the search before that was proven
     ├── FormatError               5   a file is broken, or files do not fit together
     ├── MeasurementError          6   a measurement was lost
     └── WorkerError               7   a worker failed during a run
@@ -70,8 +71,8 @@ class WayOut:
     step_s: float
 
 
-class InfeasibleError(AssignerError):
-    """No plan satisfies the constraints, and that is proven.
+class NoPlanError(AssignerError):
+    """There is no plan to answer with.
 
     Args:
         message: The tightest obstacle.
@@ -79,8 +80,6 @@ class InfeasibleError(AssignerError):
         ways_out: All that were found by solving, the cheapest first.
         untried: What may be a way out too, but the time was too short to find out.
     """
-
-    exit_code = 3
 
     def __init__(
         self, message: str, *, hint: str | None = None, ways_out: tuple[WayOut, ...] = (), untried: tuple[str, ...] = ()
@@ -90,8 +89,14 @@ class InfeasibleError(AssignerError):
         self.untried = untried
 
 
-class LimitError(AssignerError):
-    """A time limit or an interruption ended the search before there was a plan."""
+class InfeasibleError(NoPlanError):
+    """No plan satisfies the constraints, and that is proven."""
+
+    exit_code = 3
+
+
+class LimitError(NoPlanError):
+    """No plan was found, and it is not proven that there is none: the time or another limit came first."""
 
     exit_code = 4
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
-from assigner.errors import AssignerError, FormatError, InfeasibleError, UsageError
+from assigner.errors import AssignerError, FormatError, NoPlanError, UsageError
 from assigner.formatting import printable
 from assigner.launch.failurereport import hand_over, report_of
 from assigner.usercode import user_trace
@@ -91,7 +91,7 @@ class Commands(Helped, TyperGroup):
                 raise typer.Exit(error.exit_code) from error
             _trace(error)
             fail(named_by_origin(ctx, error.message), error.hint or _next_step(ctx, error))
-            if isinstance(error, InfeasibleError) and not as_json:
+            if isinstance(error, NoPlanError) and not as_json:
                 from assigner.report.whatif import ways_out_report
 
                 explain(ways_out_report(error))

@@ -405,7 +405,7 @@ def _check(plan: Plan) -> None:
     check_stages(plan.stages, plan.micro_batches)
     _check_listed(plan)
     batch, count, size = plan.workload.batch_size, plan.micro_batches, plan.micro_batch_size
-    if not (count - 1) * size < batch <= count * size:
+    if size != -(-batch // count):
         raise FormatError(
             f"micro_batches: {count} of {size} samples do not make a batch of {batch}",
             hint=f"for {count} micro-batches, micro_batch_size is {-(-batch // count)}",

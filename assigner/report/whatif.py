@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from assigner.errors import InfeasibleError
+    from assigner.errors import NoPlanError
     from assigner.formats.plan import Plan, WhatIf
 
 SOLVERS = ("HiGHS", "CBC")
@@ -105,7 +105,7 @@ def solve_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{flag} {shlex.quote(value)}" for flag, value in flags(SolveOptions, options))
 
 
-def ways_out_report(error: InfeasibleError) -> Report:
+def ways_out_report(error: NoPlanError) -> Report:
     """What stands below the error: the changes with which there is a plan, and what was not tried; empty: neither."""
     parts: list[Sheet | Line] = []
     if error.ways_out:

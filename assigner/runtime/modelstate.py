@@ -280,7 +280,7 @@ class ModelState:
         else. So is the state that training carries from batch to batch. Gradients are not.
 
         Args:
-            folder: Where to.
+            folder: Where to; its last name is the same on every rank, whatever lies before it.
             state: What the script needs to go on, as {"scheduler": scheduler.state_dict()}: plain values of rank 0.
             force: Replace an existing checkpoint, once the new one is whole.
 

@@ -425,9 +425,9 @@ class Pipeline(ModelState):
             return found
         with self._member.guarded("an update"):
             call = f"optimizer.step() with {self.optimizer.settings}"
-            is_apart = not self._updated  # from the backwards: the script may have changed the gradients
-            self._installed.comparison.check(call, exchanges=is_apart or self.scaler.is_enabled())
-            if is_apart:
+            is_by_hand = not self._updated  # behind a step's backwards: the script may have changed the gradients
+            self._installed.comparison.check(call, exchanges=is_by_hand or self.scaler.is_enabled())
+            if is_by_hand:
                 self._installed.gradients.factor.check([each["params"] for each in self.optimizer.param_groups])
             good = self._installed.gradients.ready()
             self._installed.watch.copies.note_gradients()

@@ -156,3 +156,12 @@ def test_examples_that_are_cut_stay_within_their_lengths():
     asked = [torch.zeros(4, 7, dtype=torch.int64), *(torch.zeros(4, dtype=torch.int64),) * 2, torch.zeros(4)]
     found = next(examples.inputs(asked, [0, 0, 0, 0]))
     assert [each.tolist() for each in found] == [[[*range(7)]] * 4, [7, 3, 7, 5], [6, 3, 6, 5], [6, 1.5, 4.5, 2.5]]
+
+
+def test_examples_of_two_sequences_that_are_cut():
+    """Lengths that may be of either are within both."""
+    source, target = torch.zeros(4, 10, dtype=torch.int64), torch.zeros(4, 20, dtype=torch.int64)
+    lengths = torch.tensor([8, 3, 7, 5])
+    examples = realforward.Examples(lambda rows: (source[:rows], target[:rows], lengths[:rows]))
+    asked = [torch.zeros(4, 9, dtype=torch.int64), torch.zeros(4, 5, dtype=torch.int64), lengths]
+    assert next(examples.inputs(asked, [0, 0, 0]))[2].tolist() == [4, 3, 4, 4]

@@ -45,7 +45,7 @@ def least_step_s(profile: Profile) -> float:
 
 @pytest.mark.parametrize("seed", sweep(range(24), quick=4))
 def test_no_convex_stages_are_faster(seed):
-    """Of few partitions all of them are looked at, those that are no faster at usual warm-ups with others, too."""
+    """Of few partitions all of them are looked at, and those that are best at usual warm-ups at others, too."""
     profile = random_instance(seed, partitions=6, workers=2, busy=True, graph=True)
     edges = tuple(replace(edge, bytes_per_sample=8 * edge.bytes_per_sample) for edge in profile.edges)
     profile = replace(profile, edges=edges)

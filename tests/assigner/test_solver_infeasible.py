@@ -251,15 +251,26 @@ def test_scattered_pins_have_a_plan_if_one_micro_batch_has_room(seed):
         assert not overfull(predict(solve(profile, options).plan, profile))
     else:
         message = refused(profile, options).message
-        assert message.endswith("there is none either") or " need" in message
+        assert message.endswith("there is no plan either") or " need" in message
 
 
 def test_what_is_not_proven_of_several_stages_is_said(monkeypatch):
     """Where the search of all placements comes to no end, that there is none is not known: no exit code 3."""
-    assert refused(*scattered([0, 0, 0, 1, 0, 1], 1.9e7)).message.endswith("in any order, there is none either")
+    assert refused(*scattered([0, 0, 0, 1, 0, 1], 1.9e7)).message.endswith("in any order, there is no plan either")
     monkeypatch.setattr(tuning, "LOOPED_NODES", 0)
     profile, options = scattered([0, 0, 0, 1, 0, 1], 1.9e7)
     with pytest.raises(LimitError, match=r"with one stage a worker, .*with several no plan was found") as caught:
         solve(profile, options)
     assert caught.value.exit_code == 4
     assert caught.value.hint
+
+
+def test_a_piece_whose_updates_can_be_divided_is_not_too_large():
+    """Workers that share it each hold the optimizer state of a part of it: that one cannot hold all proves nothing."""
+    together = SolveOptions(together=(("p0", "p1"),), pins={"p2": "worker:2"}, forbid=(("p0", "worker:2"),))
+    profile = make_profile(
+        work=[1e-2] * 3, slowness=[1.0] * 3, capacity=[7.4e8, 7.4e8, 4e9], activation=1e4, edge_bytes=1e3, batch=4,
+        parameters=1e8,
+    )  # fmt: skip
+    assert "needs 763 MiB" in refused(profile, replace(together, max_replicas=1)).message
+    assert "needs 763 MiB" not in refused(profile, together).message

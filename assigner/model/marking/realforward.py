@@ -113,15 +113,16 @@ def _within(found: Sequence[Any], source: Sequence[Any], carriers: Sequence[int 
         else set()
         for leaf, before, carrier in zip(found, source, carriers, strict=True)
     ]
-    every = sorted(set().union(*shorter))
+    every: set[tuple[int, int]] = set().union(*shorter)
     made = list(found)
     for n, leaf in enumerate(found):
         if not is_tensor(leaf) or leaf.dtype not in _WHOLE or not leaf.numel():
             continue
         most = int(leaf.max())
-        size = next((pair for pair in every if pair not in shorter[n] and pair[0] >= most), None)
-        if size is not None:
-            made[n] = leaf.clamp(max=max(0, size[1] - (most < size[0])))
+        others = [pair for pair in every - shorter[n] if pair[0] >= most]
+        ends = [after - (most < before) for before, after in others]
+        if ends:  # of whichever of these it tells
+            made[n] = leaf.clamp(max=max(0, min(ends)))
     return made
 
 

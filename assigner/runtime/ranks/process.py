@@ -75,7 +75,7 @@ def executed(plan: Plan) -> dict[str, str]:
 
     What is long is a hash; predictions, and how the plan was found, are left out.
     """
-    rows = f"{plan.workload.batch_size} rows as {plan.micro_batches} of {plan.micro_batch_size}"
+    rows = f"{plan.workload.batch_size} rows as {plan.micro_batches} of {plan.micro_batch_size} at most"
     found = {"schedule": plan.schedule, "micro-batches": rows}
     named = {"model": plan.workload.fingerprint, "stages": encode(plan.stages), "orders": encode(plan.orders)}
     for name, part in named.items():

@@ -78,7 +78,7 @@ class StepMessages:
         assert action.route is not None
         route, micro_batch = action.route, action.micro_batch
         value = Value(route.partition, route.output)
-        self.member.at = f"the send of {_what(route)}, micro-batch {micro_batch}"
+        self.member.at = f"the send of {_what(route)}, micro-batch {step.places[micro_batch]}"
         if route.payload is Payload.GRADIENT:
             leaf = step.leaves.pop((value, micro_batch))
             self._send_gradient(Message(route, micro_batch), leaf.grad, leaf, span)
@@ -101,7 +101,8 @@ class StepMessages:
 
     def _post(self, message: Message, step: StepValues) -> None:
         route = message.route
-        self.member.at = f"getting ready for {_what(route)} from {route.source}, micro-batch {message.micro_batch}"
+        place = step.places[message.micro_batch]
+        self.member.at = f"getting ready for {_what(route)} from {route.source}, micro-batch {place}"
         shape = self.graph.values[Value(route.partition, route.output)]
         sizes = shape.sizes(step.micro_batches[message.micro_batch].inputs)
         if sizes is not None:
@@ -122,7 +123,8 @@ class StepMessages:
         """
         assert action.route is not None
         route, micro_batch = action.route, action.micro_batch
-        self.member.at = f"the receive of {_what(route)} from {route.source}, micro-batch {micro_batch}"
+        place = step.places[micro_batch]
+        self.member.at = f"the receive of {_what(route)} from {route.source}, micro-batch {place}"
         message, value = Message(route, micro_batch), Value(route.partition, route.output)
         shape = self.graph.values[value]
         if shape.shape is None:

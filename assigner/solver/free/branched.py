@@ -2,7 +2,8 @@
 
 Throughput is that of convex stages themselves (free/). Of step time and latency the ladder's intervals are plans, and
 convex stages tell whether anything fits at all, which intervals cannot prove. Of 1F1B's steps local search looks for
-better ones: over convex stages at the schedule's own warm-ups, and then along the order of the best of these.
+better ones: over convex stages at the schedule's own warm-ups, all of them where they are few, and then along the order
+of the best of these.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class BranchedSetting(LadderSetting):
             super().raise_bound(math.inf, EXHAUSTIVE)
 
     def improve(self) -> None:
-        """Local search along the order, and then over stages that are intervals of other ones."""
+        """Local search along the order, and then over stages that are intervals of other ones: among all, if few."""
         super().improve()
         if self.decided or self.schedule != "1f1b" or self.objective != "step":
             return

@@ -21,7 +21,7 @@ from assigner.solver.contest.contest import ENUMERATION
 from assigner.solver.ladder.depths import falling
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import TIE
-from assigner.solver.problem.shared_memory import with_remat
+from assigner.solver.problem.stage_remat import with_remat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from assigner.solver.ladder.shared import SharedSetting
     from assigner.solver.ladder.simulated import Pipeline
     from assigner.solver.problem.prices import StageOption
-    from assigner.solver.problem.shared_memory import RematChoices
+    from assigner.solver.problem.stage_remat import RematChoices
 
 
 class ShareSearch:

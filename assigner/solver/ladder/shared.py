@@ -26,7 +26,7 @@ from assigner.solver.methods.dynamic_program import DynamicProgram, PricedPipeli
 from assigner.solver.problem.objectives import OneFOneBStep
 from assigner.solver.problem.prices import by_kinds
 from assigner.solver.problem.replica_options import ReplicaOptions
-from assigner.solver.problem.shared_memory import SharedMemory, with_remat
+from assigner.solver.problem.stage_remat import StageRemat, with_remat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from assigner.solver.ladder.simulated import Pipeline, Point
     from assigner.solver.problem.objectives import PipelineObjective
     from assigner.solver.problem.prices import StageOption
-    from assigner.solver.problem.shared_memory import RematChoices
+    from assigner.solver.problem.stage_remat import RematChoices
 
 
 class SharedSetting(LadderSetting):
@@ -55,7 +55,7 @@ class SharedSetting(LadderSetting):
     def _stage_options(self, *, deep: bool) -> ReplicaOptions:
         self._below = math.inf  # what is left out of the options takes so long
         self._proven: dict[tuple[object, ...], float] = {}  # by pipeline, of all its shares and depths
-        self._memory = SharedMemory(self.problem)
+        self._memory = StageRemat(self.problem)
         return ReplicaOptions(self.instance, deep=deep, below=self._limit)
 
     def _limit(self) -> float:

@@ -4,7 +4,7 @@ options, hints      what is asked for; names resolved, contradictions said
 problem             the profile with what the hints rule out
 prices              the one price table: stage options and messages
 memory              what fits, and what is rematerialised for it
-shared_memory       likewise where workers share a stage, and where they divide the optimizer's state
+stage_remat         likewise where workers share a stage, and where they divide the optimizer's state
 replica_options     stages that several workers share: who may, with how many micro-batches each
 set_prices          likewise of any convex set of partitions
 set_memory          and what fits of those

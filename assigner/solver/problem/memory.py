@@ -10,7 +10,7 @@ everything else about the step time is untouched: so of one stage the subset wit
 whatever the other stages do. That is a small knapsack, solved exactly by `least_remat`, and for many segments at once
 as a bound by `least_recompute_s`.
 
-What several workers of one stage must rematerialise is in shared_memory.py.
+What several workers of one stage must rematerialise is in stage_remat.py.
 """
 
 from __future__ import annotations

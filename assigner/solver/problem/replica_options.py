@@ -88,7 +88,7 @@ class ReplicaOptions(StageOptions):
 
     What is told of a shared stage holds for any shares on the set, and any number of micro-batches in flight: it is for
     bounds. Of times the fastest worker's count, of recomputing what each worker alone needs at least. What all of them
-    rematerialise is no part of it: it goes by the shares and the micro-batches in flight (shared_memory.py).
+    rematerialise is no part of it: it goes by the shares and the micro-batches in flight (stage_remat.py).
 
     Args:
         table: Prices.

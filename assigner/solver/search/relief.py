@@ -2,7 +2,7 @@
 
 The search places stages whose workers all have the whole state of what they hold. Where that leaves too little room for
 a micro-batch's activations, its best plans rematerialise, or are none. Those are looked at once more, and so is the
-whole model on every worker: with the state divided (`shared_memory.divided`) they may rematerialise less, at the price
+whole model on every worker: with the state divided (`stage_remat.divided`) they may rematerialise less, at the price
 of handing out what each worker has updated. A plan that is faster so takes the place of the best one.
 
 What the search proves is about plans that divide nothing. Of those that do, what is proven of all plans is the bound.
@@ -16,7 +16,7 @@ from assigner.schedule.replication import taken
 from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
 from assigner.solver.baselines.prices import BaselinePrices
 from assigner.solver.contest.contest import PROVEN, Proposal
-from assigner.solver.problem.shared_memory import divided
+from assigner.solver.problem.stage_remat import divided
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -65,8 +65,11 @@ def explain(
     if summed is None and several != "not asked for":
         message = f"with one stage a worker, {message}; with several"
         if several == "open":
-            return errors.LimitError(f"{message} no plan was found, and it is not proven that there is none", hint=hint)
-        message += ", in any order, there is none either"
+            return errors.LimitError(
+                f"{message} no plan was found, and it is not proven that there is none",
+                hint=hint, ways_out=told, untried=tuple(untried),
+            )  # fmt: skip
+        message += ", in any order, there is no plan either"
     return errors.InfeasibleError(message, hint=hint, ways_out=told, untried=tuple(untried))
 
 

@@ -98,7 +98,10 @@ class StateSums:
         kept = count if self._all_in_flight else 1
         size = samples_in_each(problem.workload.batch_size, count)
         memory = problem.cost.memory(worker.name, [(names, twice, kept)], size)
-        return memory.total - memory.messages * (1 + worker.allocator_share)
+        spare = memory.messages
+        if problem.most_replicas > 1:  # workers that share the piece may divide its optimizer state by partition
+            spare += memory.optimizer - max(problem.cost.state([name]).optimizer for name in names)
+        return memory.total - spare * (1 + worker.allocator_share)
 
     def too_large(self) -> str | None:
         """The piece that is larger than any worker it may be on, worst first."""

@@ -56,7 +56,7 @@ class RematChoices:
     every: bool
 
 
-class SharedMemory:
+class StageRemat:
     """What is rematerialised in stages that several workers share; what was found is kept.
 
     Args:
@@ -237,7 +237,7 @@ def divided(problem: Problem, plan: Plan) -> Plan | None:
     if not shared or min(room.values()) >= 0:
         return None
     found = _with_updates(problem, kept, shared, room)
-    memory = SharedMemory(problem)
+    memory = StageRemat(problem)
     again = {n: memory.choices(found, n).sets[:1] for n in shared}
     if not all(again.values()):
         return None
