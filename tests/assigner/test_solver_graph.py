@@ -48,7 +48,8 @@ def test_branches_without_a_path_between_them_run_at_the_same_time():
     assert plan.predicted.step_s < 0.6 * plan.baselines[0].step_s
 
 
-def test_stages_that_are_intervals_of_no_order_at_hand(monkeypatch):
+@pytest.mark.parametrize("every", [False, True], ids=["local search", "every stage"])
+def test_stages_that_are_intervals_of_no_order_at_hand(every, monkeypatch):
     """Two long branches under 1F1B, layer by layer in the profile: better stages are of one branch and of both.
 
     Without the search over them the plan is 3 % slower, which is what this holds on to.
@@ -58,7 +59,10 @@ def test_stages_that_are_intervals_of_no_order_at_hand(monkeypatch):
     work = [1e-3, *(rng.uniform(2e-3, 9e-3) for _ in range(2 * layers)), 1e-3]
     profile = make_profile(work=work, slowness=[1.0, 1.5, 2.0], edges=edges, edge_bytes=3e6, bandwidth=2e8)
     options = single(schedule="1f1b", micro_batches=4)
+    if not every:
+        monkeypatch.setattr(tuning, "CERTAIN", 0)
     plan = solve(profile, options).plan
+    monkeypatch.setattr(tuning, "CERTAIN", 0)
     monkeypatch.setattr(tuning, "REARRANGED", 0)
     of_intervals = solve(profile, options).plan
     assert plan.predicted.step_s < 0.975 * of_intervals.predicted.step_s
