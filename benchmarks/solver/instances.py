@@ -57,9 +57,11 @@ def solve(case: argparse.Namespace, problem: LoadProblem, reference: float | Non
         else sum(stage.device == c for stage in answer.stages)
         for c in range(len(problem.devices))
     ]  # fmt: skip
+    is_open = math.isinf(value) and not answer.infeasible  # the time was over before there was a plan
     return {
-        "ours": value, "reference": reference, "diff %": _difference(value, reference), "bound": answer.bound,
-        "gap %": None if answer.infeasible else 100 * answer.gap,
+        "ours": None if is_open else value, "reference": reference,
+        "diff %": None if is_open else _difference(value, reference), "bound": answer.bound,
+        "gap %": None if answer.infeasible or is_open else 100 * answer.gap,
         "devices": "+".join(map(str, used)), "found by": answer.found_by, "proven by": answer.proven_by,
         "s": answer.seconds,
     }  # fmt: skip
