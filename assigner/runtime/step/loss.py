@@ -206,14 +206,14 @@ class StepLoss:
     def _measure(self, output: Any, targets: Any, weight: float, place: int) -> None:
         if self._metrics is not None:
             seed = partition_seed(self._workload.seed, self._number, "the metrics", place)
-            self._metrics.see(output, _given(targets, self._device), weight, seed)
+            self._metrics.see(output, _given(targets, self._device, copied=True), weight, seed)
 
     def _value(self, output: Any, targets: Any, place: int) -> torch.Tensor:
         """The user's loss; what it draws from Python's and NumPy's generators is the same under every plan."""
         if self._is_users:
             seed_python(partition_seed(self._workload.seed, self._number, "the loss", place))
         try:
-            value = self._workload.compute_loss(output, _given(targets, self._device))
+            value = self._workload.compute_loss(output, _given(targets, self._device, copied=self._is_users))
         except RuntimeError as error:
             if "same device" in str(error):
                 raise UsageError(
@@ -355,17 +355,20 @@ def _zero_of(outputs: Sequence[Any], device: torch.device) -> torch.Tensor:
     return sum(parts, torch.zeros((), device=device))
 
 
-def _given(targets: Any, device: torch.device) -> Any:
-    """Targets where the outputs are, as copies: what code of the user's writes there stays in its call.
+def _given(targets: Any, device: torch.device, *, copied: bool) -> Any:
+    """Targets where the outputs are.
 
-    The micro-batches' are views of the script's own tensors, whose changes torch counts as one.
+    Args:
+        targets: A micro-batch's: views of the script's own tensors, whose changes torch counts as one.
+        device: Where to.
+        copied: As copies: what code of the user's writes there stays in its call.
     """
     copies: dict[int, torch.Tensor] = {}
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in copies:
             there = copied_to(device, tensor)
-            copies[id(tensor)] = there.clone() if there is tensor else there
+            copies[id(tensor)] = there.clone() if copied and there is tensor else there
         return copies[id(tensor)]
 
     return copy(targets) if isinstance(targets, torch.Tensor) else pytree.tree_map_only(torch.Tensor, copy, targets)
