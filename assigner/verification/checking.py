@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from assigner.verification.comparing import Difference, Moment
     from assigner.verification.observing import Item, Side
 
-_ROWS = 5
+_MICRO_BATCHES = 3  # one of them is neither the first nor the last
+_ROWS = 7  # cut into 3, 2 and 2: where the number of rows decides on the graph, a graph's second is the batch's third
 _COPIES = 4  # of the parameters, while a side trains: they, their gradients, and two of the optimizer's state
 _LEAST_SIDES = 2.5  # the plain model, its partitions, the initial values, and what is made on the way
 _MOST_THREADS = 512
@@ -80,10 +81,10 @@ class ReplayedModel(DeferredModel):
 def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
     """Train the plain model and the captured partitions for two small steps, and evaluate both.
 
-    In this process and on the CPU, with five rows in two micro-batches, with and without rematerialisation. The
+    In this process and on the CPU, with seven rows in three micro-batches, with and without rematerialisation. The
     partitions are run as workers of their own: they share no object and no tensor, each has an optimizer of its own,
-    and values pass between them as copies. Batches of other sizes are tried where the model takes no five rows. A model
-    that does not fit into memory twice is compared in its forwards alone, one partition at a time.
+    and values pass between them as copies. Batches of other sizes are tried where the model takes no seven rows. A
+    model that does not fit into memory twice is compared in its forwards alone, one partition at a time.
     torch's settings and all generators are as before when it returns.
 
     Args:
@@ -99,10 +100,9 @@ def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
     workload = replace(workload, compile=None)
     failed: tuple[int, UsageError] | None = None
     in_pieces = _LEAST_SIDES * _side_bytes(graph) > free_memory()
-    few = max(_ROWS, 2 * (workload.min_rows or 1))
-    most = workload.fineness.most
-    tried = ((rows, min(2, most(rows))) for rows in (few, workload.batch_size))
-    sizes = list(dict.fromkeys((*tried, (workload.batch_size, 1))))
+    few, whole = max(_ROWS, _MICRO_BATCHES * (workload.min_rows or 1)), workload.batch_size
+    tried = ((few, _MICRO_BATCHES), (whole, _MICRO_BATCHES), (whole, 2), (whole, 1))
+    sizes = list(dict.fromkeys((rows, min(count, workload.fineness.most(rows))) for rows, count in tried))
     with _few_threads(len(graph.pieces)), kept_python():
         with kept_generators(torch.device("cpu")):
             workload, aside = _without_closure(workload, graph)
@@ -115,7 +115,7 @@ def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
                     raise
                 failed = micro_batches, error
             else:
-                if failed is not None and micro_batches < failed[0]:
+                if failed is not None and micro_batches == 1 < failed[0]:
                     verdict = replace(verdict, cautions=(*verdict.cautions, _uncut(failed[1])))
                 return replace(verdict, cautions=(*aside, *verdict.cautions), seconds=time.perf_counter() - began)
     raise AssertionError("the last size returns or raises")
@@ -347,7 +347,7 @@ class _Check:
 def _uncut(error: UsageError) -> str:
     """That a model takes no part of a batch, as a caution."""
     return (
-        f"with two micro-batches it fails, so it was compared in one: {error.message};"
+        f"with several micro-batches it fails, so it was compared in one: {error.message};"
         " Workload.max_micro_batches=1 keeps plans to one"
     )
 

@@ -12,6 +12,7 @@ from workloads import WIDTH, graph_of, numbers, workload
 
 from assigner.errors import MarkingError
 from assigner.model.marking import partition_graph
+from assigner.runtime.step.executor import Executor
 from assigner.verification.checking import check_model
 
 
@@ -95,3 +96,26 @@ def test_a_broken_forward_is_found_without_room(monkeypatch):
     made = workload(Glued, "parts.*", "last")
     with pytest.raises(MarkingError, match=r"the model's output .* differs by"):
         check_model(made, mutated(partition_graph(made), "parts.1", other_constant))
+
+
+def test_a_number_within_a_graph_in_the_place_of_the_batch_s_is_found(monkeypatch):
+    """Three rows run through another graph than two and two: its second micro-batch is the batch's third."""
+
+    class Branching(Glued):
+        def forward(self, x):
+            x = x * 2 if x.shape[0] > 2 else x - 1
+            return super().forward(x)
+
+    def of_another(self, runner, micro_batch, neighbours):
+        return (
+            self.loss.gradients(micro_batch)
+            if runner.finish is not None
+            else plain(self, runner, micro_batch, neighbours)
+        )
+
+    plain = Executor._output_gradients
+    made = workload(Branching, "parts.*", "last")
+    assert check_model(made, graph_of(made)).result == "equal"
+    monkeypatch.setattr(Executor, "_output_gradients", of_another)
+    with pytest.raises(MarkingError, match=r"it fails in backward of partition 'last', micro-batch 1"):
+        check_model(made, graph_of(made))
