@@ -53,13 +53,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the sweeps one part.
+    """Of the sweeps one part; of the tests marked `slow` all cases but each one's first are `long`.
 
     Modules that start ranks or hosts come first: they wait a lot, and beside them (-n 2) the quick ones fill up.
 
     Before them come those that take longest: one that begins last would run alone.
     """
+    begun = set[tuple[Path, str]]()
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("sweep"):
+            test = item.path, item.nodeid.partition("[")[0]
+            if test in begun:
+                item.add_marker(pytest.mark.long)
+            begun.add(test)
     part, parts = map(int, config.getoption("--sweeps").split("/"))
     if not 1 <= part <= parts:
         raise pytest.UsageError(f"--sweeps {part}/{parts}: K is from 1 to N")
