@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from assigner.machine.cgroup import core_limit, throttled_s
-from assigner.machine.kernel import usable_cores
+from assigner.machine.cgroup import allowed_cores, throttled_s
 from assigner.machine.launchedrank import launched
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def allowed_share(threads: int, ranks: int | None = None) -> float:
         threads: Compute threads of each rank.
         ranks: Ranks on the same cores; None: as they told each other, or else all of the host, as the launcher says.
     """
-    return min(1.0, _cores() / (threads * (_ranks() if ranks is None else ranks)))
+    return min(1.0, allowed_cores() / (threads * (_ranks() if ranks is None else ranks)))
 
 
 def spare_cores(threads: int) -> float:
@@ -109,12 +108,7 @@ def spare_cores(threads: int) -> float:
     Args:
         threads: Compute threads of each rank.
     """
-    return _cores() - threads * _ranks()
-
-
-def _cores() -> float:
-    cores, limit = float(usable_cores()), core_limit()
-    return cores if limit is None else min(cores, limit)
+    return allowed_cores() - threads * _ranks()
 
 
 def _ranks() -> int:
