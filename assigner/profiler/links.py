@@ -21,13 +21,14 @@ import torch.distributed as dist
 from assigner.formats.profile import Link, LinkPoint, Wire, WireLink
 from assigner.formats.terms import Backend
 from assigner.location import rank_of
-from assigner.machine.starvation import DISTURBED, StarvationWatch
+from assigner.machine.starvation import StarvationWatch
 from assigner.profiler.busy import ComputeLoad, answer_busy, send_busy
 from assigner.profiler.contention import find_shared_wires
 from assigner.profiler.host import HostFacts, worker_names
 from assigner.profiler.lane import Lane
 from assigner.profiler.options import Links
 from assigner.profiler.pairs import ALONE_UP_TO, Classes, is_sampled, ring, rounds_of, sampled_pairs, tournament
+from assigner.profiler.sampling import least_disturbed
 from assigner.runtime.recording.clock import answer_clock, compare_clock
 from assigner.samples import Samples
 from assigner.schedule.cost import message_s
@@ -45,7 +46,6 @@ _LONGEST_S = 2.0  # sizes stop growing where one message would take about as lon
 _BUDGET_S = 0.2  # per size and direction, past the fewest samples
 _FEWEST, _TELLING, _MOST = 3, 7, 30
 _NARROW = 0.05  # with so many samples that tell, and a median that is known to this share, there are enough
-_TRIES = 2  # of a link whose ends other programs disturb
 _SHORTEST_S = 1e-6  # below what clocks can tell apart
 _ACTION_S = 2e-3  # a message is sent behind so much computing, which leaves nothing of its handling in the caches
 _SOON_S = 0.1  # what larger messages cost their ends is seen at one that takes no longer
@@ -183,22 +183,22 @@ def _measure_pair(lane: Lane, source: int, target: int, options: SweepOptions, *
     """One directed link; the source gets the result, the target plays along."""
     if lane.rank == target:
         answer_clock(source)
-        again = True
-        while again:
+        while lane.ask(source):
             watch = StarvationWatch(torch.get_num_threads())
             _answer_sweep(lane, source)
             answer_busy(lane, source)
             lane.tell(source, watch.share())
-            again = bool(lane.ask(source))
         return []
     ahead_s = compare_clock(target).ahead_s  # its small messages are the connection's first ones
-    found: list[Link] = []
-    again = True
-    while again:
-        found.append(_measure_once(lane, source, target, options, 0.0 if one_clock else ahead_s))
-        again = len(found) < _TRIES and found[-1].starved >= DISTURBED and not options.force_busy
-        lane.tell(target, float(again))
-    return [min(found, key=lambda link: link.starved)]
+
+    def measure() -> tuple[Link, float]:
+        lane.tell(target, 1.0)
+        link = _measure_once(lane, source, target, options, 0.0 if one_clock else ahead_s)
+        return link, link.starved
+
+    link, _ = least_disturbed(measure, once=options.force_busy)
+    lane.tell(target, 0.0)
+    return [link]
 
 
 def _measure_once(lane: Lane, source: int, target: int, options: SweepOptions, offset: float) -> Link:

@@ -16,7 +16,7 @@ where it is shorter each point runs alone.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.machine.heap import return_free_pages
@@ -233,17 +233,17 @@ class StageBench:
     def _timed(self, *, again: bool) -> tuple[list[float], list[float]]:
         """Each partition's forward and backward, in seconds of a micro-batch; `again`: each by itself, recomputed."""
         stage = [JoinedBenches([bench]) for bench in self.benches] if again else self.stage
-        laps = _Laps(self.watch)
+        self.watch.mark()
         for micro_batch in range(self.depth):
             for some in stage:
                 made: dict[Value, torch.Tensor] | None = {} if len(some.benches) > 1 else None
                 for bench in some.benches:
                     bench.forward(micro_batch, again=again, made=made)
-                    laps.end("forward", bench.name)
+                    self.watch.mark("forward", bench.name)
         for micro_batch in reversed(range(self.depth)):
             for some in reversed(stage):
-                _backward(some, micro_batch, laps, again=again)
-        seconds = laps.seconds()
+                _backward(some, micro_batch, self.watch, again=again)
+        seconds = self.watch.by_owner()
         forward, backward = (
             [seconds[part, bench.name] / self.depth for bench in self.benches] for part in ("forward", "backward")
         )
@@ -254,43 +254,22 @@ class StageBench:
         for micro_batch in range(self.depth):
             for bench in self.benches:
                 bench.forward(micro_batch, again=False)
-        laps = _Laps(self.watch)
+        self.watch.mark()
         for micro_batch in reversed(range(self.depth)):
             for bench in reversed(self.benches):
                 bench.backward(micro_batch, split=True)
-                laps.end("input", bench.name)
+                self.watch.mark("input", bench.name)
             for bench in reversed(self.benches):
                 bench.backward_weight(micro_batch)
-                laps.end("weight", bench.name)
-        seconds = laps.seconds()
+                self.watch.mark("weight", bench.name)
+        seconds = self.watch.by_owner()
         return [
             (seconds["input", bench.name] / self.depth, seconds["weight", bench.name] / self.depth)
             for bench in self.benches
         ]
 
 
-class _Laps:
-    """Time that is told to partitions, from one mark of a watch to the next."""
-
-    def __init__(self, watch: Stopwatch) -> None:
-        self.watch = watch
-        self.owners: list[tuple[str, str]] = []
-        watch.mark()
-
-    def end(self, part: str, name: str) -> None:
-        """What has passed since the last mark is a part of this partition's."""
-        self.owners.append((part, name))
-        self.watch.mark()
-
-    def seconds(self) -> Mapping[tuple[str, str], float]:
-        """By part and partition."""
-        found = defaultdict[tuple[str, str], float](float)
-        for owner, lap in zip(self.owners, self.watch.seconds(), strict=True):
-            found[owner] += lap
-        return found
-
-
-def _backward(some: JoinedBenches, micro_batch: int, laps: _Laps, *, again: bool) -> None:
+def _backward(some: JoinedBenches, micro_batch: int, watch: Stopwatch, *, again: bool) -> None:
     """Through neighbours: a partition's ends where that of one in front of it begins."""
     first, *others = some.benches
     under_way = some.benches[-1].name
@@ -298,9 +277,9 @@ def _backward(some: JoinedBenches, micro_batch: int, laps: _Laps, *, again: bool
     def note(name: str) -> None:
         nonlocal under_way
         if name != under_way:
-            laps.end("backward", under_way)
+            watch.mark("backward", under_way)
             under_way = name
 
     joined = [bench.joined(micro_batch, some.within) for bench in reversed(others)]
     first.backward(micro_batch, again=again, within=some.within, joined=joined, note=note)
-    laps.end("backward", under_way)
+    watch.mark("backward", under_way)

@@ -14,6 +14,7 @@ from torch import nn
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload
 from assigner.profiler import stagegroups
+from assigner.profiler.sampling import Stopwatch
 from assigner.profiler.stagegroups import JoinedBenches, StageBench, joined_benches, measured_stages, stage_partitions
 from assigner.profiler.tasks import Point
 from assigner.profiler.walk import collect_inputs
@@ -26,20 +27,19 @@ CPU = torch.device("cpu")
 WIDTH, ROWS = 8, 2
 
 
-@dataclass
-class Time:
+class Time(Stopwatch):
     """A clock that only partitions move, and the watch that reads it."""
 
-    now: float = 0.0
-    marks: list[float] = field(default_factory=list)
-    launch_share: float = 1.0
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.now = 0.0
 
-    def mark(self) -> None:
-        self.marks.append(self.now)
+    def mark(self, *owner: str) -> None:
+        self._marks.append((owner, self.now))
 
     def seconds(self) -> list[float]:
-        marks, self.marks = self.marks, []
-        return [end - begin for begin, end in itertools.pairwise(marks)]
+        marks, self._marks = self._marks, []
+        return [end - begin for (_, begin), (_, end) in itertools.pairwise(marks)]
 
 
 @dataclass(eq=False)
@@ -79,7 +79,7 @@ class Three:
         self.benches = [Bench(name, self.time, *each, self.calls) for name, each in times.items()]
         given: dict[str, Any] = {"depth": 2, "is_crowded": False, "device": CPU, **changes}
         self.stage = StageBench([JoinedBenches([each]) for each in self.benches], alike(self.benches), **given)  # type: ignore[arg-type]
-        self.stage.watch = self.time  # type: ignore[assignment]
+        self.stage.watch = self.time
 
 
 def test_each_micro_batch_goes_through_all_partitions_before_the_next() -> None:
@@ -287,12 +287,12 @@ def test_a_joined_backward_is_that_of_its_partitions(ten: PartitionGraph) -> Non
         torch.testing.assert_close(found, wanted)
 
 
-def test_laps_add_up_and_a_partition_may_have_none() -> None:
+def test_times_add_up_and_a_partition_may_have_none() -> None:
     """As one has to which a backward does not come."""
     time = Time()
-    laps = stagegroups._Laps(time)  # type: ignore[arg-type]
+    time.mark()
     for part, name in (("forward", "a"), ("backward", "b"), ("backward", "b")):
         time.now += 1.0
-        laps.end(part, name)
-    seconds = laps.seconds()
+        time.mark(part, name)
+    seconds = time.by_owner()
     assert (seconds["forward", "a"], seconds["backward", "b"], seconds["backward", "a"]) == (1.0, 2.0, 0.0)
