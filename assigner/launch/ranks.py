@@ -187,18 +187,20 @@ def launch(
     environment = {**_inside(layout), **environment, VARIABLE: listening(causes)}
     kept = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
-    done: set[int] = set()
     try:
         meeting = leaving_together(nodes=layout.nodes, node=layout.node, address=layout.address, port=layout.port)
         with closing(Connections()), meeting as others:
             agent = RanksAgent(command, layout, others, causes, notice)
             try:
-                _start_and_tell(agent, others, done)
+                agent.start()
             except SignalException as error:
                 raise _ended_by_signal(error, others, agent.passing) from error
+            except ChildFailedError as error:
+                others.close()  # the ranks of this host have ended
+                rank, failure = error.get_first_failure()
+                others.tell(HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode)))
+                raise _rank_failed(error, causes, agent.done) from error
         return handed_over(causes)
-    except ChildFailedError as error:
-        raise _rank_failed(error, causes, done) from error
     except DistError as error:
         said = str(error).partition("\n")[0]  # below it stand C++ frames
         raise WorkerError(
@@ -270,17 +272,6 @@ def _rank_failed(error: ChildFailedError, causes: Path, done: AbstractSet[int]) 
         kept.write_text(cause.trace, encoding="utf-8")
         hint = f"{kept} has the traceback; -v shows it"
     return RankFailedError(str(cause), cause.exit_code, hint=hint, trace=clean(cause.trace))
-
-
-def _start_and_tell(agent: RanksAgent, others: OtherHosts, done: set[int]) -> None:
-    try:
-        agent.start()
-    except ChildFailedError as error:
-        others.close()  # the ranks of this host have ended
-        rank, failure = error.get_first_failure()
-        others.tell(HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode)))
-        done.update(agent.done)
-        raise
 
 
 def _ended_by_signal(error: SignalException, others: OtherHosts, passing: SignalPassing) -> BaseException:
