@@ -199,7 +199,7 @@ class ComputeMeasurement:
         if not fits:  # outside of the handler: what the error holds is free by now
             _leave(together)
             for n, (point, bench) in enumerate(benches.items()):
-                single = alone(point, bench, depth=1, in_parts=self.split_backward)
+                single = alone(point, bench, workbench, depth=1)
                 try:
                     with memory_errors():
                         bench.join(workbench.held[point])
@@ -287,7 +287,7 @@ class ComputeMeasurement:
         forward, backward = timing.forward, timing.backward
         # at an update no micro-batch is in flight, so what one keeps may hold it
         workspace = timing.holes_bytes + max(took.workspace_bytes, update.workspace_bytes - took.activation_bytes)
-        parts = bench.parts(backward.median_s, took.activation_bytes) if self.split_backward else (None, None, None)
+        parts = bench.parts(backward.median_s, took.activation_bytes)
         return Measurement(
             point.partition, self.worker, point.micro_batch, forward.median_s, backward.median_s,
             update.samples.median_s, took.activation_bytes, workspace, len(forward.seconds),

@@ -90,11 +90,11 @@ def measured_stages(benches: Mapping[Point, PartitionBench], workbench: Workbenc
     ]
 
 
-def alone(point: Point, bench: PartitionBench, *, depth: int, in_parts: bool) -> StageBench:
+def alone(point: Point, bench: PartitionBench, workbench: Workbench, *, depth: int) -> StageBench:
     """A point as a stage of its own, where memory is short."""
     return StageBench(
-        [JoinedBenches([bench])], [[bench]], points=(point,), depth=depth, is_crowded=True, device=bench.device,
-        in_parts=in_parts,
+        [JoinedBenches([bench])], [[bench]], points=(point,), depth=depth, is_crowded=True, device=workbench.device,
+        in_parts=workbench.in_parts,
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def _of_size(mine: Mapping[Point, PartitionBench], size: int, workbench: Workben
             return [stage]
         for bench in beside.values():
             bench.leave()
-    return [alone(point, bench, depth=bench.depth, in_parts=workbench.in_parts) for point, bench in mine.items()]
+    return [alone(point, bench, workbench, depth=bench.depth) for point, bench in mine.items()]
 
 
 def _together(
