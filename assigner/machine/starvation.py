@@ -167,22 +167,21 @@ class RanksWatch:
 
     def __init__(self, *, ranks: int, threads: int) -> None:
         self.allowed = allowed_share(threads, ranks)
-        self.readings: dict[int, list[ProcessorTime]] = {}
+        self.readings: dict[int, tuple[ProcessorTime, ProcessorTime]] = {}  # the first and the last of each
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="assigner-starvation", daemon=True)
 
     def share(self) -> float:
         """The share of its processor time that others have had of the rank that lost the most of it."""
-        pairs = [(first, last) for first, *_, last in self.readings.values()]
-        return max((starved_share(*pair, allowed=self.allowed) for pair in pairs), default=0.0)
+        return max((starved_share(*each, allowed=self.allowed) for each in self.readings.values()), default=0.0)
 
     def look(self) -> None:
-        """Read what the processes have had until now: the first and the last reading of each are kept."""
+        """Read what the processes have had until now."""
         for process in _children():
             now = processor_time(process)
             if now.threads:
-                first = self.readings.get(process, [ProcessorTime(now.wall_s, {}, now.throttled_s)])[0]
-                self.readings[process] = [first, now]
+                first, _ = self.readings.get(process, (ProcessorTime(now.wall_s, {}, now.throttled_s), now))
+                self.readings[process] = first, now
 
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK_S):

@@ -102,7 +102,7 @@ def test_a_link_with_a_disturbed_end_is_measured_again(
         links, "_measure_once", lambda *_: Link("worker:0/cpu", "worker:1/cpu", (), starved=waiting.pop(0))
     )
     options = SweepOptions(largest=1024, typical=1024, force_busy=force_busy)
-    (sweep,) = links._measure_pair(cast("Lane", wire), 0, 1, options, one_clock=True)
+    sweep = links._measure_pair(cast("Lane", wire), 1, options, one_clock=True)
     assert sweep.starved == kept
     assert wire.told == told
     assert not waiting
