@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Directed = tuple[int, int]
 """A link, as (source, target)."""
 
-Slower = Callable[[Sequence[Directed]], dict[Directed, float]]
+Slowdown = Callable[[Sequence[Directed]], dict[Directed, float]]
 """How many times its own time each of some links takes when all of them send at once."""
 
 SLOWER = 1.5
@@ -84,7 +84,7 @@ def find_shared_wires(lane: Lane, largest: int) -> list[SharedWire]:
     return joined_wires(found, slower)
 
 
-def shared_wires(links: Sequence[Directed], slower: Slower) -> list[SharedWire]:
+def shared_wires(links: Sequence[Directed], slower: Slowdown) -> list[SharedWire]:
     """Which of some links are slower together."""
     all_at_once = slower(links)
     slow = [link for link, times in all_at_once.items() if times > SLOWER]
@@ -100,12 +100,12 @@ def shared_wires(links: Sequence[Directed], slower: Slower) -> list[SharedWire]:
     return [SharedWire(tuple(sorted(group)), max(all_at_once[link] for link in group)) for group in groups]
 
 
-def joined_wires(rings: Sequence[Sequence[SharedWire]], slower: Slower) -> list[SharedWire]:
+def joined_wires(rings: Sequence[Sequence[SharedWire]], slower: Slowdown) -> list[SharedWire]:
     """The wires of both rounds, with those made one that are one: beside the other's links some take far longer still.
 
     Args:
         rings: The wires of each round of neighbours; of a round with many, none is tried.
-        slower: See `Slower`.
+        slower: See `Slowdown`.
     """
     if len(rings) < 2 or max(map(len, rings)) > _JOINED_UP_TO:
         return [wire for ring in rings for wire in ring]
