@@ -217,7 +217,7 @@ class ComputeMeasurement:
     def _sampled(self, some: Sequence[StageBench], before: float, count: int) -> dict[Point, _Timing]:
         if not some:
             return {}
-        names = list(dict.fromkeys(point.partition for stage in some for point in stage.points))
+        names = list(dict.fromkeys(point.partition for stage in some for point in stage.measured))
 
         def at(share: float) -> None:
             self.forecast.work("point", before + share * count)
@@ -233,7 +233,7 @@ class ComputeMeasurement:
         return {
             point: _Timing(parts[2 * n], parts[2 * n + 1], stage.watch.launch_share, beside, starved)
             for stage, parts, beside in zip(some, samples, holes, strict=True)
-            for n, point in enumerate(stage.points)
+            for n, point in enumerate(stage.measured)
         }
 
     def _undisturbed(

@@ -93,7 +93,7 @@ def measured_stages(benches: Mapping[Point, PartitionBench], workbench: Workbenc
 def alone(point: Point, bench: PartitionBench, workbench: Workbench, *, depth: int) -> StageBench:
     """A point as a stage of its own, where memory is short."""
     return StageBench(
-        [JoinedBenches([bench])], [[bench]], points=(point,), depth=depth, is_crowded=True, device=workbench.device,
+        [JoinedBenches([bench])], {point: [bench]}, depth=depth, is_crowded=True, device=workbench.device,
         in_parts=workbench.in_parts,
     )  # fmt: skip
 
@@ -128,11 +128,13 @@ def _together(
     if depth is None:
         return None
     place = {piece.name: n for n, piece in enumerate(workbench.graph.pieces)}
-    alike = [[benches[each] for each in benches if workbench.kind(each) == workbench.kind(point)] for point in mine]
+    alike = {
+        point: [benches[each] for each in benches if workbench.kind(each) == workbench.kind(point)] for point in mine
+    }
     ordered = [benches[point] for point in sorted(benches, key=lambda each: place[each.partition])]
     return StageBench(
-        joined_benches(ordered, workbench.graph), alike, points=tuple(mine),
-        depth=depth, is_crowded=2 * needed[depth] > room, device=workbench.device, in_parts=workbench.in_parts,
+        joined_benches(ordered, workbench.graph), alike, depth=depth, is_crowded=2 * needed[depth] > room,
+        device=workbench.device, in_parts=workbench.in_parts,
     )  # fmt: skip
 
 
@@ -183,7 +185,6 @@ class StageBench:
     Args:
         stage: All of its partitions, in the model's order.
         measured: Those that are asked for, each with others like it in the stage; their times are its own too.
-        points: What is measured of these, in the same order.
         depth: Micro-batches in flight.
         is_crowded: Memory is short: what a run has freed is given back before the next one, which takes its own before
             it is timed.
@@ -195,9 +196,8 @@ class StageBench:
     def __init__(
         self,
         stage: Sequence[JoinedBenches],
-        measured: Sequence[Sequence[PartitionBench]],
+        measured: Mapping[Point, Sequence[PartitionBench]],
         *,
-        points: tuple[Point, ...] = (),
         depth: int,
         is_crowded: bool,
         device: torch.device,
@@ -205,7 +205,7 @@ class StageBench:
     ) -> None:
         self.stage, self.measured, self.depth, self.is_crowded = stage, measured, depth, is_crowded
         self.benches = [bench for some in stage for bench in some.benches]
-        self.points, self.in_parts, self.device = points, in_parts, device
+        self.in_parts, self.device = in_parts, device
         self.watch = Stopwatch(device)
         self.runs = 0
 
@@ -226,7 +226,7 @@ class StageBench:
         number = {id(bench): n for n, bench in enumerate(self.benches)}
         return tuple(
             sum(times[number[id(bench)]] for bench in alike) / len(alike)
-            for alike in self.measured
+            for alike in self.measured.values()
             for times in (forward, backward)
         )
 

@@ -37,7 +37,7 @@ class Heap:
             return 1.0, 2.0
 
         watch = SimpleNamespace(launch_share=0.0)
-        return cast("StageBench", SimpleNamespace(points=(Point("head", size),), run=run, watch=watch))
+        return cast("StageBench", SimpleNamespace(measured={Point("head", size): []}, run=run, watch=watch))
 
     def grown(self, run: Callable[[], object], _device: torch.device) -> int:
         """As `memory.grown_bytes`: pages of the largest run's tensors, the allocator's share of them, and holes."""

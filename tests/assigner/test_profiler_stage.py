@@ -78,7 +78,8 @@ class Three:
         times = {"a": (2.0, 6.0), "b": (4.0, 8.0), "c": (10.0, 16.0)}
         self.benches = [Bench(name, self.time, *each, self.calls) for name, each in times.items()]
         given: dict[str, Any] = {"depth": 2, "is_crowded": False, "device": CPU, **changes}
-        self.stage = StageBench([JoinedBenches([each]) for each in self.benches], alike(self.benches), **given)  # type: ignore[arg-type]
+        measured: Any = {Point("", n): some for n, some in enumerate(alike(self.benches))}
+        self.stage = StageBench([JoinedBenches([each]) for each in self.benches], measured, **given)  # type: ignore[list-item]
         self.stage.watch = self.time
 
 
@@ -188,10 +189,10 @@ def test_a_stage_has_its_company(ten: PartitionGraph) -> None:
     workbench = make_workbench(ten, math.inf)
     benches = {point: workbench.measured(point) for point in (Point("1", ROWS), Point("1", 4 * ROWS))}
     found = measured_stages(benches, workbench)
-    assert [stage.points for stage in found] == [(point,) for point in benches]
+    assert [list(stage.measured) for stage in found] == [[point] for point in benches]
     for stage in found:
         assert [each.runner.piece.name for each in stage.benches] == ["1", "2", "3", "4", "5", "6"]
-        assert [len(alike) for alike in stage.measured] == [6]
+        assert [len(alike) for alike in stage.measured.values()] == [6]
         assert min(stage.run()) > 0
     assert [stage.depth for stage in found] == [4, 1]  # as many micro-batches as a step has
 
@@ -274,9 +275,8 @@ def test_a_joined_backward_is_that_of_its_partitions(ten: PartitionGraph) -> Non
     parameters = [each for bench in benches for each in bench.runner.module.parameters()]
     for each in parameters:
         each.grad = None
-    stage = StageBench(
-        joined_benches(benches, ten), [[each] for each in benches], depth=1, is_crowded=False, device=CPU
-    )
+    measured = {Point(each.name, ROWS): [each] for each in benches}
+    stage = StageBench(joined_benches(benches, ten), measured, depth=1, is_crowded=False, device=CPU)
     assert min(stage.run()) > 0
     (read,) = benches[0].reads[0]
     first, second = (bench.runner.module for bench in benches)
