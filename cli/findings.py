@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.machine.cgroup import core_limit, free_memory, memory_limit
+from assigner.machine.cgroup import allowed_cores, core_limit, free_memory, memory_limit
 from assigner.machine.kernel import usable_cores
 from assigner.report.doctor import Finding
 
@@ -123,8 +123,7 @@ def _cores() -> Finding:
 
 def _threads(torch: dict[str, Any] | None) -> Finding:
     """Compute threads that torch takes by itself; more of them than cores slow each other down."""
-    limit, asked = core_limit(), os.environ.get("OMP_NUM_THREADS")
-    cores = max(1, int(min(usable_cores(), limit if limit is not None else usable_cores())))
+    asked, cores = os.environ.get("OMP_NUM_THREADS"), max(1, int(allowed_cores()))
     if torch is None:
         return Finding("threads", "note", "unknown; torch does not start", group="machine")
     found = torch["threads"]

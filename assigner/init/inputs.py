@@ -192,8 +192,7 @@ def _of_first_layer(model: nn.Module) -> Iterator[_Kind]:
     """Shapes without rows, and for tokens how many there are, that suit the first layer that says what it takes."""
     for layer in model.modules():
         if isinstance(layer, nn.Embedding):
-            yield from (((length,), layer.num_embeddings) for length in _LENGTHS)
-            return
+            return  # see `_of_embedding`
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             sides = (_config_side(model), *_SIDES) if isinstance(layer, nn.Conv2d) else _LENGTHS[1::-1]
             for side in sides:

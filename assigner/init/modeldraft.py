@@ -13,7 +13,7 @@ import keyword
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from assigner.model.deferred import DeferredModel
 from assigner.usercode import parse_call, user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from types import ModuleType
 
 _SMALL: tuple[dict[str, Any], ...] = (
@@ -50,19 +50,15 @@ class NamedModel:
         name: Of the class or function.
         called: Its name in the workload file, where that has another use for the first one.
         make: The class or function.
-        line: Imports it.
-        is_local: It was named by its file.
         arguments: Given with it.
-        files: Where it is written, and where it is imported from.
+        code: What imports it, and where it is written; it has no body yet.
     """
 
     name: str
     called: str
     make: Callable[..., Any]
-    line: str
-    is_local: bool
     arguments: Mapping[str, Any]
-    files: frozenset[Path]
+    code: Code
 
 
 def draft_of_model(model: str, folder: Path) -> Draft:
@@ -87,8 +83,7 @@ def draft_of_model(model: str, folder: Path) -> Draft:
             f"# {named.name} needs values in the place of the dots.",
             f"return {named.called}({_dots(missing, named)})",
         )
-        code = _code(named, body)
-        return Draft(named.name, made_by, code, gaps=(gap,))
+        return Draft(named.name, made_by, replace(named.code, body=body), gaps=(gap,))
     built = _first_that_runs(named)
     return _draft(named, made_by, *built)
 
@@ -99,10 +94,10 @@ def _config_class(named: NamedModel) -> type | None:
     return found if isinstance(found, type) and not named.arguments else None
 
 
-def _parameters(named: NamedModel) -> Sequence[inspect.Parameter] | None:
+def _signature(named: NamedModel) -> inspect.Signature | None:
     """What the class or function takes; None: some written in C do not tell."""
     try:
-        return tuple(inspect.signature(named.make).parameters.values())
+        return inspect.signature(named.make)
     except (TypeError, ValueError):
         return None
 
@@ -113,8 +108,9 @@ def _check_keywords(named: NamedModel) -> None:
     Raises:
         UsageError: it does not.
     """
-    parameters = _parameters(named)
-    if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
+    signature = _signature(named)
+    parameters = () if signature is None else signature.parameters.values()
+    if signature is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
     known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     for name in named.arguments:
@@ -128,11 +124,12 @@ def _check_keywords(named: NamedModel) -> None:
 
 def _missing(named: NamedModel) -> list[inspect.Parameter]:
     """Arguments without a default that were not given, as they are declared."""
-    if _config_class(named) is not None:
+    signature = _signature(named)
+    if signature is None or _config_class(named) is not None:
         return []
     return [
         each
-        for each in _parameters(named) or ()
+        for each in signature.parameters.values()
         if each.default is each.empty
         and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
         and each.name not in named.arguments
@@ -147,12 +144,6 @@ def _dots(missing: list[inspect.Parameter], named: NamedModel) -> str:
 
 def _words(named: NamedModel) -> list[str]:
     return [f"{name}={value!r}" for name, value in named.arguments.items()]
-
-
-def _code(named: NamedModel, body: tuple[str, ...]) -> Code:
-    lines = (named.line,)
-    local, imports = (lines, ()) if named.is_local else ((), lines)
-    return Code(imports, local, body=body, files=named.files)
 
 
 def _ways(named: NamedModel) -> Iterator[tuple[Callable[[], nn.Module], tuple[str, ...]]]:
@@ -218,12 +209,9 @@ def _checked(named: NamedModel, make: Callable[[], Any]) -> Callable[[], nn.Modu
 
 def _hint(named: NamedModel) -> str:
     """What the class or function takes, where it says it in a line."""
-    try:
-        takes = f"{named.name}{inspect.signature(named.make)}"
-    except (TypeError, ValueError):
-        takes = ""
-    trace = "-v shows the whole traceback"
-    return f"it is {takes}; {trace}" if 0 < len(takes) <= _LINE else trace
+    signature = _signature(named)
+    takes, trace = f"{named.name}{signature}", "-v shows the whole traceback"
+    return trace if signature is None or len(takes) > _LINE else f"it is {takes}; {trace}"
 
 
 def _draft(named: NamedModel, made_by: str, model: nn.Module, body: tuple[str, ...], trial: Trial | None) -> Draft:
@@ -241,7 +229,7 @@ def _draft(named: NamedModel, made_by: str, model: nn.Module, body: tuple[str, .
         notes=() if children else tuple(_notes(model, trial)),
         name=named.name,
         made_by=made_by,
-        code=_code(named, body),
+        code=replace(named.code, body=body),
         takes=trial.takes if trial is not None and trial.gives is not None else (),
         keywords=trial is not None and trial.keywords,
         gives=None if trial is None else trial.gives,
@@ -289,8 +277,9 @@ def _find_model(model: str, folder: Path) -> NamedModel:
     if not callable(make):
         raise UsageError(f"{where} has no class or function {name!r}", hint=_FORM)
     called = f"build_{name}" if name in RESERVED else name
-    line = f"from {where} import {name}" + (f" as {called}" if called != name else "")
-    return NamedModel(name, called, make, line, path is not None, arguments, _files(module, make))
+    lines = (f"from {where} import {name}" + (f" as {called}" if called != name else ""),)
+    imports, local = (lines, ()) if path is None else ((), lines)
+    return NamedModel(name, called, make, arguments, Code(imports, local, files=_files(module, make)))
 
 
 def _module_of(path: Path, folder: Path) -> str:

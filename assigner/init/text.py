@@ -69,8 +69,6 @@ RESERVED = frozenset(
 )  # fmt: skip
 """Names that mean something in every workload file: what is imported there under one of them has to have another."""
 
-_UNKNOWN = ("torch.randn(rows, 64, generator=generator)", "torch.randint(10, (rows,), generator=generator)")
-
 
 def workload_text(draft: Draft, file: str = "workload.py") -> str:
     """The file.
@@ -82,9 +80,14 @@ def workload_text(draft: Draft, file: str = "workload.py") -> str:
     head = f"{_head(draft, file)}\n\n{_imports(draft)}"
     if draft.code.definitions:
         head += f"\n\n{draft.code.definitions.rstrip()}"
-    functions = [_model(draft), _batch(draft), _loss(draft), _optimizer(), _workload(draft), _train(file)]
+    functions = [_model(draft), _batch(draft), _loss(draft), _OPTIMIZER, _workload(draft), _train(file)]
     return "\n\n\n".join([head, *functions, _MAIN])
 
+
+_OPTIMIZER = '''\
+def optimizer(parameters: Any) -> torch.optim.Optimizer:
+    """Any torch optimizer; an argument called `named_parameters` gets names as well."""
+    return torch.optim.AdamW(parameters, lr=1e-3)'''
 
 _MAIN = """\
 if __name__ == "__main__":
@@ -130,14 +133,10 @@ def _gaps(draft: Draft) -> list[str]:
 
 def _imports(draft: Draft) -> str:
     straight = ["import assigner", "import torch"]
-    third = [*straight, *sorted(["from torch import Tensor, nn", *draft.code.imports], key=_import_key)]
+    named = sorted(["from torch import Tensor, nn", *draft.code.imports], key=lambda line: line.split()[1].casefold())
     own = ["import argparse", "import contextlib", "import time", "from pathlib import Path", "from typing import Any"]
-    blocks = ["\n".join(lines) for lines in (own, third, draft.code.local)]
+    blocks = ["\n".join(lines) for lines in (own, [*straight, *named], draft.code.local)]
     return "\n\n".join(block for block in blocks if block)
-
-
-def _import_key(line: str) -> str:
-    return line.split()[1].casefold()
 
 
 def _model(draft: Draft) -> str:
@@ -149,29 +148,25 @@ def model() -> nn.Module:
 
 
 def _batch(draft: Draft) -> str:
-    lines = list(_batch_lines(draft))
+    call = "model(**inputs)" if draft.keywords else "model(inputs)"
     return "\n".join(
         [
             "def batch(rows: int, generator: torch.Generator) -> tuple[Any, Any]:",
             '    """Inputs and targets of `rows` rows; the rows are every tensor\'s first dimension.',
             "",
-            f"    The model is called as `{_call(draft)}`. These are made up: put your data here,",
+            f"    The model is called as `{call}`. These are made up: put your data here,",
             "    and choose rows with the generator, which is alike on every rank.",
             '    """',
-            *(f"    {line}" for line in lines),
+            *(f"    {line}" for line in _batch_lines(draft)),
         ]
     )
-
-
-def _call(draft: Draft) -> str:
-    return "model(**inputs)" if draft.keywords else "model(inputs)"
 
 
 def _batch_lines(draft: Draft) -> Iterator[str]:
     if not draft.takes:
         yield "# What the model takes is not known yet; say, 64 numbers, and 10 classes to tell:"
-        yield f"inputs = {_UNKNOWN[0]}"
-        yield f"targets = {_UNKNOWN[1]}"
+        yield "inputs = torch.randn(rows, 64, generator=generator)"
+        yield "targets = torch.randint(10, (rows,), generator=generator)"
         yield "return inputs, targets"
         return
     if draft.task == "next token":
@@ -222,13 +217,6 @@ def loss(outputs: Any, targets: Tensor) -> Tensor:
     """The mean over the rows; `outputs` is what the model returned."""
     values = outputs{access}  # {shape}
     return nn.functional.{name}(values{flat}, {targets})'''
-
-
-def _optimizer() -> str:
-    return '''\
-def optimizer(parameters: Any) -> torch.optim.Optimizer:
-    """Any torch optimizer; an argument called `named_parameters` gets names as well."""
-    return torch.optim.AdamW(parameters, lr=1e-3)'''
 
 
 def _workload(draft: Draft) -> str:

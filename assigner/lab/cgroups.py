@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
-from assigner.machine.kernel import words
+from assigner.machine.kernel import counts, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -190,7 +190,7 @@ class HostGroup:
         if "memory" not in self._folders:
             return 0
         mount, folder = self._folders["memory"]
-        return _count(folder / ("memory.events" if mount.version == 2 else "memory.oom_control"), "oom_kill")
+        return counts(folder / ("memory.events" if mount.version == 2 else "memory.oom_control")).get("oom_kill", 0)
 
     def reached_limit(self) -> bool:
         """True if the host has been at its memory limit; if not, what was killed in it fell to the machine's own want.
@@ -202,16 +202,10 @@ class HostGroup:
             return False
         mount, folder = self._folders["memory"]
         if mount.version == 2:
-            return _count(folder / "memory.events", "oom") > 0
+            return counts(folder / "memory.events").get("oom", 0) > 0
         assert self._memory is not None, "it is a folder of this host because it has a limit"
         peaks = [words(folder / f"memory.{kind}max_usage_in_bytes") for kind in ("", "memsw.")]
         return max((int(peak[0]) for peak in peaks if peak), default=0) >= self._memory - _HUGE_PAGE
-
-
-def _count(file: Path, name: str) -> int:
-    """The number behind a name in a list of the kernel's; 0: it is not there."""
-    counts = words(file)
-    return int(counts[counts.index(name) + 1]) if name in counts else 0
 
 
 def _pass_on(controller: str, group: Path) -> None:

@@ -1,7 +1,6 @@
 """The hosts while they exist: namespaces and control groups that carry one name, made together, removed together.
 
-The name holds the process id of the lab and when that process began, so that any later lab can tell what a killed one
-left behind: its id belongs to no process, or to one that began at another time.
+The name holds the mark of the lab's process, so that any later lab can tell what a killed one left behind.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from assigner.lab.network import (
     network_members,
     remove_network,
 )
-from assigner.launch.launcherwatch import began
+from assigner.launch.launcherwatch import is_left_behind, own_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,12 +45,7 @@ _TURN_S = 0.02
 
 def lab_name() -> str:
     """The name of this process's lab."""
-    return f"{PREFIX}{os.getpid()}-{began(os.getpid())}"
-
-
-def _is_left_behind(lab: str) -> bool:
-    process, _, since = lab.removeprefix(PREFIX).partition("-")
-    return process.isdigit() and bool(since) and began(int(process)) != since
+    return f"{PREFIX}{own_mark()}"
 
 
 def _table(lab: str) -> Path:
@@ -108,7 +102,7 @@ def remove_left_behind(mounts: Mounts, *, warn: Callable[[str], object]) -> list
     """
     labs = labs_with_namespaces(PREFIX) | labs_with_groups(mounts, PREFIX) | _labs_with_tables()
     removed = []
-    for lab in sorted(filter(_is_left_behind, labs)):
+    for lab in sorted(lab for lab in labs if is_left_behind(lab.removeprefix(PREFIX))):
         try:
             remove_lab(mounts, lab)
         except UsageError as error:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
+from assigner.launch.stopping import take_signals
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType, TracebackType
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -27,7 +27,7 @@ class Interruption:
     """A block in which a signal is an exception. Outside the main thread, which alone gets signals, it does nothing."""
 
     def __init__(self) -> None:
-        self._before: dict[int, Callable[[int, FrameType | None], Any] | int] = {}
+        self._before: dict[int, Any] = {}
         self._noted: int | None = None
         self._held = False
 
@@ -41,13 +41,7 @@ class Interruption:
             raise Interrupted
 
     def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                before = signal.getsignal(number)
-                # nohup's wish is respected, and a handler that was not set from Python could not be put back
-                if before is not None and before is not signal.SIG_IGN:
-                    self._before[number] = before
-                    signal.signal(number, self._note)
+        take_signals(_SIGNALS, self._note, self._before)
         return self
 
     def __exit__(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.machine.cgroup import core_limit, free_memory
-from assigner.machine.kernel import processor_model, usable_cores
+from assigner.machine.cgroup import allowed_cores, free_memory
+from assigner.machine.kernel import processor_model
 
 if TYPE_CHECKING:
     from assigner.lab.cluster import Cluster
@@ -34,8 +34,7 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """The machine that this process runs on."""
-        cores = float(usable_cores())
-        return cls(min(cores, core_limit() or cores), free_memory(), processor_model())
+        return cls(allowed_cores(), free_memory(), processor_model())
 
 
 def split_share(kind: str) -> tuple[str, float | None]:

@@ -14,6 +14,8 @@ from math import log
 from statistics import median
 from typing import TYPE_CHECKING
 
+from assigner.schedule.cost import message_s
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -54,13 +56,10 @@ class Wires:
 
 
 def link_rate(link: Link) -> float | None:
-    """The rate of long messages, in bytes/s: the slope between the two largest points; None: noise hides it."""
-    *_, last = link.points
-    if len(link.points) == 1:
-        return last.bytes / last.seconds if last.seconds > 0 else None
-    before = link.points[-2]
-    seconds = last.seconds - before.seconds
-    return (last.bytes - before.bytes) / seconds if seconds > 0 else None
+    """The rate of messages beyond the largest that was measured, in bytes/s; None: noise hides it."""
+    size = link.points[-1].bytes
+    seconds = message_s(link.points, 2 * size) - link.points[-1].seconds
+    return size / seconds if seconds > 0 else None
 
 
 def find_wires(profile: Profile) -> Wires:

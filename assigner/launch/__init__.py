@@ -2,7 +2,7 @@
 
 ranks                         a command on the ranks of a run, by torchrun's launcher and its agent for one host
 stopping                      signals that ask a run to stop: noted by ranks, passed on by their launcher
-failurereport                 the first cause, said once; how a process ended, in words
+failurereport                 what ranks hand to their launcher; the first cause, said once; how a process ended
 launcherwatch                 ranks end with their launcher
 shutdown                      hosts leave together
 hostnames                     a meeting point whose name nobody knows

@@ -19,12 +19,12 @@ import tempfile
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from assigner.errors import AssignerError, FormatError
-from assigner.formats.document import decode
+from assigner.errors import AssignerError
+from assigner.formats.document import decode, encode
 from assigner.launch.seal import clean
 from assigner.machine.launchedrank import launched_rank
 from assigner.usercode import traced_place
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "ASSIGNER_CAUSES"
 LEFT = "ended with exit code 0 while others waited for it"
+T = TypeVar("T")
 LEFT_HINT = "every rank joins the run and makes all of its calls; sys.exit, os._exit or its script's end came too soon"
 
 
@@ -90,28 +91,35 @@ def hand_over(cause: FailureReport) -> bool:
     Returns:
         Whether there is such a launcher: it says the cause, and nobody else needs to.
     """
+    folder, name = launcher_folder(), f"{os.getpid()}.json"
+    return folder is not None and ((folder / name).exists() or hand_record(name, cause) is not None)
+
+
+def hand_record(name: str, record: Any) -> Path | None:
+    """Write a record for the launcher that started this process, whole under its name from the first moment.
+
+    Returns:
+        Its file; None: there is no such launcher, or the file cannot be written, as on a full disk.
+    """
     folder = launcher_folder()
     if folder is None:
-        return False
-    place = folder / f"{os.getpid()}.json"
-    if place.exists():
-        return True
-    try:
-        hand_file(place, json.dumps(asdict(cause)))
-    except OSError:
-        return False
-    return True
+        return None
+    with suppress(OSError):
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False, encoding="utf-8") as file:
+            json.dump(encode(record), file)
+        return Path(file.name).rename(folder / name)
+    return None
 
 
-def hand_file(place: Path, text: str) -> None:
-    """Write a file for the launcher, whole under its name from the first moment.
+def handed_record(kind: type[T], path: Path) -> T:
+    """What stands in a file of `hand_record`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be read.
+        ValueError: it is no JSON, or as a FormatError none of that kind.
     """
-    with tempfile.NamedTemporaryFile("w", dir=place.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-        file.write(text)
-    Path(file.name).rename(place)
+    found: T = decode(kind, json.loads(path.read_text(encoding="utf-8")))
+    return found
 
 
 def listening(folder: Path) -> str:
@@ -129,8 +137,8 @@ def first_report(folder: Path) -> FailureReport | None:
     """The cause of a run: the first that a rank has of itself, else the first that one has heard of or noticed."""
     found = []
     for path in folder.glob("*.json"):
-        with suppress(OSError, ValueError, FormatError):  # of a rank that was killed as it wrote
-            found.append(decode(FailureReport, json.loads(path.read_text(encoding="utf-8"))))
+        with suppress(OSError, ValueError):  # of a rank that was killed as it wrote
+            found.append(handed_record(FailureReport, path))
     return min(found, key=lambda cause: (not cause.is_own, cause.at), default=None)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError, WorkerError
 from assigner.launch.failurereport import VARIABLE
-from assigner.machine.kernel import process_facts
+from assigner.machine.kernel import ancestors, process_facts
 from assigner.machine.launchedrank import launched, launched_rank, launcher_process
 
 if TYPE_CHECKING:
@@ -38,13 +38,15 @@ def began(process: int) -> str:
     return facts[19] if facts and facts[0] not in "ZX" else ""
 
 
-def _is_above(process: int) -> bool:
-    """Whether this process stems from one: its id may be another process's here, in a container."""
-    at = os.getppid()
-    while at > 1 and at != process:
-        facts = process_facts(at)
-        at = int(facts[1]) if facts else 0
-    return at == process
+def own_mark() -> str:
+    """This process, as part of a name: `is_left_behind` tells by it that the process is gone."""
+    return f"{os.getpid()}-{began(os.getpid())}"
+
+
+def is_left_behind(mark: str) -> bool:
+    """Whether the process of such a mark is gone: its id is no process's, or that of one that began at another time."""
+    process, _, since = mark.partition("-")
+    return process.isdigit() and bool(since) and began(int(process)) != since
 
 
 def launcher_of(environment: Mapping[str, str] = os.environ) -> int | None:
@@ -86,7 +88,7 @@ def end_with(process: int) -> None:
     _watched.add(process)
     if process == os.getppid():  # ids come again: the kernel gives an orphan another parent
         is_there: Callable[[], bool] = lambda: os.getppid() == process  # noqa: E731
-    elif _is_above(process) and (since := began(process)):
+    elif process in ancestors() and (since := began(process)):  # in a container its id may be another process's
         is_there = lambda: began(process) == since  # noqa: E731
     else:
         return

@@ -29,7 +29,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from assigner.errors import FormatError, UsageError, WorkerError
 from assigner.launch.failurereport import LEFT, LEFT_HINT, VARIABLE, first_report, how_it_ended, listening
-from assigner.launch.launcherwatch import began
+from assigner.launch.launcherwatch import is_left_behind, own_mark
 from assigner.launch.seal import clean, secret
 from assigner.launch.shutdown import MEETING_S, HostFailure, OtherHosts, leaving_together, tell_done
 from assigner.launch.sockets import Connections
@@ -183,25 +183,28 @@ def launch(
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     _remove_left_behind()
-    causes = Path(tempfile.mkdtemp(prefix=f"{_causes_begin()}{os.getpid()}-{began(os.getpid())}-"))
+    causes = Path(tempfile.mkdtemp(prefix=f"{_causes_begin()}{own_mark()}-"))
     environment = {**_inside(layout), **environment, VARIABLE: listening(causes)}
     kept = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
-    done: set[int] = set()
     try:
         meeting = leaving_together(nodes=layout.nodes, node=layout.node, address=layout.address, port=layout.port)
         with closing(Connections()), meeting as others:
             agent = RanksAgent(command, layout, others, causes, notice)
             try:
-                _start_and_tell(agent, others, done)
+                agent.start()
             except SignalException as error:
                 raise _ended_by_signal(error, others, agent.passing) from error
+            except ChildFailedError as error:
+                others.close()  # the ranks of this host have ended
+                rank, failure = error.get_first_failure()
+                others.tell(HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode)))
+                raise _rank_failed(error, causes, agent.done) from error
         return handed_over(causes)
-    except ChildFailedError as error:
-        raise _rank_failed(error, causes, done) from error
     except DistError as error:
+        said = str(error).partition("\n")[0]  # below it stand C++ frames
         raise WorkerError(
-            f"the hosts cannot meet at {layout.address}:{layout.port}: {_first_line(error)}",
+            f"the hosts cannot meet at {layout.address}:{layout.port}: {said}",
             hint="host 0 must be up and reachable there, and the port free on it (--master-addr, --master-port)",
         ) from error
     finally:
@@ -241,8 +244,7 @@ def _remove_left_behind() -> None:
     """Remove what the ranks of launchers that were killed have handed over, but for tracebacks that an error names."""
     begin = _causes_begin()
     for folder in Path(tempfile.gettempdir()).glob(f"{begin}*"):
-        process, since = folder.name.removeprefix(begin).split("-")[:2]
-        if process.isdigit() and since and began(int(process)) != since and not any(folder.glob("*.txt")):
+        if is_left_behind(folder.name.removeprefix(begin).rpartition("-")[0]) and not any(folder.glob("*.txt")):
             shutil.rmtree(folder, ignore_errors=True)  # another user's stays
 
 
@@ -272,17 +274,6 @@ def _rank_failed(error: ChildFailedError, causes: Path, done: AbstractSet[int]) 
     return RankFailedError(str(cause), cause.exit_code, hint=hint, trace=clean(cause.trace))
 
 
-def _start_and_tell(agent: RanksAgent, others: OtherHosts, done: set[int]) -> None:
-    try:
-        agent.start()
-    except ChildFailedError as error:
-        others.close()  # the ranks of this host have ended
-        rank, failure = error.get_first_failure()
-        others.tell(HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode)))
-        done.update(agent.done)
-        raise
-
-
 def _ended_by_signal(error: SignalException, others: OtherHosts, passing: SignalPassing) -> BaseException:
     if others.failure is not None:
         return WorkerError(
@@ -297,11 +288,6 @@ def _ended_by_signal(error: SignalException, others: OtherHosts, passing: Signal
     if error.sigval == signal.SIGINT:
         return KeyboardInterrupt()
     return SystemExit(128 + error.sigval)  # as a shell says of a killed process
-
-
-def _first_line(error: Exception) -> str:
-    """What c10d says, without the C++ frames below it."""
-    return str(error).partition("\n")[0]
 
 
 class RankFailedError(WorkerError):

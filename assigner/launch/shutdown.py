@@ -19,7 +19,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # it is there, without `__all__`
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 MEETING_S = 300
 FAREWELL_S = 20.0
+T = TypeVar("T")
 _LEFT = "assigner/left"
 _FAILED = "assigner/host failed"
 _ENDED = "assigner/ended well"
@@ -64,12 +65,7 @@ def read_host_failure(store: Store) -> HostFailure | None:
     Args:
         store: The job's, without prefixes.
     """
-    if not store.check([_FAILED]):
-        return None
-    try:
-        return unseal(HostFailure, _FAILED, store.get(_FAILED))
-    except WorkerError:
-        return None  # a stranger's
+    return _told(store, HostFailure, _FAILED)
 
 
 def tell_done(store: Store, rank: int) -> None:
@@ -79,19 +75,19 @@ def tell_done(store: Store, rank: int) -> None:
 
 def is_done(store: Store, rank: int) -> bool:
     """Whether a rank's launcher has told that."""
-    return _is_said(store, f"{_DONE} {rank}")
+    return _told(store, bool, f"{_DONE} {rank}") is True
 
 
 def _say(store: Store, name: str) -> None:
     store.set(name, seal(name, value=True))
 
 
-def _is_said(store: Store, name: str) -> bool:
-    """Whether a launcher of this run has said that."""
+def _told(store: Store, kind: type[T], name: str) -> T | None:
+    """What a launcher of this run has said under a name; None: nothing, or a stranger has."""
     try:
-        return store.check([name]) and unseal(bool, name, store.get(name))
+        return unseal(kind, name, store.get(name)) if store.check([name]) else None
     except WorkerError:
-        return False  # a stranger has
+        return None
 
 
 def local_store(address: str, port: int = 0) -> TCPStore:
@@ -154,7 +150,7 @@ class OtherHosts:
             if self._over.wait(_LOOK_S):
                 return
             try:
-                if _is_said(self.store, _ENDED):
+                if _told(self.store, bool, _ENDED):
                     return
                 failure = read_host_failure(self.store)
             except DistError:

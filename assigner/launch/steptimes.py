@@ -5,17 +5,14 @@ No trace is needed for that, and nothing of the script: the pipeline reads the c
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assigner.formats.document import decode, encode
 from assigner.formats.plan import Plan
 from assigner.formats.terms import RunRemat
-from assigner.launch.failurereport import hand_file, launcher_folder
+from assigner.launch.failurereport import hand_record, handed_record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,12 +67,8 @@ class StepClock:
 
     def hand_over(self) -> None:
         """Give the times to the launcher that started this process, if there are any and it is one that listens."""
-        folder = launcher_folder()
-        if folder is None or not (self._seconds or self._others):
-            return
-        found = StepTimes(self._plan, self._remat, tuple(self._seconds), self._others)
-        with suppress(OSError):  # a full disk: the run has not failed for that
-            hand_file(folder / _FILE, json.dumps(encode(found)))
+        if self._seconds or self._others:
+            hand_record(_FILE, StepTimes(self._plan, self._remat, tuple(self._seconds), self._others))
 
 
 def handed_over(folder: Path) -> StepTimes | None:
@@ -85,4 +78,4 @@ def handed_over(folder: Path) -> StepTimes | None:
         FormatError: it is not what `StepClock` writes.
     """
     path = folder / _FILE
-    return decode(StepTimes, json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    return handed_record(StepTimes, path) if path.is_file() else None

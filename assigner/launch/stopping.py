@@ -13,18 +13,17 @@ does not ask, nothing is noted and nothing passed on.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from assigner.errors import FormatError, UsageError
-from assigner.formats.document import Range, decode
-from assigner.launch.failurereport import hand_file, launcher_folder
+from assigner.errors import UsageError
+from assigner.formats.document import Range
+from assigner.launch.failurereport import hand_record, handed_record, launcher_folder
 from assigner.machine.launchedrank import launched_rank
 
 if TYPE_CHECKING:
@@ -51,6 +50,25 @@ class NotedSignals:
 
     signals: tuple[int, ...]
     grace_s: Annotated[float, Range(0)]
+
+
+def take_signals(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], None], before: dict[int, Any]
+) -> None:
+    """Have signals call a handler; outside the main thread, which alone gets signals, nothing is done.
+
+    Args:
+        numbers: Of the signals; one that this process ignores (nohup's wish) stays ignored, and one that was not set
+            from Python, which could not be put back, stays as it is.
+        handler: What they call.
+        before: Gets what each of them called before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in numbers:
+        if (called := signal.getsignal(number)) not in (signal.SIG_IGN, None):
+            before[number] = called
+            signal.signal(number, handler)
 
 
 class StopSignals:
@@ -86,12 +104,9 @@ class StopSignals:
         """
         if threading.current_thread() is not threading.main_thread():
             raise UsageError("signals can be noted in the main thread alone", hint="ask there first, then anywhere")
-        for number in self._numbers:
-            before = signal.getsignal(number)
-            if before not in (signal.SIG_IGN, None):
-                self._before[number] = before
-                signal.signal(number, self._note)
-                signal.siginterrupt(number, False)  # a message that is on its way in C goes on
+        take_signals(self._numbers, self._note, self._before)
+        for number in self._before:
+            signal.siginterrupt(number, False)  # a message that is on its way in C goes on
         self._tell()
 
     def close(self) -> None:
@@ -111,14 +126,9 @@ class StopSignals:
             self._before.clear()
 
     def _tell(self) -> None:
-        folder = launcher_folder()
-        if folder is None or not self._before:
-            return
-        told = NotedSignals(tuple(sorted(self._before)), self.grace_s)
-        file = folder / f"{self._process}.{id(self)}.{_FILE}"
-        with suppress(OSError):  # a full disk: its launcher then ends this process as any other
-            hand_file(file, json.dumps(asdict(told)))
-            self._file = file
+        if self._before:
+            told = NotedSignals(tuple(sorted(self._before)), self.grace_s)
+            self._file = hand_record(f"{self._process}.{id(self)}.{_FILE}", told)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         before = self._before.get(number, signal.SIG_DFL)
@@ -187,13 +197,7 @@ class SignalPassing:
 
     def begin(self) -> None:
         """Take the signals from now on, in front of what takes them already."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in map(_number, SIGNALS):
-            before = signal.getsignal(number)
-            if before not in (signal.SIG_IGN, None):
-                self._before[number] = before
-                signal.signal(number, self._take)
+        take_signals(map(_number, SIGNALS), self._take, self._before)
 
     @property
     def overdue(self) -> signal.Signals | None:
@@ -230,8 +234,8 @@ class SignalPassing:
         """The ranks that note a signal, by their process ids."""
         found = {}
         for path in self._folder.glob(f"*.{_FILE}"):
-            with suppress(OSError, ValueError, FormatError):  # of a rank that is just ending
-                told = decode(NotedSignals, json.loads(path.read_text(encoding="utf-8")))
+            with suppress(OSError, ValueError):  # of a rank that is just ending
+                told = handed_record(NotedSignals, path)
                 process = int(path.name.partition(".")[0])
                 if number in told.signals and self._is_running(process):
                     found[process] = told

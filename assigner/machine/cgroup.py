@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from assigner.machine.kernel import entry, process_facts, words
+from assigner.machine.kernel import ancestors, counts, entry, usable_cores, words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +30,18 @@ def core_limit() -> float | None:
     return min(limits, default=None)
 
 
+def allowed_cores() -> float:
+    """Cores that affinity and quota leave to this process."""
+    cores, limit = float(usable_cores()), core_limit()
+    return cores if limit is None else min(cores, limit)
+
+
 def throttled_s() -> float:
     """Seconds for which this process's groups have been stopped by their quotas, on all cores together, until now."""
     total = 0.0
     for folder in _folders("cpu"):
-        rows = words(folder / "cpu.stat")
-        told = dict(zip(rows[::2], rows[1::2], strict=False))
-        total += int(told.get("throttled_usec", 0)) / 1e6 + int(told.get("throttled_time", 0)) / 1e9
+        told = counts(folder / "cpu.stat")
+        total += told.get("throttled_usec", 0) / 1e6 + told.get("throttled_time", 0) / 1e9
     return total
 
 
@@ -77,13 +83,8 @@ def _cached(folder: Path) -> int:
 
     Shared memory (tmpfs) is counted as page cache too, and has no file to go back to.
     """
-    try:
-        lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    told = dict(line.split(maxsplit=1) for line in lines if " " in line)
-    cached, shared = told.get("total_cache", told.get("file", "0")), told.get("total_shmem", told.get("shmem", "0"))
-    return int(cached) - int(shared)
+    told = counts(folder / "memory.stat")
+    return told.get("total_cache", told.get("file", 0)) - told.get("total_shmem", told.get("shmem", 0))
 
 
 def _folders(controller: str) -> list[Path]:
@@ -119,16 +120,13 @@ def _tree() -> Path | None:
     A network namespace made by `ip netns` has a /sys of its own without them; the process that made it, further up,
     still sees them.
     """
-    process = "self"
-    while process != "0":
-        tree = Path("/proc", process, "root", _TREE)
+    for process in itertools.chain(["self"], ancestors()):
+        tree = Path("/proc", str(process), "root", _TREE)
         try:
             if any(tree.iterdir()):
                 return tree
         except OSError:
             return None
-        facts = process_facts(process)
-        process = facts[1] if facts else "0"
     return None
 
 

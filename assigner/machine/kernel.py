@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def usable_cores() -> int:
@@ -41,9 +45,27 @@ def words(path: Path) -> list[str]:
         return []
 
 
+def counts(path: Path) -> dict[str, int]:
+    """A list of the kernel's of a name and a number a line: `oom_kill 3`; empty where it cannot be read."""
+    try:
+        rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return {}
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+
+
 def process_facts(process: int | str) -> list[str]:
     """Of a process its state, its parent and what else /proc/PID/stat says; empty: there is none, or no such file."""
     try:
         return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def ancestors() -> Iterator[int]:
+    """The processes above this one, the nearest first, as far as the kernel tells of them."""
+    process = os.getppid()
+    while process > 0:
+        yield process
+        facts = process_facts(process)
+        process = int(facts[1]) if facts else 0

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
-from assigner.machine.kernel import process_facts
+from assigner.machine.kernel import ancestors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +52,9 @@ class Launched:
         local_ranks: How many its host has; None: the launcher does not say.
         node: Its host's number, where the launcher says it.
         job: Names the job, the same on all of its ranks; empty: the launcher has no name for it.
+
+    Raises:
+        UsageError: there is no such rank among them.
     """
 
     launcher: str
@@ -62,6 +65,12 @@ class Launched:
     local_ranks: int | None = None
     node: int = 0
     job: str = ""
+
+    def __post_init__(self) -> None:
+        if self.rank >= self.ranks:
+            raise UsageError(
+                f"{self.variable} is {self.rank}, and the run has {self.ranks} ranks", hint="ranks count from 0"
+            )
 
     @property
     def on_one_host(self) -> bool:
@@ -81,17 +90,15 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched | None:
         if rank == "PMI_RANK" and _is_slurms_own(environment):
             continue
         if rank in environment:
-            return _checked(
-                Launched(
-                    launcher,
-                    rank,
-                    _number(environment, rank),
-                    _number(environment, ranks),
-                    _number(environment, local_rank, 0),
-                    _number(environment, local_ranks, 0) or None,
-                    _number(environment, "GROUP_RANK" if launcher == "torchrun" else "SLURM_NODEID", 0),
-                    _job(environment),
-                )
+            return Launched(
+                launcher,
+                rank,
+                _number(environment, rank),
+                _number(environment, ranks),
+                _number(environment, local_rank, 0),
+                _number(environment, local_ranks, 0) or None,
+                _number(environment, "GROUP_RANK" if launcher == "torchrun" else "SLURM_NODEID", 0),
+                _job(environment),
             )
     found = _slurm_task(environment)
     if found is None and _PMIX in environment and "SLURM_PROCID" not in environment:
@@ -116,18 +123,14 @@ def launcher_process(variable: str) -> int:
 
     A script may stand between the two.
     """
-    pid = os.getppid()
-    while pid > 1:
+    process = 0
+    for process in ancestors():
         try:
-            if f"{variable}=".encode() not in (Path("/proc") / str(pid) / "environ").read_bytes():
-                return pid
+            if f"{variable}=".encode() not in Path(f"/proc/{process}/environ").read_bytes():
+                break
         except OSError:  # another user's process, or no such folder on this system
-            return pid
-        facts = process_facts(pid)
-        if not facts:
-            return pid
-        pid = int(facts[1])
-    return pid
+            break
+    return process
 
 
 def first_host(nodes: str) -> str:
@@ -153,17 +156,15 @@ def _slurm_task(environment: Mapping[str, str]) -> Launched | None:
     if ranks == 1 or _number(environment, "SLURM_STEP_ID") >= _FIRST_SPECIAL_STEP:
         return None
     node = _number(environment, "SLURM_NODEID", 0)
-    return _checked(
-        Launched(
-            "srun",
-            "SLURM_PROCID",
-            _number(environment, "SLURM_PROCID"),
-            ranks,
-            _number(environment, "SLURM_LOCALID", 0),
-            _tasks_on(environment.get("SLURM_STEP_TASKS_PER_NODE", ""), node),
-            node,
-            _job(environment),
-        )
+    return Launched(
+        "srun",
+        "SLURM_PROCID",
+        _number(environment, "SLURM_PROCID"),
+        ranks,
+        _number(environment, "SLURM_LOCALID", 0),
+        _tasks_on(environment.get("SLURM_STEP_TASKS_PER_NODE", ""), node),
+        node,
+        _job(environment),
     )
 
 
@@ -193,11 +194,3 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int | None = N
             hint=f"a launcher sets it for each of its ranks; by hand, {_BY_HAND}",
         )
     return int(text)
-
-
-def _checked(place: Launched) -> Launched:
-    if place.rank >= place.ranks:
-        raise UsageError(
-            f"{place.variable} is {place.rank}, and the run has {place.ranks} ranks", hint="ranks count from 0"
-        )
-    return place

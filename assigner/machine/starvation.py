@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from assigner.machine.cgroup import core_limit, throttled_s
-from assigner.machine.kernel import usable_cores
+from assigner.machine.cgroup import allowed_cores, throttled_s
 from assigner.machine.launchedrank import launched
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def allowed_share(threads: int, ranks: int | None = None) -> float:
         threads: Compute threads of each rank.
         ranks: Ranks on the same cores; None: as they told each other, or else all of the host, as the launcher says.
     """
-    return min(1.0, _cores() / (threads * (_ranks() if ranks is None else ranks)))
+    return min(1.0, allowed_cores() / (threads * (_ranks() if ranks is None else ranks)))
 
 
 def spare_cores(threads: int) -> float:
@@ -109,12 +108,7 @@ def spare_cores(threads: int) -> float:
     Args:
         threads: Compute threads of each rank.
     """
-    return _cores() - threads * _ranks()
-
-
-def _cores() -> float:
-    cores, limit = float(usable_cores()), core_limit()
-    return cores if limit is None else min(cores, limit)
+    return allowed_cores() - threads * _ranks()
 
 
 def _ranks() -> int:
@@ -173,22 +167,21 @@ class RanksWatch:
 
     def __init__(self, *, ranks: int, threads: int) -> None:
         self.allowed = allowed_share(threads, ranks)
-        self.readings: dict[int, list[ProcessorTime]] = {}
+        self.readings: dict[int, tuple[ProcessorTime, ProcessorTime]] = {}  # the first and the last of each
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="assigner-starvation", daemon=True)
 
     def share(self) -> float:
         """The share of its processor time that others have had of the rank that lost the most of it."""
-        pairs = [(first, last) for first, *_, last in self.readings.values()]
-        return max((starved_share(*pair, allowed=self.allowed) for pair in pairs), default=0.0)
+        return max((starved_share(*each, allowed=self.allowed) for each in self.readings.values()), default=0.0)
 
     def look(self) -> None:
-        """Read what the processes have had until now: the first and the last reading of each are kept."""
+        """Read what the processes have had until now."""
         for process in _children():
             now = processor_time(process)
             if now.threads:
-                first = self.readings.get(process, [ProcessorTime(now.wall_s, {}, now.throttled_s)])[0]
-                self.readings[process] = [first, now]
+                first, _ = self.readings.get(process, (ProcessorTime(now.wall_s, {}, now.throttled_s), now))
+                self.readings[process] = first, now
 
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK_S):

@@ -148,7 +148,7 @@ class ComputeLoad:
     def alone(self) -> None:
         """Learn what computing takes by itself: for `lost_s`."""
         self.until(time.perf_counter() + _WARM_UP_S)
-        periods = [self._period(_ALONE_S, _nothing) for _ in range(_ALONE)]
+        periods = [self._period(_ALONE_S, lambda: None) for _ in range(_ALONE)]
         self._rate = statistics.median(spent / max(computed, 1e-9) for spent, computed in periods)
 
     def lost_s(self, count: int, spacing: float, act: Callable[[], object]) -> float:
@@ -175,7 +175,3 @@ class ComputeLoad:
             return time.perf_counter()
         own = time.thread_time()
         return own + self._displaced * (time.process_time() - own)
-
-
-def _nothing() -> None:
-    """A period without a message."""

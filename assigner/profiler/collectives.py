@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 
 from assigner.formats.profile import Collective, LinkPoint
-from assigner.machine.starvation import DISTURBED, StarvationWatch
+from assigner.machine.starvation import StarvationWatch
 from assigner.profiler.busy import ComputeLoad
 from assigner.profiler.host import HostFacts, worker_names
 from assigner.profiler.pairs import ALONE_UP_TO, rounds_of
+from assigner.profiler.sampling import least_disturbed
 from assigner.runtime.messages.nccl import direct_ranks
 from assigner.runtime.ranks.workergroups import WorkerGroups
 from assigner.samples import Samples
@@ -36,7 +37,6 @@ _FEWEST, _MOST = 3, 30
 _SPACING = 2.0  # while workers compute, all-reduces start so many of their own times apart
 _STREAM_S = 0.3  # of them; the median counts
 _WATCH_S = 0.5  # five periods of a quota, which may have been used up when computing begins
-_TRIES = 2  # of a set whose workers other programs disturb
 _MEMORY_SHARE = 8  # a tensor takes no more than this part of the smallest worker's memory
 
 
@@ -90,36 +90,31 @@ def measure_collectives(
 
 
 def collective_rounds(sets: Sequence[Sequence[int]], workers: int) -> list[list[tuple[int, ...]]]:
-    """Which sets are measured together: in a large fleet pairs without a common worker, else each by itself."""
-    if workers <= ALONE_UP_TO:
-        return [[tuple(each)] for each in sets]
-    rounds: list[list[tuple[int, ...]]] = [
-        [*pairs] for pairs in rounds_of((each[0], each[1]) for each in sets if len(each) == 2)
-    ]
-    return rounds + [[tuple(each)] for each in sets if len(each) > 2]
+    """Which sets are measured together: in a large fleet those without a common worker, else each by itself."""
+    found = [tuple(each) for each in sets]
+    return [[each] for each in found] if workers <= ALONE_UP_TO else rounds_of(found)
 
 
 def _measured(group: WorkerGroup, workers: tuple[str, ...], options: SweepOptions) -> Collective:
-    """One set; where its workers were disturbed a second time, of which the quieter one counts.
+    """One set.
 
     Settings may differ between hosts: the smallest tensor that a member asks for is the largest one, and one that wants
     no second time is enough.
     """
     largest, element = int(-_largest(group, -options.largest)), options.dtype.itemsize
-    tries = int(-_largest(group, -1 if options.force_busy else -_TRIES))
     sizes = sorted({element * max(1, min(size, largest) // element) for size in SIZES})
-    found: list[Collective] = []
-    while True:
+
+    def measure() -> tuple[Collective, float]:
         starved = _starved(group)
         points = _sweep(group, sizes, options.dtype)
         steady = max(
             (each for each in points if each.seconds <= _BUDGET_S), key=lambda each: each.bytes, default=points[0]
         )
         busy = _busy_share(group, _tensor(group, int(steady.bytes), options.dtype), steady.seconds)
-        backend = "nccl" if group.direct else "gloo"
-        found.append(Collective(workers, points, backend, busy, starved))
-        if len(found) >= tries or starved < DISTURBED:
-            return min(found, key=lambda each: each.starved)
+        return Collective(workers, points, "nccl" if group.direct else "gloo", busy, starved), starved
+
+    found, _ = least_disturbed(measure, once=bool(_largest(group, options.force_busy)))
+    return found
 
 
 def _sweep(group: WorkerGroup, sizes: Sequence[int], dtype: torch.dtype) -> tuple[LinkPoint, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,17 +13,17 @@ from assigner import formatting as fmt
 from assigner.errors import MeasurementError
 from assigner.formats.profile import Measurement
 from assigner.formats.profilewarnings import launch_bound
-from assigner.machine.starvation import DISTURBED, REFUSED, StarvationWatch
+from assigner.machine.starvation import REFUSED, StarvationWatch
 from assigner.model.marking import PartitionGraph
 from assigner.model.workload import Workload
 from assigner.profiler.host import allocator_share
 from assigner.profiler.journal import Note, OptimizerSize
-from assigner.profiler.memory import growth, memory_errors, peak_bytes
+from assigner.profiler.memory import grown_bytes, memory_errors, peak_bytes
 from assigner.profiler.rankprogress import Forecast
-from assigner.profiler.sampling import measure_interleaved
+from assigner.profiler.sampling import least_disturbed, measure_interleaved
 from assigner.profiler.stagegroups import StageBench, alone, in_turn, measured_stages, stage_partitions
 from assigner.profiler.tasks import Point
-from assigner.profiler.update import UpdateBench, optimizer_share, trained
+from assigner.profiler.update import UpdateBench, trained
 from assigner.profiler.walk import KindInputs, chunks, collect_inputs
 from assigner.profiler.workbench import Workbench
 from assigner.runtime.recording.memory import free_bytes
@@ -37,7 +36,6 @@ _SAFE = 0.9  # of the free memory: what a measurement may be expected to take
 _LAUNCH_BOUND = 0.9
 _RUNTIME_BYTES = 6 << 20  # graphs, records and oneDNN's kernels of a CPU worker (four models on two ranks: 5 to 8 MiB)
 _SETTLING_RUNS = 3  # of a stage, after which its heap hardly grows; one of them rematerialises
-_TRIES = 2  # of a measurement that other programs disturb
 _COMPANY_SHARE = 0.25  # of what the measured ones may take
 _WALK_S, _POINT_S, _UPDATE_S = 0.5, 1.7, 1.5  # a forward of the model, a point, an update: until one is measured
 
@@ -78,6 +76,7 @@ class ComputeMeasurement:
         device: Where they run.
         worker: This rank's worker.
         budget_bytes: Parameters and buffers that may be there at once.
+        state_share: Bytes of optimizer state for a byte of parameters.
         forecast: Hears of the progress.
         tell: Called with what is measured now.
         sharing: Ranks that share the device.
@@ -90,17 +89,13 @@ class ComputeMeasurement:
     device: torch.device
     worker: str
     budget_bytes: float
+    state_share: float
     forecast: Forecast
     tell: Callable[[str], None]
     sharing: int = 1
     force_busy: bool = False
     split_backward: bool = False
     _latest: Sequence[StageBench] = ()
-
-    @cached_property
-    def state_share(self) -> float:
-        """Bytes of optimizer state for a byte of parameters."""
-        return optimizer_share(self.workload, self.graph, self.device)
 
     def plan(self, run: Sequence[Point]) -> float:
         """Tell the forecast how much there is to do; returns the seconds that it will take as far as is known now."""
@@ -204,9 +199,10 @@ class ComputeMeasurement:
         if not fits:  # outside of the handler: what the error holds is free by now
             _leave(together)
             for n, (point, bench) in enumerate(benches.items()):
-                single = alone(point, bench, depth=1, in_parts=self.split_backward)
+                single = alone(point, bench, workbench, depth=1)
                 try:
-                    workbench.repeated(point, bench)
+                    with memory_errors():
+                        bench.join(workbench.held[point])
                     timings |= self._sampled([single], before + n, 1)
                 except MemoryError as error:
                     yield self._infeasible(point, error)
@@ -221,7 +217,7 @@ class ComputeMeasurement:
     def _sampled(self, some: Sequence[StageBench], before: float, count: int) -> dict[Point, _Timing]:
         if not some:
             return {}
-        names = list(dict.fromkeys(point.partition for stage in some for point in stage.points))
+        names = list(dict.fromkeys(point.partition for stage in some for point in stage.measured))
 
         def at(share: float) -> None:
             self.forecast.work("point", before + share * count)
@@ -237,26 +233,23 @@ class ComputeMeasurement:
         return {
             point: _Timing(parts[2 * n], parts[2 * n + 1], stage.watch.launch_share, beside, starved)
             for stage, parts, beside in zip(some, samples, holes, strict=True)
-            for n, point in enumerate(stage.points)
+            for n, point in enumerate(stage.measured)
         }
 
     def _undisturbed(
         self, measure: Callable[[], list[tuple[Samples, ...]]], names: Sequence[str]
     ) -> tuple[list[tuple[Samples, ...]], float]:
-        """Measure, once more where other programs had much of the time, and keep what was disturbed less.
-
-        Returns:
-            What was measured, and the share of this process's processor time that others had.
+        """What was measured, and the share of this process's processor time that others had.
 
         Raises:
             MeasurementError: they had most of it, both times.
         """
-        found: list[tuple[list[tuple[Samples, ...]], float]] = []
-        while not found or (len(found) < _TRIES and found[-1][1] >= DISTURBED and not self.force_busy):
+
+        def watched() -> tuple[list[tuple[Samples, ...]], float]:
             watch = StarvationWatch(torch.get_num_threads())
-            samples = measure()
-            found.append((samples, watch.share()))
-        samples, starved = min(found, key=lambda each: each[1])
+            return measure(), watch.share()
+
+        samples, starved = least_disturbed(watched, once=self.force_busy)
         if starved >= REFUSED and not self.force_busy:
             raise MeasurementError(
                 f"other programs have {100 * starved:.0f} % of the processor time that is {self.worker}'s share, while"
@@ -274,7 +267,8 @@ class ComputeMeasurement:
         try:
             if is_wanted and trained(module):
                 with memory_errors():
-                    bench = UpdateBench(self.workload, self.graph, name, module, self.device, room=self._room())
+                    held = {self.graph.canonical[n]: module.get_parameter(n) for n in self.graph.piece[name].parameters}
+                    bench = UpdateBench(self.workload, self.graph, held, self.device, room=self._room())
                     (((samples,),), starved) = self._undisturbed(
                         lambda: measure_interleaved(
                             [bench.run], lambda share: self.forecast.work("update", before + share)
@@ -293,7 +287,7 @@ class ComputeMeasurement:
         forward, backward = timing.forward, timing.backward
         # at an update no micro-batch is in flight, so what one keeps may hold it
         workspace = timing.holes_bytes + max(took.workspace_bytes, update.workspace_bytes - took.activation_bytes)
-        parts = bench.parts(backward.median_s, took.activation_bytes) if self.split_backward else (None, None, None)
+        parts = bench.parts(backward.median_s, took.activation_bytes)
         return Measurement(
             point.partition, self.worker, point.micro_batch, forward.median_s, backward.median_s,
             update.samples.median_s, took.activation_bytes, workspace, len(forward.seconds),
@@ -332,9 +326,7 @@ def _holes_bytes(stage: StageBench, device: torch.device) -> int:
     them all, and training has one size (measured on a GPT with 0.9 MB of parameters: 56 MB at 4, 16 and 64 rows alike
     where their stages took turns; alone 5, 17 and 26 MB).
     """
-    with growth(device) as grown:
-        for _ in range(_SETTLING_RUNS):
-            stage.run()
+    grown = grown_bytes(lambda: [stage.run() for _ in range(_SETTLING_RUNS)], device)
     peak = peak_bytes(stage.run, device)
     own = _RUNTIME_BYTES if device.type == "cpu" else 0
-    return own + max(0, int(grown.bytes / (1 + allocator_share(device.type))) - peak)
+    return own + max(0, int(grown / (1 + allocator_share(device.type))) - peak)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,13 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from assigner.profiler.lane import Lane
 
 Directed = tuple[int, int]
 """A link, as (source, target)."""
+
+Slowdown = Callable[[Sequence[Directed]], dict[Directed, float]]
+"""How many times its own time each of some links takes when all of them send at once."""
 
 SLOWER = 1.5
 """A link that takes so many times its own time is said to share its wire."""
@@ -69,33 +71,22 @@ def find_shared_wires(lane: Lane, largest: int) -> list[SharedWire]:
     sizes: dict[Directed, int] = {}
     alone: dict[Directed, float] = {}
 
-    def together(some: Sequence[Directed]) -> dict[Directed, float]:
-        return _together(lane, some, sizes)
+    def slower(some: Sequence[Directed]) -> dict[Directed, float]:
+        return {link: seconds / alone[link] for link, seconds in _together(lane, some, sizes).items()}
 
     for links in rings:
         for link in links:
             most = _LARGEST_GPU_BYTES if lane.reaches_gpu(link) else _LARGEST_BYTES
             sizes[link] = _telling_size(lane, link, min(largest, most))
             least = _LEAST_GPU_S if lane.reaches_gpu(link) else _LEAST_S
-            alone[link] = max(together([link])[link], least)
-        found.append(shared_wires({link: alone[link] for link in links}, together))
-    return joined_wires(found, alone, together)
+            alone[link] = max(_together(lane, [link], sizes)[link], least)  # what is too short to tell is given longer
+        found.append(shared_wires(links, slower))
+    return joined_wires(found, slower)
 
 
-def shared_wires(
-    alone: dict[Directed, float], together: Callable[[Sequence[Directed]], dict[Directed, float]]
-) -> list[SharedWire]:
-    """Which links are slower together.
-
-    Args:
-        alone: Seconds of each link by itself; what is too short to tell is given longer.
-        together: Seconds of some links at once.
-    """
-
-    def slower(links: Sequence[Directed]) -> dict[Directed, float]:
-        return _slower(links, alone, together)
-
-    all_at_once = slower(list(alone))
+def shared_wires(links: Sequence[Directed], slower: Slowdown) -> list[SharedWire]:
+    """Which of some links are slower together."""
+    all_at_once = slower(links)
     slow = [link for link, times in all_at_once.items() if times > SLOWER]
     if len(slow) < 2 or len(slow) > _PAIRS_UP_TO:
         return [SharedWire(tuple(slow), max(all_at_once.values()))] if len(slow) > 1 else []
@@ -109,16 +100,12 @@ def shared_wires(
     return [SharedWire(tuple(sorted(group)), max(all_at_once[link] for link in group)) for group in groups]
 
 
-def joined_wires(
-    rings: Sequence[Sequence[SharedWire]], alone: dict[Directed, float],
-    together: Callable[[Sequence[Directed]], dict[Directed, float]],
-) -> list[SharedWire]:  # fmt: skip
+def joined_wires(rings: Sequence[Sequence[SharedWire]], slower: Slowdown) -> list[SharedWire]:
     """The wires of both rounds, with those made one that are one: beside the other's links some take far longer still.
 
     Args:
         rings: The wires of each round of neighbours; of a round with many, none is tried.
-        alone: Seconds of each link by itself.
-        together: Seconds of some links at once.
+        slower: See `Slowdown`.
     """
     if len(rings) < 2 or max(map(len, rings)) > _JOINED_UP_TO:
         return [wire for ring in rings for wire in ring]
@@ -126,21 +113,13 @@ def joined_wires(
     for wire in rings[0]:
         joined = wire
         for other in others:
-            times = _slower((*wire.links, *other.links), alone, together)
+            times = slower((*wire.links, *other.links))
             if any(times[link] > SLOWER * each.slower for each in (wire, other) for link in each.links):
                 joined = SharedWire(tuple(sorted(times)), max(times.values()))
                 others.remove(other)
                 break
         found.append(joined)
     return [*found, *others]
-
-
-def _slower(
-    links: Sequence[Directed], alone: dict[Directed, float],
-    together: Callable[[Sequence[Directed]], dict[Directed, float]],
-) -> dict[Directed, float]:  # fmt: skip
-    """How many times its own time each of some links takes when all of them send at once."""
-    return {link: seconds / alone[link] for link, seconds in together(links).items()}
 
 
 def _telling_size(lane: Lane, link: Directed, largest: int) -> int:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from assigner.launch.seal import seal, unseal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 T = TypeVar("T")
@@ -29,23 +31,30 @@ class Exchange:
 
     def to_first(self, name: str, value: T, kind: type[T]) -> list[T]:
         """Every rank's `value`, in their order, on rank 0; empty elsewhere."""
-        self._set(f"{name}/{self.rank}", value)
+        self.tell(f"{name}/{self.rank}", value)
         return self._collect(name, kind) if self.rank == 0 else []
 
     def to_all(self, name: str, value: T, kind: type[T]) -> list[T]:
         """Every rank's `value`, in their order, on every rank."""
-        self._set(f"{name}/{self.rank}", value)
+        self.tell(f"{name}/{self.rank}", value)
         if self.rank == 0:
-            self._set(f"{name}/all", self._collect(name, kind))
+            self.tell(f"{name}/all", self._collect(name, kind))
         together: Any = tuple[kind, ...]  # type: ignore[valid-type]
         return list(self._get(f"{name}/all", together))
+
+    def tell(self, name: str, value: Any) -> None:
+        """Write a value under a name, for whoever looks."""
+        self.store.set(f"assigner/{name}", seal(f"assigner/{name}", value))
+
+    def told(self, names: Sequence[str], kind: type[T]) -> list[T]:
+        """What stands under some names, without a wait; nothing before all of it does."""
+        keys = [f"assigner/{name}" for name in names]
+        found = self.store.multi_get(keys) if keys and self.store.check(keys) else []
+        return [unseal(kind, key, each) for key, each in zip(keys, found, strict=False)]
 
     def _collect(self, name: str, kind: type[T]) -> list[T]:
         deadline = time.monotonic() + self.timeout_s
         return [self._get(f"{name}/{rank}", kind, deadline - time.monotonic()) for rank in range(self.ranks)]
-
-    def _set(self, name: str, value: Any) -> None:
-        self.store.set(f"assigner/{name}", seal(f"assigner/{name}", value))
 
     def _get(self, name: str, kind: type[T], wait_s: float | None = None) -> T:
         left = timedelta(seconds=max(1.0, self.timeout_s if wait_s is None else wait_s))

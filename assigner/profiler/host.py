@@ -182,16 +182,19 @@ def _device(word: str) -> torch.device:
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else torch.device(device.type)
 
 
-def start_up(workload: Workload, graph: PartitionGraph, device: torch.device) -> None:
+def start_up(workload: Workload, graph: PartitionGraph, device: torch.device) -> float:
     """Load what any training loads before its first step, so that it is not counted as free memory.
 
     A forward and a backward of one number, and an update of small parameters: kernels, autograd's threads and the
     optimizer's modules.
+
+    Returns:
+        What that update tells: bytes of optimizer state for a byte of parameters.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
     start_computing(device)
-    optimizer_share(workload, graph, device)
+    return optimizer_share(workload, graph, device)
 
 
 def _interface() -> str:

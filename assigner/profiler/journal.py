@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
 from assigner.errors import FormatError
 from assigner.files import read_bytes
@@ -120,10 +120,7 @@ class _JournalLine:
     note: Note | None = None
 
 
-_NAMES = {
-    Measurement: "measurement", OptimizerSize: "optimizer", Link: "link", FoundWires: "wires",
-    Collective: "collective", Note: "note",
-}  # fmt: skip
+_NAMES = {get_args(hint)[0]: name for name, hint in get_type_hints(_JournalLine).items()}
 
 
 def journal_path(output: Path, rank: int) -> Path:
@@ -139,7 +136,7 @@ class Journal:
         head: What it belongs to.
 
     Attributes:
-        points: Measurements by (partition, micro-batch size).
+        points: Measurements.
         optimizer_bytes: By kind of partition.
         links: By the rank of their target; they start here.
         wires: Which links share a wire.
@@ -149,17 +146,12 @@ class Journal:
 
     def __init__(self, path: Path | None, head: Head) -> None:
         self.path, self.head = path, head
-        self.points: dict[tuple[str, int], Measurement] = {}
+        self.points: dict[Point, Measurement] = {}
         self.optimizer_bytes: dict[str, int] = {}
         self.links: dict[int, Link] = {}
         self.wires: tuple[Wire, ...] = ()
         self.collectives: dict[tuple[int, ...], Collective] = {}
         self.notes: dict[str, None] = {}
-
-    def start(self) -> None:
-        """Begin an empty one: what an interrupted run left is deleted. The file is made with the first measurement."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
 
     def load(self) -> bool:
         """Take over what an interrupted run left.
@@ -193,21 +185,18 @@ class Journal:
         """Keep one finished measurement."""
         self._keep(found)
         if self.path is not None:
-            self._append({_NAMES[type(found)]: encode(found)})
+            line = {_NAMES[type(found)]: encode(found)}
+            with self.path.open("a", encoding="utf-8") as stream:
+                if not stream.tell():
+                    stream.write(json.dumps(encode(self.head), allow_nan=False) + "\n")
+                stream.write(json.dumps(line, allow_nan=False) + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())
 
     def remove(self) -> None:
-        """The profile is written: delete the file."""
+        """Delete the file: the profile is written, or a run begins anew; the first measurement makes another one."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
-
-    def _append(self, line: dict[str, Any]) -> None:
-        assert self.path is not None
-        with self.path.open("a", encoding="utf-8") as stream:
-            if not stream.tell():
-                stream.write(json.dumps(encode(self.head), allow_nan=False) + "\n")
-            stream.write(json.dumps(line, allow_nan=False) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
 
     def _take(self, line: Any) -> None:
         found = [each for each in vars(decode(_JournalLine, line)).values() if each is not None]
@@ -228,7 +217,7 @@ class Journal:
         if isinstance(found, Measurement):
             if found.worker != self.head.worker or found.micro_batch not in self.head.micro_batches:
                 raise FormatError(f"{found.partition} on {found.worker} at {found.micro_batch} is not of this worker")
-            self.points[found.partition, found.micro_batch] = found
+            self.points[Point(found.partition, found.micro_batch)] = found
         elif isinstance(found, OptimizerSize):
             self.optimizer_bytes[found.kind] = found.bytes
         elif isinstance(found, Link):

@@ -21,13 +21,14 @@ import torch.distributed as dist
 from assigner.formats.profile import Link, LinkPoint, Wire, WireLink
 from assigner.formats.terms import Backend
 from assigner.location import rank_of
-from assigner.machine.starvation import DISTURBED, StarvationWatch
+from assigner.machine.starvation import StarvationWatch
 from assigner.profiler.busy import ComputeLoad, answer_busy, send_busy
 from assigner.profiler.contention import find_shared_wires
 from assigner.profiler.host import HostFacts, worker_names
 from assigner.profiler.lane import Lane
 from assigner.profiler.options import Links
 from assigner.profiler.pairs import ALONE_UP_TO, Classes, is_sampled, ring, rounds_of, sampled_pairs, tournament
+from assigner.profiler.sampling import least_disturbed
 from assigner.runtime.recording.clock import answer_clock, compare_clock
 from assigner.samples import Samples
 from assigner.schedule.cost import message_s
@@ -45,7 +46,6 @@ _LONGEST_S = 2.0  # sizes stop growing where one message would take about as lon
 _BUDGET_S = 0.2  # per size and direction, past the fewest samples
 _FEWEST, _TELLING, _MOST = 3, 7, 30
 _NARROW = 0.05  # with so many samples that tell, and a median that is known to this share, there are enough
-_TRIES = 2  # of a link whose ends other programs disturb
 _SHORTEST_S = 1e-6  # below what clocks can tell apart
 _ACTION_S = 2e-3  # a message is sent behind so much computing, which leaves nothing of its handling in the caches
 _SOON_S = 0.1  # what larger messages cost their ends is seen at one that takes no longer
@@ -120,11 +120,10 @@ def measure_links(
             lane.open(pairs)
             dist.barrier()
             for source, target in (way for pair in pairs for way in (pair, pair[::-1])):
-                if rank in (source, target) and wanted(source, target):
-                    for link in _measure_pair(
-                        lane, source, target, options, one_clock=_same_host(fleet, source, target)
-                    ):
-                        done(link)
+                if rank == source and wanted(source, target):
+                    done(_measure_pair(lane, target, options, one_clock=_same_host(fleet, source, target)))
+                elif rank == target and wanted(source, target):
+                    _answer_pair(lane, source)
         dist.barrier()
     return [
         Wire(tuple(WireLink(names[source], names[target]) for source, target in wire.links), wire.slower)
@@ -179,30 +178,32 @@ def _same_host(fleet: Sequence[HostFacts], source: int, target: int) -> bool:
     return (fleet[source].host, fleet[source].node) == (fleet[target].host, fleet[target].node)
 
 
-def _measure_pair(lane: Lane, source: int, target: int, options: SweepOptions, *, one_clock: bool) -> list[Link]:
-    """One directed link; the source gets the result, the target plays along."""
-    if lane.rank == target:
-        answer_clock(source)
-        again = True
-        while again:
-            watch = StarvationWatch(torch.get_num_threads())
-            _answer_sweep(lane, source)
-            answer_busy(lane, source)
-            lane.tell(source, watch.share())
-            again = bool(lane.ask(source))
-        return []
+def _measure_pair(lane: Lane, target: int, options: SweepOptions, *, one_clock: bool) -> Link:
+    """The source's side of a directed link."""
     ahead_s = compare_clock(target).ahead_s  # its small messages are the connection's first ones
-    found: list[Link] = []
-    again = True
-    while again:
-        found.append(_measure_once(lane, source, target, options, 0.0 if one_clock else ahead_s))
-        again = len(found) < _TRIES and found[-1].starved >= DISTURBED and not options.force_busy
-        lane.tell(target, float(again))
-    return [min(found, key=lambda link: link.starved)]
+
+    def measure() -> tuple[Link, float]:
+        lane.tell(target, 1.0)
+        link = _measure_once(lane, target, options, 0.0 if one_clock else ahead_s)
+        return link, link.starved
+
+    link, _ = least_disturbed(measure, once=options.force_busy)
+    lane.tell(target, 0.0)
+    return link
 
 
-def _measure_once(lane: Lane, source: int, target: int, options: SweepOptions, offset: float) -> Link:
-    """The source's side of a link's measurement."""
+def _answer_pair(lane: Lane, source: int) -> None:
+    """The target's side of `_measure_pair`."""
+    answer_clock(source)
+    while lane.ask(source):
+        watch = StarvationWatch(torch.get_num_threads())
+        _answer_sweep(lane, source)
+        answer_busy(lane, source)
+        lane.tell(source, watch.share())
+
+
+def _measure_once(lane: Lane, target: int, options: SweepOptions, offset: float) -> Link:
+    """One measurement of a link, at its source."""
     watch = StarvationWatch(torch.get_num_threads())
     points = _sweep(lane, target, message_sizes(options.largest), offset)
     smallest, size = int(points[0].bytes), _handled(points, options.typical)
@@ -211,7 +212,7 @@ def _measure_once(lane: Lane, source: int, target: int, options: SweepOptions, o
     ends = [parts(*lost, seconds) for lost in zip(small, large, strict=True)]
     (sender_s, sender_busy), (receiver_s, receiver_busy) = ends
     return Link(
-        lane.names[source], lane.names[target], tuple(points), lane.carrier_to(target), sender_busy, receiver_busy,
+        lane.names[lane.rank], lane.names[target], tuple(points), lane.carrier_to(target), sender_busy, receiver_busy,
         starved=max(watch.share(), lane.ask(target)), sender_s=sender_s, receiver_s=receiver_s,
     )  # fmt: skip
 

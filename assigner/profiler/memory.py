@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,27 +72,21 @@ def allocated_bytes(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
-@dataclass
-class Growth:
-    """How much a process has grown at its peak, in bytes; 0 where the system does not tell."""
+def grown_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """How far what this process holds on a device rises while `run` runs; 0 where the system does not tell.
 
-    bytes: int = 0
-
-
-@contextlib.contextmanager
-def growth(device: torch.device) -> Iterator[Growth]:
-    """How far what this process holds on a device rises in the block: on a CPU pages, with the heap's holes in them."""
+    On a CPU that is pages, with the heap's holes in them.
+    """
     return_free_pages()  # they would be used again, unseen
-    gauge, grown = MemoryGauge(device), Growth()
+    gauge = MemoryGauge(device)
     gauge.reset_peak()
     base = gauge.held()
     try:
-        yield grown
+        run()
         peak = gauge.peak()
-        if base is not None and peak is not None:
-            grown.bytes = max(0, peak - base)
     finally:
         gauge.close()
+    return 0 if base is None or peak is None else max(0, peak - base)
 
 
 def peak_bytes(run: Callable[[], Any], device: torch.device) -> int:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from assigner.profiler.host import HostFacts
 
+Ranks = TypeVar("Ranks", bound=tuple[int, ...])
 Pair = tuple[int, int]
 """Two ranks, the lower one first."""
 
@@ -121,15 +122,14 @@ def _undirected(classes: Classes, pair: Pair) -> frozenset[Any]:
     return frozenset((classes.of(*pair), classes.of(pair[1], pair[0])))
 
 
-def rounds_of(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Some pairs in rounds, each worker in one pair of a round at most: first fit."""
-    rounds: list[list[Pair]] = []
-    taken: list[set[int]] = []
-    for pair in pairs:
-        place = next((n for n, ranks in enumerate(taken) if not ranks & set(pair)), len(rounds))
-        if place == len(rounds):
-            rounds.append([])
-            taken.append(set())
-        rounds[place].append(pair)
-        taken[place].update(pair)
+def rounds_of(sets: Iterable[Ranks]) -> list[list[Ranks]]:
+    """Some sets of ranks in rounds, each rank in one set of a round at most: first fit."""
+    rounds: list[list[Ranks]] = []
+    for ranks in sets:
+        fitting = (each for each in rounds if set(ranks).isdisjoint(itertools.chain(*each)))
+        place = next(fitting, None)
+        if place is None:
+            rounds.append([ranks])
+        else:
+            place.append(ranks)
     return rounds

@@ -11,7 +11,7 @@ import torch
 
 from assigner.model.marking import Value
 from assigner.model.singleprocess import as_single_process
-from assigner.profiler.memory import allocated_bytes, growth, peak_bytes, saved_bytes, storage_bytes
+from assigner.profiler.memory import allocated_bytes, grown_bytes, peak_bytes, saved_bytes, storage_bytes
 from assigner.runtime.step.partition import ForwardPlace, JoinedGraph, PartitionRunner
 
 if TYPE_CHECKING:
@@ -132,11 +132,14 @@ class PartitionBench:
         state = self._begin(smaller, scale)
         room = self.room()
         self._first()
-        with growth(self.device) as grown:
+
+        def both() -> None:
             self.forward(0)
             self.backward(0)
+
+        grown = grown_bytes(both, self.device)
         held = self.bytes()
-        heap = (grown.bytes - _NOISE_BYTES) / max(1.0, held.needed())
+        heap = (grown - _NOISE_BYTES) / max(1.0, held.needed())
         held = replace(held, heap=min(_MOST_HEAP, max(1.0, heap)))
         if state + held.needed() > room:
             raise TooLargeError(f"one micro-batch took {held.needed() / 1e6:,.1f} MB of {room / 1e6:,.1f} MB")

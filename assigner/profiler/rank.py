@@ -74,12 +74,12 @@ class RankSession:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.forecast = Forecast()
-        self.progress = RanksProgress(table.store, self.rank, table.ranks, self.worker, show)
+        self.progress = RanksProgress(table, self.worker, show)
         self.tell(self.at)
         self.graph: PartitionGraph = partition_graph(workload, options.marks or None)
         self.kinds = representatives(self.graph)
         with kept_generators(self.device):
-            start_up(workload, self.graph, self.device)
+            self.state_share = start_up(workload, self.graph, self.device)
         dist.barrier()
         places = table.to_all("device", device_place(self.device, seen[self.rank]), str)
         self.sharing = places.count(places[self.rank])
@@ -111,10 +111,9 @@ class RankSession:
         self.sizes, self.selection = start.micro_batches, Selection(start.only)
         self.journal = Journal(None if output is None else self._journal_path(output), self._head(start))
         refused = self._load_journal() if output is not None and output.resume else None
-        points = tuple(Point(*each) for each in self.journal.points)
         mine = RankState(
-            self.facts, self.graph.fingerprint, points, tuple(self.journal.links), tuple(self.journal.collectives),
-            refused,
+            self.facts, self.graph.fingerprint, tuple(self.journal.points), tuple(self.journal.links),
+            tuple(self.journal.collectives), refused,
         )  # fmt: skip
         self.offers = self.table.to_all("offer", mine, RankState)
         dist.barrier()  # whoever refuses leaves, and may take the store with it
@@ -129,8 +128,9 @@ class RankSession:
     def measure(self) -> RankReport:
         """Compute first, then links, then all-reduces."""
         compute = ComputeMeasurement(
-            self.workload, self.graph, self.device, self.worker, self.facts.memory_bytes / 4, self.forecast, self.tell,
-            self.sharing, force_busy=self.options.force_busy, split_backward=self.options.split_backward,
+            self.workload, self.graph, self.device, self.worker, self.facts.memory_bytes / 4, self.state_share,
+            self.forecast, self.tell, self.sharing,
+            force_busy=self.options.force_busy, split_backward=self.options.split_backward,
         )  # fmt: skip
         planned_s = compute.plan(self.task.run)
         self.forecast.plan("links", self.table.ranks - 1 if self.task.links else 0, _ROUND_S)
@@ -263,7 +263,7 @@ class RankSession:
             self.journal.load()
         except FormatError as error:
             return f"{error.message}; {error.hint}"
-        unknown = next((name for name, _ in self.journal.points if name not in self.kinds), None)
+        unknown = next((each.partition for each in self.journal.points if each.partition not in self.kinds), None)
         return None if unknown is None else f"{self.journal.path}: {unknown!r} is no partition that is measured"
 
     def _begin_journal(self, output: ProfileDestination) -> None:
@@ -277,7 +277,7 @@ class RankSession:
             if output.resume and not any(offer.points or offer.targets or offer.collectives for offer in self.offers):
                 output.notice("nothing to go on with: measuring from the start")
         if not output.resume:
-            self.journal.start()
+            self.journal.remove()
 
 
 def largest_message(graph: PartitionGraph, batch_size: int) -> int:

@@ -13,17 +13,16 @@ import atexit
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.distributed import DistError
 
-from assigner.launch.seal import seal, unseal
 from assigner.location import rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from torch.distributed import Store  # type: ignore[attr-defined]
+    from assigner.profiler.exchange import Exchange
 
 _TELL_S = 1.0
 _LOOK_S = 0.3
@@ -124,12 +123,11 @@ class Heartbeat:
     """A thread that tells the others every few seconds that this process is there.
 
     Args:
-        store: The job's store; a connection of its own.
-        rank: This rank.
+        table: What the ranks tell each other, through a connection of its own.
     """
 
-    def __init__(self, store: Store, rank: int) -> None:
-        self.store, self.rank = store, rank
+    def __init__(self, table: Exchange) -> None:
+        self.table = table
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._beat, name="assigner-heart", daemon=True)
         self.thread.start()
@@ -145,7 +143,7 @@ class Heartbeat:
         beats = 0
         while not self.closed.is_set():
             try:
-                self.store.set(_beat_key(self.rank), str(beats))
+                self.table.tell(f"beat/{self.table.rank}", beats)
             except DistError:
                 return  # the store's host has left: whoever waits for this rank has found that out
             beats += 1
@@ -156,9 +154,7 @@ class RanksProgress:
     """Where all ranks stand.
 
     Args:
-        store: The job's store.
-        rank: This rank.
-        ranks: How many there are.
+        table: What the ranks tell each other.
         worker: This rank's worker.
         show: Called with the progress to show, the slowest rank's.
 
@@ -166,8 +162,8 @@ class RanksProgress:
         together: All ranks do the same from here on; rank 0 shows its own progress.
     """
 
-    def __init__(self, store: Store, rank: int, ranks: int, worker: str, show: Callable[[RankProgress], None]) -> None:
-        self.store, self.rank, self.ranks, self.show = store, rank, ranks, show
+    def __init__(self, table: Exchange, worker: str, show: Callable[[RankProgress], None]) -> None:
+        self.table, self.rank, self.ranks, self.show = table, table.rank, table.ranks, show
         self.mine = RankProgress(worker, "", 0.0, None)
         self.together = False
         self._others: list[RankProgress] = []
@@ -193,7 +189,7 @@ class RanksProgress:
         """
         self.mine = replace(self.mine, phase=self.mine.phase + 1)
         self._publish()
-        seen: dict[str, tuple[bytes, float]] = {}
+        seen: dict[str, tuple[int, float]] = {}
         while self.ranks > 1:
             self._read()
             behind = [each for each in self._others if each.phase < self.mine.phase]
@@ -206,10 +202,10 @@ class RanksProgress:
                 if not meanwhile():
                     time.sleep(_LOOK_S)
 
-    def _is_lost(self, behind: Iterable[RankProgress], seen: dict[str, tuple[bytes, float]]) -> bool:
+    def _is_lost(self, behind: Iterable[RankProgress], seen: dict[str, tuple[int, float]]) -> bool:
         """Whether a rank that is waited for has not beaten for a while; `seen`: its last beat, and since when."""
-        names = [_beat_key(rank_of(each.worker)) for each in behind]
-        beats = self._values(names) or [b""] * len(names)
+        names = [f"beat/{rank_of(each.worker)}" for each in behind]
+        beats = self.table.told(names, int) or [-1] * len(names)
         now = time.perf_counter()
         for name, beat in zip(names, beats, strict=True):
             if name not in seen or seen[name][0] != beat:
@@ -219,21 +215,8 @@ class RanksProgress:
     def _publish(self) -> None:
         self._told = time.perf_counter()
         if self.ranks > 1:
-            self.store.set(_progress_key(self.rank), seal(_progress_key(self.rank), self.mine))
+            self.table.tell(f"progress/{self.rank}", self.mine)
 
     def _read(self) -> None:
-        names = [_progress_key(rank) for rank in range(self.ranks) if rank != self.rank]
-        found = self._values(names)
-        self._others = [unseal(RankProgress, name, each) for name, each in zip(names, found, strict=False)]
-
-    def _values(self, names: list[str]) -> list[Any]:
-        """What stands in the store; nothing before all of it does."""
-        return list(self.store.multi_get(names)) if names and self.store.check(names) else []
-
-
-def _progress_key(rank: int) -> str:
-    return f"assigner/progress/{rank}"
-
-
-def _beat_key(rank: int) -> str:
-    return f"assigner/beat/{rank}"
+        others = [f"progress/{rank}" for rank in range(self.ranks) if rank != self.rank]
+        self._others = self.table.told(others, RankProgress)

@@ -15,17 +15,18 @@ import math
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
-from assigner.machine.starvation import allowed_share
+from assigner.machine.starvation import DISTURBED, allowed_share
 from assigner.samples import Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 if sys.platform == "linux":
     import resource
@@ -37,6 +38,9 @@ MINIMUM_SAMPLES = 7
 STEADY_SPREAD = 0.05
 LIMIT_S = 2.0
 _TELLING = 0.1  # of all parts: a smaller one may spread
+_TRIES = 2  # of what other programs disturb
+
+T = TypeVar("T")
 
 
 class Stopwatch:
@@ -57,24 +61,28 @@ class Stopwatch:
         self.launch_share = 1.0
         computes_alone = sys.platform == "linux" and device.type == "cpu" and torch.get_num_threads() == 1
         self._share = allowed_share(1) if computes_alone else 1.0
-        self._marks: list[Any] = []
+        self._marks: list[tuple[tuple[str, ...], Any]] = []
         self._begin_s = 0.0
 
-    def mark(self) -> None:
-        """Note the present point; the first mark waits until the device has nothing left to do."""
+    def mark(self, *owner: str) -> None:
+        """Note the present point: what has passed since the last mark is the owner's.
+
+        The first mark waits until the device has nothing left to do.
+        """
         if not self._marks:
             self._wait()
             self._begin_s = time.perf_counter()
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
-            self._marks.append(event)
+            self._marks.append((owner, event))
         else:
-            self._marks.append(time.perf_counter() if self._share == 1 else _ThreadTime.now())
+            self._marks.append((owner, time.perf_counter() if self._share == 1 else _ThreadTime.now()))
 
     def seconds(self) -> list[float]:
         """Seconds between the marks, which are then forgotten."""
-        marks, self._marks = self._marks, []
+        marks = [date for _, date in self._marks]
+        self._marks = []
         if self.device.type != "cuda":
             if self._share == 1:
                 return [end - begin for begin, end in itertools.pairwise(marks)]
@@ -83,6 +91,13 @@ class Stopwatch:
         self._wait()
         self.launch_share = launched_s / max(launched_s, time.perf_counter() - self._begin_s)
         return [begin.elapsed_time(end) / 1000 for begin, end in itertools.pairwise(marks)]
+
+    def by_owner(self) -> Mapping[tuple[str, ...], float]:
+        """The same by owner, added up; of one without a mark 0."""
+        owners, found = [owner for owner, _ in self._marks[1:]], defaultdict[tuple[str, ...], float](float)
+        for owner, seconds in zip(owners, self.seconds(), strict=True):
+            found[owner] += seconds
+        return found
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -163,6 +178,19 @@ class _Subject:
         parts = [Samples(part) for part in zip(*self.samples, strict=True)]
         telling = _TELLING * sum(part.median_s for part in parts)
         return all(part.spread < STEADY_SPREAD for part in parts if part.median_s >= telling)
+
+
+def least_disturbed(measure: Callable[[], tuple[T, float]], *, once: bool) -> tuple[T, float]:
+    """Measure, a second time where other programs had much of the first, and keep what they disturbed less.
+
+    Args:
+        measure: Gives what was measured, and the share of the processor time that others had meanwhile.
+        once: There is no second time.
+    """
+    found: list[tuple[T, float]] = []
+    while not found or (len(found) < (1 if once else _TRIES) and found[-1][1] >= DISTURBED):
+        found.append(measure())
+    return min(found, key=lambda each: each[1])
 
 
 def measure_interleaved(

@@ -17,7 +17,6 @@ from assigner.formats.fineness import ANY
 from assigner.formats.merging import check_same_workload, merged
 from assigner.formats.profile import Profile, load_profile, save_profile
 from assigner.formats.selection import Selection
-from assigner.machine.generators import GeneratorStates
 from assigner.machine.launchedrank import launched
 from assigner.profiler.assembly import RankReport, assemble, renew, verified, workload_reference
 from assigner.profiler.exchange import Exchange
@@ -25,6 +24,7 @@ from assigner.profiler.rank import RankSession
 from assigner.profiler.rankprogress import Heartbeat
 from assigner.profiler.tasks import RefusedError, Start, describe
 from assigner.runtime.failures.failure import watched_run
+from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.messages.rendezvous import (
     check_backend,
     farewell,
@@ -119,11 +119,13 @@ def profile_workload(
     join_group(place, options.timeout_s)
     rank, goodbye = dist.get_rank(), farewell()
     jobs, name = group_store(), f"profile {next(_count)}"
-    store = PrefixStore(name, jobs)
-    heart = Heartbeat(PrefixStore(name, jobs.clone()), rank)  # type: ignore[attr-defined]  # calls on one wait for each other
     worker, ranks = f"worker:{rank}", dist.get_world_size()
+    table, beats = (
+        Exchange(PrefixStore(name, each), rank, ranks, timeout_s=options.timeout_s)
+        for each in (jobs, jobs.clone())  # type: ignore[attr-defined]  # calls on one wait for each other
+    )
+    heart = Heartbeat(beats)
     watch = watched_run(name, jobs, worker, group_connections(), MeasurementError.exit_code, ranks=ranks)
-    table = Exchange(store, rank, ranks, timeout_s=options.timeout_s)
     session = None
     try:
         with process_state_kept():
@@ -229,14 +231,12 @@ def process_state_kept() -> Iterator[None]:
 
     Profiling changes nothing; a model's builder and its batches are the user's code, and may draw from any generator.
     """
-    drawn, torch_drawn = GeneratorStates.now(), torch.get_rng_state()
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     grad, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
     try:
-        yield
+        with kept_generators(torch.device("cpu"), draws=True):
+            yield
     finally:
-        drawn.put_back()
-        torch.set_rng_state(torch_drawn)
         if on_gpus:
             torch.cuda.set_rng_state_all(on_gpus)
         torch.set_grad_enabled(grad)

@@ -16,7 +16,7 @@ where it is shorter each point runs alone.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.machine.heap import return_free_pages
@@ -90,11 +90,11 @@ def measured_stages(benches: Mapping[Point, PartitionBench], workbench: Workbenc
     ]
 
 
-def alone(point: Point, bench: PartitionBench, *, depth: int, in_parts: bool) -> StageBench:
+def alone(point: Point, bench: PartitionBench, workbench: Workbench, *, depth: int) -> StageBench:
     """A point as a stage of its own, where memory is short."""
     return StageBench(
-        [JoinedBenches([bench])], [[bench]], points=(point,), depth=depth, is_crowded=True, device=bench.device,
-        in_parts=in_parts,
+        [JoinedBenches([bench])], {point: [bench]}, depth=depth, is_crowded=True, device=workbench.device,
+        in_parts=workbench.in_parts,
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def _of_size(mine: Mapping[Point, PartitionBench], size: int, workbench: Workben
             return [stage]
         for bench in beside.values():
             bench.leave()
-    return [alone(point, bench, depth=bench.depth, in_parts=workbench.in_parts) for point, bench in mine.items()]
+    return [alone(point, bench, workbench, depth=bench.depth) for point, bench in mine.items()]
 
 
 def _together(
@@ -128,11 +128,13 @@ def _together(
     if depth is None:
         return None
     place = {piece.name: n for n, piece in enumerate(workbench.graph.pieces)}
-    alike = [[benches[each] for each in benches if workbench.kind(each) == workbench.kind(point)] for point in mine]
+    alike = {
+        point: [benches[each] for each in benches if workbench.kind(each) == workbench.kind(point)] for point in mine
+    }
     ordered = [benches[point] for point in sorted(benches, key=lambda each: place[each.partition])]
     return StageBench(
-        joined_benches(ordered, workbench.graph), alike, points=tuple(mine),
-        depth=depth, is_crowded=2 * needed[depth] > room, device=workbench.device, in_parts=workbench.in_parts,
+        joined_benches(ordered, workbench.graph), alike, depth=depth, is_crowded=2 * needed[depth] > room,
+        device=workbench.device, in_parts=workbench.in_parts,
     )  # fmt: skip
 
 
@@ -183,7 +185,6 @@ class StageBench:
     Args:
         stage: All of its partitions, in the model's order.
         measured: Those that are asked for, each with others like it in the stage; their times are its own too.
-        points: What is measured of these, in the same order.
         depth: Micro-batches in flight.
         is_crowded: Memory is short: what a run has freed is given back before the next one, which takes its own before
             it is timed.
@@ -195,9 +196,8 @@ class StageBench:
     def __init__(
         self,
         stage: Sequence[JoinedBenches],
-        measured: Sequence[Sequence[PartitionBench]],
+        measured: Mapping[Point, Sequence[PartitionBench]],
         *,
-        points: tuple[Point, ...] = (),
         depth: int,
         is_crowded: bool,
         device: torch.device,
@@ -205,7 +205,7 @@ class StageBench:
     ) -> None:
         self.stage, self.measured, self.depth, self.is_crowded = stage, measured, depth, is_crowded
         self.benches = [bench for some in stage for bench in some.benches]
-        self.points, self.in_parts, self.device = points, in_parts, device
+        self.in_parts, self.device = in_parts, device
         self.watch = Stopwatch(device)
         self.runs = 0
 
@@ -226,24 +226,24 @@ class StageBench:
         number = {id(bench): n for n, bench in enumerate(self.benches)}
         return tuple(
             sum(times[number[id(bench)]] for bench in alike) / len(alike)
-            for alike in self.measured
+            for alike in self.measured.values()
             for times in (forward, backward)
         )
 
     def _timed(self, *, again: bool) -> tuple[list[float], list[float]]:
         """Each partition's forward and backward, in seconds of a micro-batch; `again`: each by itself, recomputed."""
         stage = [JoinedBenches([bench]) for bench in self.benches] if again else self.stage
-        laps = _Laps(self.watch)
+        self.watch.mark()
         for micro_batch in range(self.depth):
             for some in stage:
                 made: dict[Value, torch.Tensor] | None = {} if len(some.benches) > 1 else None
                 for bench in some.benches:
                     bench.forward(micro_batch, again=again, made=made)
-                    laps.end("forward", bench.name)
+                    self.watch.mark("forward", bench.name)
         for micro_batch in reversed(range(self.depth)):
             for some in reversed(stage):
-                _backward(some, micro_batch, laps, again=again)
-        seconds = laps.seconds()
+                _backward(some, micro_batch, self.watch, again=again)
+        seconds = self.watch.by_owner()
         forward, backward = (
             [seconds[part, bench.name] / self.depth for bench in self.benches] for part in ("forward", "backward")
         )
@@ -254,43 +254,22 @@ class StageBench:
         for micro_batch in range(self.depth):
             for bench in self.benches:
                 bench.forward(micro_batch, again=False)
-        laps = _Laps(self.watch)
+        self.watch.mark()
         for micro_batch in reversed(range(self.depth)):
             for bench in reversed(self.benches):
                 bench.backward(micro_batch, split=True)
-                laps.end("input", bench.name)
+                self.watch.mark("input", bench.name)
             for bench in reversed(self.benches):
                 bench.backward_weight(micro_batch)
-                laps.end("weight", bench.name)
-        seconds = laps.seconds()
+                self.watch.mark("weight", bench.name)
+        seconds = self.watch.by_owner()
         return [
             (seconds["input", bench.name] / self.depth, seconds["weight", bench.name] / self.depth)
             for bench in self.benches
         ]
 
 
-class _Laps:
-    """Time that is told to partitions, from one mark of a watch to the next."""
-
-    def __init__(self, watch: Stopwatch) -> None:
-        self.watch = watch
-        self.owners: list[tuple[str, str]] = []
-        watch.mark()
-
-    def end(self, part: str, name: str) -> None:
-        """What has passed since the last mark is a part of this partition's."""
-        self.owners.append((part, name))
-        self.watch.mark()
-
-    def seconds(self) -> Mapping[tuple[str, str], float]:
-        """By part and partition."""
-        found = defaultdict[tuple[str, str], float](float)
-        for owner, lap in zip(self.owners, self.watch.seconds(), strict=True):
-            found[owner] += lap
-        return found
-
-
-def _backward(some: JoinedBenches, micro_batch: int, laps: _Laps, *, again: bool) -> None:
+def _backward(some: JoinedBenches, micro_batch: int, watch: Stopwatch, *, again: bool) -> None:
     """Through neighbours: a partition's ends where that of one in front of it begins."""
     first, *others = some.benches
     under_way = some.benches[-1].name
@@ -298,9 +277,9 @@ def _backward(some: JoinedBenches, micro_batch: int, laps: _Laps, *, again: bool
     def note(name: str) -> None:
         nonlocal under_way
         if name != under_way:
-            laps.end("backward", under_way)
+            watch.mark("backward", under_way)
             under_way = name
 
     joined = [bench.joined(micro_batch, some.within) for bench in reversed(others)]
     first.backward(micro_batch, again=again, within=some.within, joined=joined, note=note)
-    laps.end("backward", under_way)
+    watch.mark("backward", under_way)

@@ -1,11 +1,11 @@
-"""The user's own optimizer on one partition: seconds of an update, its workspace, and the state that it keeps."""
+"""The user's own optimizer on some parameters: seconds of an update, its workspace, and the state that it keeps."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from assigner.model.deferred.likeness import in_likeness
@@ -26,47 +26,7 @@ _OTHERS_SHARE = 8  # and no more than this part of what is free
 
 
 class UpdateBench:
-    """The user's optimizer on one partition's parameters; its builder gets all of the model's.
-
-    Args:
-        workload: Whose optimizer.
-        graph: The model's partitions.
-        partition: The name of one; it has parameters that are trained, which get gradients and are changed.
-        module: That partition, built.
-        device: Where it is.
-        room: Bytes that are free there.
-    """
-
-    def __init__(
-        self, workload: Workload, graph: PartitionGraph, partition: str, module: fx.GraphModule,
-        device: torch.device, *, room: float,
-    ) -> None:  # fmt: skip
-        self.watch = Stopwatch(device)
-        held = {graph.canonical[name]: module.get_parameter(name) for name in graph.piece[partition].parameters}
-        self._update = _RepeatedUpdate(workload, graph, held)
-        others = max(1, int(min(_OTHERS_BYTES, room / _OTHERS_SHARE)))
-        self.others = torch.empty(others, dtype=torch.uint8, device=device)
-
-    def run(self) -> tuple[float]:
-        """Seconds of one update."""
-        self._update.prepare()
-        self.others.fill_(1)  # a step's backwards have taken parameters and state out of the caches
-        self.watch.mark()
-        self._update.run()
-        self.watch.mark()
-        return (self.watch.seconds()[0],)
-
-    def workspace_bytes(self) -> int:
-        """Bytes that an update needs besides parameters, gradients and state; `run` has been called."""
-        return peak_bytes(self._update.run, self.watch.device)
-
-    def state_bytes(self) -> int:
-        """Bytes of the optimizer's state after an update."""
-        return self._update.state_bytes()
-
-
-class _RepeatedUpdate:
-    """An update of some of a model's parameters, again and again.
+    """An update of some of a model's parameters by the user's optimizer, whose builder gets all of them.
 
     One that needs a closure gets the gradients of a sum of squares, some of which count a thousand times as much as
     others: so it uses all of the evaluations that it may, and fills its history.
@@ -74,24 +34,36 @@ class _RepeatedUpdate:
     Args:
         workload: Whose optimizer.
         graph: The model's partitions.
-        held: The parameters by name.
+        held: The parameters by name; those that are trained get gradients and are changed.
+        device: Where they are.
+        room: Bytes that are free there.
     """
 
-    def __init__(self, workload: Workload, graph: PartitionGraph, held: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self, workload: Workload, graph: PartitionGraph, held: Mapping[str, nn.Parameter], device: torch.device,
+        *, room: float,
+    ) -> None:  # fmt: skip
+        self.watch = Stopwatch(device)
         self.optimizer, _ = built_optimizer(workload, stand_ins(graph.deferred.model.named_parameters()), held)
         self._trained = [each for each in held.values() if each.requires_grad]
         self._closed = needs_closure(self.optimizer)
+        others = max(1, int(min(_OTHERS_BYTES, room / _OTHERS_SHARE)))
+        self.others = torch.empty(others, dtype=torch.uint8, device=device)
 
-    def prepare(self) -> None:
-        """Have gradients."""
+    def run(self) -> tuple[float]:
+        """Seconds of one update."""
         for parameter in self._trained:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if self._closed:
                 parameter.detach().normal_()
+        self.others.fill_(1)  # a step's backwards have taken parameters and state out of the caches
+        self.watch.mark()
+        self._update()
+        self.watch.mark()
+        return (self.watch.seconds()[0],)
 
-    def run(self) -> None:
-        """Make one."""
+    def _update(self) -> None:
         if self._closed:
             self.optimizer.step(self._evaluate)
         else:
@@ -108,8 +80,12 @@ class _RepeatedUpdate:
             parts.append(torch.linalg.vecdot(parameter.flatten(), parameter.grad.flatten()).float() / 2)
         return float(torch.stack(parts).sum())
 
+    def workspace_bytes(self) -> int:
+        """Bytes that an update needs besides parameters, gradients and state; `run` has been called."""
+        return peak_bytes(self._update, self.watch.device)
+
     def state_bytes(self) -> int:
-        """Bytes of the state now."""
+        """Bytes of the optimizer's state now."""
         leaves = (leaf for state in self.optimizer.state.values() for leaf in tree_leaves(state))
         return storage_bytes(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
@@ -131,11 +107,10 @@ def optimizer_share(workload: Workload, graph: PartitionGraph, device: torch.dev
     }
     if not held:
         return 0.0
-    update, state = _RepeatedUpdate(workload, graph, held), -1
+    bench, state = UpdateBench(workload, graph, held, device, room=0), -1
     for _ in range(_MOST_UPDATES):
-        update.prepare()
-        update.run()
-        before, state = state, update.state_bytes()
+        bench.run()
+        before, state = state, bench.state_bytes()
         if state == before:
             break
     return state / sum(each.nbytes for each in held.values())

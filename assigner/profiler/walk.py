@@ -42,10 +42,6 @@ class KindInputs:
     reads: tuple[torch.Tensor, ...]
     sizes: tuple[Any, ...]
 
-    def copied(self) -> KindInputs:
-        """The same with the values in memory of their own: what comes later may write to them in place."""
-        return replace(self, reads=tuple(value.clone() for value in self.reads))
-
 
 def representatives(graph: PartitionGraph) -> dict[str, list[str]]:
     """The first partition of each kind, which stands for it, with all partitions of that kind."""
@@ -122,7 +118,8 @@ def collect_inputs(
                         del passes[rows]
                         continue
                     kept += size
-                    found[rows][name] = inputs.copied()
+                    copies = tuple(value.clone() for value in inputs.reads)  # what comes later may write in place
+                    found[rows][name] = replace(inputs, reads=copies)
                 if name == names[-1]:
                     continue
                 if rows == smallest and len(passes) > 1 and piece.kind not in peaks:

@@ -63,15 +63,6 @@ class Workbench:
             self.held[point] = bench.prepare(self.held[smaller] if smaller else None, scale=scale)
         return bench
 
-    def repeated(self, point: Point, bench: PartitionBench) -> None:
-        """Get a bench that has left ready again.
-
-        Raises:
-            MemoryError: it does not fit.
-        """
-        with memory_errors():
-            bench.join(self.held[point])
-
     def companion(self, point: Point) -> PartitionBench:
         """A bench that runs beside measured ones, and has run once: it needs memory, but no optimizer.
 

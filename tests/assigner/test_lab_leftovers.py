@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
 import pytest
 
@@ -97,14 +96,6 @@ def test_what_cannot_be_removed_is_warned_of_and_the_others_go(events, folder, m
     assert said.startswith("warning: ")
     assert DEAD in said
     assert "Device or resource busy" in said
-
-
-def test_a_process_that_nobody_has_waited_for_is_gone():
-    """A zombie has its number still, and runs no lab."""
-    with subprocess.Popen(["true"]) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert hosts.began(process.pid) == ""
-    assert hosts.began(os.getpid()).isdigit()
 
 
 def test_a_table_that_cannot_be_written_is_told(folder, monkeypatch):

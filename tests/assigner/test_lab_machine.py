@@ -7,7 +7,7 @@ from pathlib import Path
 from assigner.lab import machine
 from assigner.lab.cgroups import Mounts
 from assigner.lab.machine import Machine
-from assigner.machine import kernel
+from assigner.machine import cgroup, kernel
 
 
 def test_this_machine_has_something():
@@ -20,7 +20,7 @@ def test_this_machine_has_something():
 
 def test_limits_of_control_groups_count(monkeypatch):
     """What a container is allowed is what there is to share out."""
-    monkeypatch.setattr(machine, "core_limit", lambda: 0.7)
+    monkeypatch.setattr(cgroup, "core_limit", lambda: 0.7)
     monkeypatch.setattr(machine, "free_memory", lambda: 12345)
     assert (Machine.here().cores, Machine.here().memory_bytes) == (0.7, 12345)
 
@@ -33,8 +33,11 @@ def test_other_systems_have_no_proc(monkeypatch, tmp_path):
 
 
 def test_values_of_the_kernels_lists(tmp_path):
-    """The first line of a name counts."""
+    """Of words the first line of a name counts; of numbers each line of a name and one number."""
     path = Path(tmp_path, "cpuinfo")
     path.write_text("processor : 0\nmodel name\t: AMD EPYC\nmodel name\t: other\n")
     assert kernel.entry(path, "model name") == "AMD EPYC"
     assert kernel.entry(path, "flags") is None
+    path.write_text("oom 4\noom_kill 1\nsome avg10=0.00\n")
+    assert kernel.counts(path) == {"oom": 4, "oom_kill": 1}
+    assert kernel.counts(tmp_path / "none") == {}

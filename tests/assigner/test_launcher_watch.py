@@ -11,7 +11,7 @@ import pytest
 
 from assigner.launch import launcherwatch
 from assigner.launch.failurereport import VARIABLE
-from assigner.launch.launcherwatch import began, end_with, end_with_launcher, launcher_of
+from assigner.launch.launcherwatch import began, end_with, end_with_launcher, is_left_behind, launcher_of, own_mark
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
 
@@ -72,3 +72,5 @@ def test_a_process_is_known_by_its_number_and_its_beginning() -> None:
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert began(process.pid) == ""
+        assert is_left_behind(f"{process.pid}-1")
+    assert [is_left_behind(mark) for mark in (own_mark(), f"{os.getpid()}-1", "kept")] == [False, True, False]

@@ -40,7 +40,7 @@ class Machine:
         """Seconds that were kept, and how much they were disturbed."""
         share = ComputeMeasurement(
             cast("computetimes.Workload", None), cast("computetimes.PartitionGraph", None), torch.device("cpu"),
-            "worker:1/cpu", 1e9, Forecast(), lambda _: None, force_busy=force_busy,
+            "worker:1/cpu", 1e9, 0.0, Forecast(), lambda _: None, force_busy=force_busy,
         )  # fmt: skip
         ((samples,),), starved = share._undisturbed(self.sample, ["blocks.0", "blocks.1", "blocks.2", "head"])
         return samples.median_s, starved
@@ -89,20 +89,20 @@ class Wire:
 
 @pytest.mark.parametrize(
     ("shares", "force_busy", "kept", "told"),
-    [((0.1,), False, 0.1, [0.0]), ((0.6, 0.2), False, 0.2, [1.0, 0.0]), ((0.9, 0.95), False, 0.9, [1.0, 0.0]),
-     ((0.6,), True, 0.6, [0.0])],
+    [((0.1,), False, 0.1, [1.0, 0.0]), ((0.6, 0.2), False, 0.2, [1.0, 1.0, 0.0]),
+     ((0.9, 0.95), False, 0.9, [1.0, 1.0, 0.0]), ((0.6,), True, 0.6, [1.0, 0.0])],
 )  # fmt: skip
 def test_a_link_with_a_disturbed_end_is_measured_again(
     shares: Sequence[float], force_busy: bool, kept: float, told: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its target hears whether it is to go on; the sweep that was disturbed less is kept."""
+    """Its target hears of each measurement, and of the end; the sweep that was disturbed less is kept."""
     waiting, wire = list(shares), Wire()
     monkeypatch.setattr(links, "compare_clock", lambda _: SimpleNamespace(ahead_s=0.0))
     monkeypatch.setattr(
         links, "_measure_once", lambda *_: Link("worker:0/cpu", "worker:1/cpu", (), starved=waiting.pop(0))
     )
     options = SweepOptions(largest=1024, typical=1024, force_busy=force_busy)
-    (sweep,) = links._measure_pair(cast("Lane", wire), 0, 1, options, one_clock=True)
+    sweep = links._measure_pair(cast("Lane", wire), 1, options, one_clock=True)
     assert sweep.starved == kept
     assert wire.told == told
     assert not waiting

@@ -133,7 +133,8 @@ def test_peak_bytes_see_what_is_freed_again() -> None:
 
 def test_optimizer_state_is_the_users_own(graph: PartitionGraph) -> None:
     """Adam keeps two moments and a step count of each parameter."""
-    bench = UpdateBench(make_workload(), graph, "1", graph.build(["1"])["1"], CPU, room=1e9)
+    held = dict(graph.build(["1"])["1"].named_parameters())
+    bench = UpdateBench(make_workload(), graph, held, CPU, room=1e9)
     bench.run()
     parameters = 4 * (WIDTH * WIDTH + WIDTH)
     assert bench.state_bytes() == 2 * parameters + 2 * 4
@@ -142,8 +143,8 @@ def test_optimizer_state_is_the_users_own(graph: PartitionGraph) -> None:
 
 def test_what_empties_the_caches_takes_little_of_the_free_memory(graph: PartitionGraph) -> None:
     """64 MiB, and an eighth of what is free where that is less."""
-    module = graph.build(["1"])["1"]
-    benches = [UpdateBench(make_workload(), graph, "1", module, CPU, room=room) for room in (1e12, 8000.0)]
+    held = dict(graph.build(["1"])["1"].named_parameters())
+    benches = [UpdateBench(make_workload(), graph, held, CPU, room=room) for room in (1e12, 8000.0)]
     assert [each.others.nbytes for each in benches] == [64 << 20, 1000]
     assert trained(nn.Tanh()) == []
 

@@ -17,7 +17,7 @@ RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
 
 
 class Wires:
-    """A cluster where some sets of links share a wire, which they divide; each link alone takes its own time.
+    """A cluster where some sets of links share a wire, which they divide.
 
     Args:
         groups: The links of each wire, and how many of them it carries at full speed.
@@ -27,9 +27,9 @@ class Wires:
         self.groups = groups
         self.tried: list[tuple[Directed, ...]] = []
 
-    def together(self, links: Sequence[Directed]) -> dict[Directed, float]:
+    def slower(self, links: Sequence[Directed]) -> dict[Directed, float]:
         self.tried.append(tuple(links))
-        found = {link: 0.1 * (1 + link[0]) for link in links}
+        found = dict.fromkeys(links, 1.0)
         for group, lanes in self.groups:
             here = group & set(links)
             for link in here:
@@ -38,7 +38,7 @@ class Wires:
 
 
 def find(wires: Wires, links: Sequence[Directed] = RING) -> list[SharedWire]:
-    return shared_wires({link: 0.1 * (1 + link[0]) for link in links}, wires.together)
+    return shared_wires(links, wires.slower)
 
 
 def test_links_of_their_own_are_not_suspected() -> None:
@@ -82,8 +82,7 @@ DOWN = {(target, source) for source, target in UP}
 
 def both_rounds(wires: Wires) -> list[SharedWire]:
     """Neighbours one way, then the other, then what was found together."""
-    alone = {link: 0.1 * (1 + link[0]) for link in (*RING, *BACK)}
-    return joined_wires([find(wires, links) for links in (RING, BACK)], alone, wires.together)
+    return joined_wires([find(wires, links) for links in (RING, BACK)], wires.slower)
 
 
 def test_a_wire_of_both_rounds_is_one() -> None:
@@ -106,8 +105,7 @@ def test_wires_of_unlike_many_links_are_one_where_the_fewer_lose() -> None:
     """Four links that take 4 times as long take 6 times beside two of the same wire, which took twice as long."""
     many, few = [(0, 1), (2, 3), (4, 5), (6, 7)], [(1, 0), (3, 2)]
     wires = Wires(({*many, *few}, 1))
-    alone = {link: 0.1 * (1 + link[0]) for link in (*many, *few)}
-    found = joined_wires([find(wires, many), find(wires, few)], alone, wires.together)
+    found = joined_wires([find(wires, many), find(wires, few)], wires.slower)
     assert found == [SharedWire(tuple(sorted((*many, *few))), pytest.approx(6))]
 
 
@@ -116,7 +114,7 @@ def test_many_wires_are_not_tried_with_each_other() -> None:
     wires = Wires()
     five = [SharedWire(((n, n + 10), (n, n + 20)), 2.0) for n in range(5)]
     one = [SharedWire(((7, 1), (7, 2)), 2.0)]
-    assert joined_wires([five, one], {}, wires.together) == [*five, *one]
+    assert joined_wires([five, one], wires.slower) == [*five, *one]
     assert wires.tried == []
 
 
@@ -130,7 +128,11 @@ def test_a_bus_of_gpus_tells_in_less_time(monkeypatch: pytest.MonkeyPatch, on_gp
         return largest
 
     monkeypatch.setattr(contention, "_telling_size", sized)
-    monkeypatch.setattr(contention, "_together", lambda _, links, __: dict.fromkeys(links, 0.005 * len(links)))
+
+    def together(_: object, links: Sequence[Directed], __: object) -> dict[Directed, float]:
+        return {link: 0.005 * (1 + link[0]) * len(links) for link in links}  # each has a time of its own
+
+    monkeypatch.setattr(contention, "_together", together)
     lane: Any = SimpleNamespace(workers=2, reaches_gpu=lambda _: on_gpu)
     found = find_shared_wires(lane, 1 << 40)
     assert found == ([SharedWire(((0, 1), (1, 0)), pytest.approx(2))] if on_gpu else [])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from assigner.formats.profile import LinkPoint
-from assigner.machine import starvation
+from assigner.machine import cgroup, starvation
 from assigner.profiler import busy
 from assigner.profiler.busy import ComputeLoad
 from assigner.profiler.links import _handled, is_known, parts
@@ -191,9 +191,9 @@ def test_on_a_slow_wire_a_smaller_message_is_looked_at() -> None:
 def test_cores_beside_those_that_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this host: what affinity and quota leave, less each rank's threads."""
     monkeypatch.setattr(starvation, "_sharing", [])
-    monkeypatch.setattr(starvation, "usable_cores", lambda: 8)
+    monkeypatch.setattr(cgroup, "usable_cores", lambda: 8)
     monkeypatch.setattr(starvation, "launched", lambda: SimpleNamespace(local_ranks=2))
-    monkeypatch.setattr(starvation, "core_limit", lambda: None)
+    monkeypatch.setattr(cgroup, "core_limit", lambda: None)
     assert starvation.spare_cores(3) == 2
-    monkeypatch.setattr(starvation, "core_limit", lambda: 1.5)
+    monkeypatch.setattr(cgroup, "core_limit", lambda: 1.5)
     assert starvation.spare_cores(1) == -0.5

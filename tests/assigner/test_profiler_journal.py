@@ -73,7 +73,7 @@ def test_what_was_kept_is_read_again(path):
     """Points, what ran out of memory, optimizer bytes, links, the wires found last, all-reduces and notes, exactly."""
     again = Journal(path, HEAD)
     assert again.load()
-    assert again.points == {("embed", 2): POINT, ("head", 4): BAD}
+    assert again.points == {Point("embed", 2): POINT, Point("head", 4): BAD}
     assert again.optimizer_bytes == {"k0": 96}
     assert again.links == {0: LINK}
     assert again.collectives == {(1, 2): REDUCED}
@@ -89,7 +89,7 @@ def test_the_file_lies_beside_the_profile_and_is_hidden(path):
 def test_nothing_is_on_the_disk_before_the_first_measurement(tmp_path):
     """A run that fails before it has measured anything leaves no file."""
     journal = Journal(tmp_path / "j", HEAD)
-    journal.start()
+    journal.remove()
     assert not journal.load()
     assert not list(tmp_path.iterdir())
 
@@ -102,11 +102,11 @@ def test_a_torn_last_line_is_dropped_and_the_run_goes_on_behind_it(path, kept):
     path.write_bytes(b"".join(lines[:3]) + lines[3][:kept])
     journal = Journal(path, HEAD)
     assert journal.load()
-    assert set(journal.points) == {("embed", 2)}
+    assert set(journal.points) == {Point("embed", 2)}
     journal.add(BAD)
     again = Journal(path, HEAD)
     assert again.load()
-    assert set(again.points) == {("embed", 2), ("head", 4)}
+    assert set(again.points) == {Point("embed", 2), Point("head", 4)}
 
 
 def test_a_torn_head_is_an_empty_journal(path):
@@ -190,12 +190,12 @@ def test_a_wrong_line_is_refused_with_its_number(path, line, said):
 def test_a_new_run_replaces_what_was_left(path):
     """Without --resume the journal is begun anew, and at the end it is gone."""
     journal = Journal(path, HEAD)
-    journal.start()
+    journal.remove()
     assert not path.exists()
     journal.add(POINT)
     again = Journal(path, HEAD)
     again.load()
-    assert set(again.points) == {("embed", 2)}
+    assert set(again.points) == {Point("embed", 2)}
     assert not again.links
     journal.remove()
     assert not path.exists()
@@ -204,7 +204,7 @@ def test_a_new_run_replaces_what_was_left(path):
 def test_without_a_folder_nothing_is_written():
     """A rank whose host has no such folder measures all the same."""
     journal = Journal(None, HEAD)
-    journal.start()
+    journal.remove()
     assert not journal.load()
     journal.add(POINT)
     assert journal.points

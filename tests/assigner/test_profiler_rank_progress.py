@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from assigner.launch.seal import unseal
 from assigner.profiler import rankprogress
+from assigner.profiler.exchange import Exchange
 from assigner.profiler.rankprogress import Forecast, Heartbeat, RankProgress, RanksProgress
 
 
@@ -24,16 +24,18 @@ def make_forecast(each_s):
 def two(shown):
     """Both ranks of a run."""
     store = dist.HashStore()
-    second = RanksProgress(store, 1, 2, "worker:1/cpu", lambda _: pytest.fail("rank 1 shows nothing"))
-    return store, RanksProgress(store, 0, 2, "worker:0/cpu", shown.append), second
+    tables = [Exchange(store, rank, 2, timeout_s=1.0) for rank in range(2)]
+    second = RanksProgress(tables[1], "worker:1/cpu", lambda _: pytest.fail("rank 1 shows nothing"))
+    return tables[1], RanksProgress(tables[0], "worker:0/cpu", shown.append), second
 
 
 def test_the_slowest_is_shown_until_all_do_the_same():
     """Standings travel through the store; where ranks work together rank 0 shows its own."""
     shown = []
-    store, first, second = two(shown)
+    table, first, second = two(shown)
     second.tell("compute of embed", make_forecast(60.0))
-    assert unseal(RankProgress, "assigner/progress/1", store.get("assigner/progress/1")).left_s == 300.0
+    assert [each.left_s for each in table.told(["progress/1"], RankProgress)] == [300.0]
+    assert table.told(["progress/0", "progress/1"], RankProgress) == []
     first.tell("compute of embed", make_forecast(0.1))
     assert shown[-1].worker == "worker:1/cpu"
     first.together = True
@@ -84,9 +86,9 @@ def test_whoever_is_through_first_has_something_to_do_meanwhile():
 def test_nobody_waits_for_a_rank_that_is_lost(monkeypatch):
     """A heart that has stopped for a while ends the wait of all others; what they do next together says why."""
     monkeypatch.setattr(rankprogress, "_BEAT_S", 0.01)
-    store, first, second = two([])
+    table, first, second = two([])
     second.tell("compute of embed", make_forecast(60.0))
-    heart, ended = Heartbeat(store, 1), []
+    heart, ended = Heartbeat(table), []
 
     def wait():
         first.finish_phase()

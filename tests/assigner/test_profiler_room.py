@@ -113,8 +113,9 @@ class Measured:
         monkeypatch.setattr(computetimes, "free_bytes", lambda _, **__: free / computetimes._SAFE)
         self.forecast, self.found = Forecast(), list[object]()
         self.share = ComputeMeasurement(
-            make_workload(), graph, CPU, "worker:0/cpu", 1e9, self.forecast, lambda _: None, force_busy=True
-        )
+            make_workload(), graph, CPU, "worker:0/cpu", 1e9, optimizer_share(make_workload(), graph, CPU),
+            self.forecast, lambda _: None, force_busy=True,
+        )  # fmt: skip
 
     def __call__(self) -> dict[int, Measurement]:
         points = [Point("1", ROWS), Point("1", 64 * ROWS)]
@@ -153,8 +154,8 @@ def no_memory(*_: object) -> None:
 
 def test_an_update_without_memory_is_a_datum(graph: PartitionGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run goes on, and all sizes of the partition are infeasible."""
-    monkeypatch.setattr(UpdateBench, "run", no_memory)
     run = Measured(graph, 1e12, monkeypatch)
+    monkeypatch.setattr(UpdateBench, "run", no_memory)
     assert all("out of memory when measured" in (each.infeasible or "") for each in run().values())
 
 

@@ -55,6 +55,12 @@ def by_name(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim
     return torch.optim.Adam([{"params": [named["0.weight"], named["0.bias"]]}, {"params": [named["1.1.weight"]]}])
 
 
+def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few short samples of each point."""
+    for name, seconds in (("WARM_UP_S", 0.0), ("SAMPLE_S", 0.001), ("LIMIT_S", 0.05)):
+        monkeypatch.setattr(sampling, name, seconds)
+
+
 class Run:
     """Profiles the workload into one file, again and again."""
 
@@ -62,8 +68,7 @@ class Run:
         self.path, self.monkeypatch = folder / "profile.json", monkeypatch
         self.said: list[str] = []
         monkeypatch.setattr(stagegroups, "_IN_TURN", 1)  # each point is kept before the next is begun
-        for name, seconds in (("WARM_UP_S", 0.0), ("SAMPLE_S", 0.001), ("LIMIT_S", 0.05)):
-            monkeypatch.setattr(sampling, name, seconds)
+        measure_briefly(monkeypatch)
 
     def __call__(
         self, *, width: int = 8, options: ProfileOptions = OPTIONS,
@@ -240,8 +245,7 @@ def test_the_optimizers_builder_sees_the_whole_model(tmp_path, monkeypatch):
     made = replace(make_workload(), optimizer=by_name)
     SEEN.clear()
     be_only_rank(monkeypatch)
-    for name, seconds in (("WARM_UP_S", 0.0), ("SAMPLE_S", 0.001), ("LIMIT_S", 0.05)):
-        monkeypatch.setattr(sampling, name, seconds)
+    measure_briefly(monkeypatch)
     found = profile_workload(made, "made.py:workload", OPTIONS)
     assert found is not None
     assert found.workload.optimizer == "Adam"
@@ -253,8 +257,7 @@ def test_an_optimizer_that_needs_a_closure_is_measured(tmp_path, monkeypatch):
     """LBFGS with its history full: so many directions and steps, each as large as the partition's parameters."""
     made = replace(make_workload(), optimizer=lambda parameters: torch.optim.LBFGS(parameters, history_size=7))
     be_only_rank(monkeypatch)
-    for name, seconds in (("WARM_UP_S", 0.0), ("SAMPLE_S", 0.001), ("LIMIT_S", 0.05)):
-        monkeypatch.setattr(sampling, name, seconds)
+    measure_briefly(monkeypatch)
     found = profile_workload(made, "made.py:workload", OPTIONS)
     assert found is not None
     assert found.workload.optimizer == "LBFGS"

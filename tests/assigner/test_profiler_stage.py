@@ -14,6 +14,7 @@ from torch import nn
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload
 from assigner.profiler import stagegroups
+from assigner.profiler.sampling import Stopwatch
 from assigner.profiler.stagegroups import JoinedBenches, StageBench, joined_benches, measured_stages, stage_partitions
 from assigner.profiler.tasks import Point
 from assigner.profiler.walk import collect_inputs
@@ -26,20 +27,19 @@ CPU = torch.device("cpu")
 WIDTH, ROWS = 8, 2
 
 
-@dataclass
-class Time:
+class Time(Stopwatch):
     """A clock that only partitions move, and the watch that reads it."""
 
-    now: float = 0.0
-    marks: list[float] = field(default_factory=list)
-    launch_share: float = 1.0
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.now = 0.0
 
-    def mark(self) -> None:
-        self.marks.append(self.now)
+    def mark(self, *owner: str) -> None:
+        self._marks.append((owner, self.now))
 
     def seconds(self) -> list[float]:
-        marks, self.marks = self.marks, []
-        return [end - begin for begin, end in itertools.pairwise(marks)]
+        marks, self._marks = self._marks, []
+        return [end - begin for (_, begin), (_, end) in itertools.pairwise(marks)]
 
 
 @dataclass(eq=False)
@@ -78,8 +78,9 @@ class Three:
         times = {"a": (2.0, 6.0), "b": (4.0, 8.0), "c": (10.0, 16.0)}
         self.benches = [Bench(name, self.time, *each, self.calls) for name, each in times.items()]
         given: dict[str, Any] = {"depth": 2, "is_crowded": False, "device": CPU, **changes}
-        self.stage = StageBench([JoinedBenches([each]) for each in self.benches], alike(self.benches), **given)  # type: ignore[arg-type]
-        self.stage.watch = self.time  # type: ignore[assignment]
+        measured: Any = {Point("", n): some for n, some in enumerate(alike(self.benches))}
+        self.stage = StageBench([JoinedBenches([each]) for each in self.benches], measured, **given)  # type: ignore[list-item]
+        self.stage.watch = self.time
 
 
 def test_each_micro_batch_goes_through_all_partitions_before_the_next() -> None:
@@ -188,10 +189,10 @@ def test_a_stage_has_its_company(ten: PartitionGraph) -> None:
     workbench = make_workbench(ten, math.inf)
     benches = {point: workbench.measured(point) for point in (Point("1", ROWS), Point("1", 4 * ROWS))}
     found = measured_stages(benches, workbench)
-    assert [stage.points for stage in found] == [(point,) for point in benches]
+    assert [list(stage.measured) for stage in found] == [[point] for point in benches]
     for stage in found:
         assert [each.runner.piece.name for each in stage.benches] == ["1", "2", "3", "4", "5", "6"]
-        assert [len(alike) for alike in stage.measured] == [6]
+        assert [len(alike) for alike in stage.measured.values()] == [6]
         assert min(stage.run()) > 0
     assert [stage.depth for stage in found] == [4, 1]  # as many micro-batches as a step has
 
@@ -274,9 +275,8 @@ def test_a_joined_backward_is_that_of_its_partitions(ten: PartitionGraph) -> Non
     parameters = [each for bench in benches for each in bench.runner.module.parameters()]
     for each in parameters:
         each.grad = None
-    stage = StageBench(
-        joined_benches(benches, ten), [[each] for each in benches], depth=1, is_crowded=False, device=CPU
-    )
+    measured = {Point(each.name, ROWS): [each] for each in benches}
+    stage = StageBench(joined_benches(benches, ten), measured, depth=1, is_crowded=False, device=CPU)
     assert min(stage.run()) > 0
     (read,) = benches[0].reads[0]
     first, second = (bench.runner.module for bench in benches)
@@ -287,12 +287,12 @@ def test_a_joined_backward_is_that_of_its_partitions(ten: PartitionGraph) -> Non
         torch.testing.assert_close(found, wanted)
 
 
-def test_laps_add_up_and_a_partition_may_have_none() -> None:
+def test_times_add_up_and_a_partition_may_have_none() -> None:
     """As one has to which a backward does not come."""
     time = Time()
-    laps = stagegroups._Laps(time)  # type: ignore[arg-type]
+    time.mark()
     for part, name in (("forward", "a"), ("backward", "b"), ("backward", "b")):
         time.now += 1.0
-        laps.end(part, name)
-    seconds = laps.seconds()
+        time.mark(part, name)
+    seconds = time.by_owner()
     assert (seconds["forward", "a"], seconds["backward", "b"], seconds["backward", "a"]) == (1.0, 2.0, 0.0)

@@ -62,7 +62,7 @@ def test_what_a_stranger_writes_is_no_launchers_word(monkeypatch, found):
     for name in (shutdown._FAILED, shutdown._ENDED, f"{shutdown._DONE} 0"):
         store.set(name, found)
     assert read_host_failure(store) is None
-    assert not shutdown._is_said(store, shutdown._ENDED)
+    assert not shutdown._told(store, bool, shutdown._ENDED)
     assert not is_done(store, 0)
     tell_done(store, 0)
     assert is_done(store, 0)

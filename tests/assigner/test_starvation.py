@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assigner.machine import starvation
+from assigner.machine import cgroup, starvation
 from assigner.machine.starvation import ProcessorTime, RanksWatch, allowed_share, processor_time, starved_share
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ def test_starvation_is_what_others_had_of_its_share(reading: ProcessorTime, allo
 def test_a_share_is_what_quota_and_ranks_leave_of_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """One core at most; less where a quota, or the ranks and threads of this host, leave less."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr(starvation, "core_limit", lambda: None)
+    monkeypatch.setattr(cgroup, "core_limit", lambda: None)
     assert allowed_share(1, ranks=1) == 1.0
     assert allowed_share(1, ranks=4) == allowed_share(2, ranks=2) == 0.5
-    monkeypatch.setattr(starvation, "core_limit", lambda: 0.4)
+    monkeypatch.setattr(cgroup, "core_limit", lambda: 0.4)
     assert allowed_share(1, ranks=1) == pytest.approx(0.4)
 
 
@@ -66,7 +66,7 @@ def test_ranks_that_a_launcher_has_bound_have_their_own_cores(
     """Whatever the launcher's number of ranks says: those that share a core with this one count, and a quota."""
     monkeypatch.setattr(starvation, "_sharing", [])
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*cores[0]}, raising=False)
-    monkeypatch.setattr(starvation, "core_limit", lambda: 1.5)
+    monkeypatch.setattr(cgroup, "core_limit", lambda: 1.5)
     starvation.cores_shared(cores[0], cores[1:])
     assert allowed_share(1) == pytest.approx(share)
 

@@ -94,8 +94,7 @@ def test_solvers_really_solve():
 
 def test_more_threads_than_cores_are_noted(monkeypatch):
     """In a container torch may see more cores than it is given."""
-    monkeypatch.setattr(findings, "core_limit", lambda: 1.5)
-    monkeypatch.setattr(findings, "usable_cores", lambda: 64)
+    monkeypatch.setattr(findings, "allowed_cores", lambda: 1.5)
     finding = findings._threads({"threads": 64})
     assert (finding.state, finding.remedy) == ("note", "export OMP_NUM_THREADS=1")
     assert findings._threads({"threads": 1}).state == "ok"
