@@ -94,19 +94,9 @@ class Contest:
         self.clock = problem.clock
 
     @property
-    def elapsed_s(self) -> float:
-        """Seconds since the search began."""
-        return self.clock.elapsed_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the time limit."""
-        return self.clock.left_s
-
-    @property
     def share_s(self) -> float:
         """Seconds that one setting's ILP may take: all that is left for the last one that is open."""
-        return self.left_s * (1.0 if sum(not each.decided for each in self.settings) == 1 else 0.6)
+        return self.clock.left_s * (1.0 if sum(not each.decided for each in self.settings) == 1 else 0.6)
 
     @property
     def best_value(self) -> float:

@@ -139,12 +139,12 @@ class Setting(ABC):
 
     def over(self) -> Callable[[], bool]:
         """What tells, asked now and then, whether this setting's share of the time is over; it tells of progress."""
-        contest, told = self.contest, self.contest.elapsed_s
+        contest, told = self.contest, self.contest.clock.elapsed_s
         until = told + contest.share_s
 
         def is_over() -> bool:
             nonlocal told
-            now = contest.elapsed_s
+            now = contest.clock.elapsed_s
             if now - told > tuning.TELL_S:
                 told = now
                 contest.watch()

@@ -171,7 +171,7 @@ class BranchedSetting(LadderSetting):
         """Simulate the ladder's pipelines; then bound a step by the work and the paths of every placement."""
         super().prove()
         self.cut_short = False  # more of the intervals of one order prove nothing about other stages
-        if self.decided or self.objective != "step" or self.contest.left_s <= 0:
+        if self.decided or self.objective != "step" or self.contest.clock.left_s <= 0:
             return
         room = SetMemory(SetPrices(self.problem, self.micro_batches))
         model = PlacementModel.within(room, one_stage=True, unit=self.contest.unit, turns=False)

@@ -99,7 +99,7 @@ class GPipeSetting(LadderSetting):
     def prove(self) -> None:
         """Find a better plan, or prove that there is none."""
         if not self._small:
-            self._descend(self.contest.left_s)
+            self._descend(self.contest.clock.left_s)
             return
         if self._few_columns and self.effort == 1:
             self.settle()
@@ -110,7 +110,7 @@ class GPipeSetting(LadderSetting):
         if not (self._sharp or self.decided):
             self._descend(self.contest.share_s)
         large = not self._sharp and self.contest.gap >= tuning.COARSE_GAP  # its model alone takes longer than the rest
-        if not (self.decided or self.cut_short or self._few_columns or large) and self.contest.left_s > 0:
+        if not (self.decided or self.cut_short or self._few_columns or large) and self.contest.clock.left_s > 0:
             self.settle()
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class ShareSearch:
         for shared in self.ways():
             if self._setting.program.price(shared) < self._target:
                 found = min(found, self._least(shared))
-            if self.room <= 0 or self._setting.contest.left_s <= 0:
+            if self.room <= 0 or self._setting.contest.clock.left_s <= 0:
                 self.room = min(self.room, 0)
                 break
         return found if self.room > 0 else -math.inf
@@ -94,7 +94,7 @@ class ShareSearch:
         found = self._target
         for depths in self._depths(shared):
             self.room -= self._each
-            if self.room <= 0 or self._setting.contest.left_s <= 0:
+            if self.room <= 0 or self._setting.contest.clock.left_s <= 0:
                 break
             found = min(found, self.value(shared, depths))
         return found

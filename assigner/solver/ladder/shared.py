@@ -194,7 +194,7 @@ class SharedSetting(LadderSetting):
             self.raise_bound(min(price, open_, self.contest.target), ENUMERATION)
             if self.decided:
                 return
-            if self.contest.left_s <= 0 or room <= 0:
+            if self.contest.clock.left_s <= 0 or room <= 0:
                 self.cut_short = room <= 0
                 open_ = min(open_, price)
                 break

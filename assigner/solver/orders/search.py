@@ -125,7 +125,7 @@ class OrderSearch:
         return proposals
 
     def _over(self) -> bool:
-        return self._contest.left_s <= 0 or self._contest.interrupted
+        return self._contest.clock.left_s <= 0 or self._contest.interrupted
 
     def _at_hand(self, simple: Sequence[FoundBaseline]) -> Iterator[Plan]:
         """Plans whose placement is worth a look, each once."""

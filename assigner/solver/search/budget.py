@@ -107,7 +107,7 @@ class Budget:
         try:
             self._list()
             for choice in self._choices:
-                if self.search.contest.left_s <= 0 or self._interrupted:
+                if self.search.contest.clock.left_s <= 0 or self._interrupted:
                     break
                 cutoff = min(
                     (offer.step_s for offer in found if offer.money <= choice.least * (1 + PROVEN)), default=math.inf
@@ -143,13 +143,13 @@ class Budget:
         """Find the choice's fastest plan; close to the step time asked for, without a gap."""
         found = self._search(choice, cutoff, gap=self._inner.stop_gap)
         missed = found is not None and found.step_s > self._within * (1 + PROVEN) >= choice.bound
-        if missed and self.search.contest.left_s > 0:
+        if missed and self.search.contest.clock.left_s > 0:
             found = self._search(choice, self._within * (1 + 2 * PROVEN), gap=0.0) or found
         choice.best = found
 
     def _search(self, choice: _Choice, cutoff: float, *, gap: float) -> Offer | None:
         contest = self.search.contest
-        options = replace(self._inner, gap=gap, time_limit=max(0.1, contest.left_s), only=choice.workers)
+        options = replace(self._inner, gap=gap, time_limit=max(0.1, contest.clock.left_s), only=choice.workers)
         search = Search(self.problem.profile, options, self._heard)
         search.contest.cutoff = cutoff
         search.run()
@@ -170,7 +170,7 @@ class Budget:
         if self._progress:
             best = min((o.money for o in found if o.step_s <= self._within * (1 + PROVEN)), default=None)
             done = sum(each.best is not None for each in (*self._choices, self._rest))
-            elapsed = self.search.contest.elapsed_s
+            elapsed = self.search.contest.clock.elapsed_s
             self._progress(Progress(elapsed, "workers", 1, best, self.bound, done, len(self._choices)))
 
     def _rate(self, workers: Sequence[str]) -> float:
@@ -180,7 +180,7 @@ class Budget:
     def _list(self) -> None:
         """Fill the list of choices, those with few workers first, as far as there is room; the rest stays as one."""
         groups, contest = self._groups(), self.search.contest
-        half = contest.left_s / 2
+        half = contest.clock.left_s / 2
         rates = sorted(self._rate(group[:1]) for group in groups for _ in group)
         choices = (
             (number, count)
@@ -189,7 +189,7 @@ class Budget:
         )
         self._rest.bound = math.inf
         for number, count in choices:
-            if len(self._choices) >= tuning.MOST_CHOICES or contest.left_s < half:
+            if len(self._choices) >= tuning.MOST_CHOICES or contest.clock.left_s < half:
                 self._rest = _Choice((), sum(rates[:number]), self._least_s(None))
                 break
             names = tuple(name for group, taken in zip(groups, count, strict=True) for name in group[:taken])
