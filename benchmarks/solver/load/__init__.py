@@ -1,7 +1,6 @@
 """Minimise the largest load: an exact search for lines of devices, and for free placements.
 
-    problem ─ items (merged nodes) ─┬─ downsets ─ pairs ─ lattice / linked ─┬─ search ─ answer
-                                    ├─ merge, climb                         │
+    problem ─ items (merged nodes) ─┬─ downsets ─ pairs ─ lattice ──────────┬─ search ─ answer
                                     └─ model (ILP: staircase, free), anneal ┘
 
 `solve_load` returns a placement with a proven bound; `evaluate` prices and checks any placement on its own.
@@ -18,7 +17,6 @@ from load.problem import (
     Node,
     Option,
     Output,
-    Shared,
     Stage,
     Transfer,
 )
@@ -34,7 +32,6 @@ __all__ = [
     "Node",
     "Option",
     "Output",
-    "Shared",
     "Stage",
     "Transfer",
     "evaluate",

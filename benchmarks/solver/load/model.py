@@ -5,7 +5,7 @@ Variables L: the largest load, in units of about a thousandth of it
           line    y[i,d] = 1: item i lies on one of the devices 0 .. d (a staircase), y[i,D-1] = 1;
                   x[i,d] = y[i,d] - y[i,d-1]
           free    x[i,d] = 1: item i lies on device d
-          out[f,d], in[f,d]: flow f leaves device d, comes into it; read[f,d]: it is read there
+          out[f,d], in[f,d]: flow f leaves device d, comes into it
           w[j,d]: the share of node j that runs on device d by its second option
 
     minimise  L
@@ -15,11 +15,10 @@ Variables L: the largest load, in units of about a thousandth of it
     moves     out[f,d] >= x[u,d] - x[v,d],  in[f,d] >= x[v,d] - x[u,d]  for v in T(f)
               relayed along a line:  out[f,d] = in[f,d+1] >= y[u,d] - y[v,d]
     load      sum over i of t[i,d] x[i,d] + sum over j of extra[j] w[j,d] (+ sum over f of cost[f] (out + in)) <= L;
-              under "overlapped" and "relayed" compute, sum of cost * out and sum of cost * in each <= L
-    memory    sum of size[i,d] x[i,d] - saved[j,d] w[j,d] + held[f] read[f,d] + bytes[f] out[f,d] <= room
+              relayed: compute, sum of cost * out and sum of cost * in each <= L
+    memory    sum of size[i,d] x[i,d] - saved[j,d] w[j,d] <= room
 
-w is continuous; workspace and peaks, what nodes share, and the links of "links" are left out: what is proven is a
-lower bound for every placement, and what it finds is evaluated.
+w is continuous: what is proven is a lower bound for every placement, and what it finds is evaluated.
 
 Source of the model with x and contiguity variables: Tarnawski et al., NeurIPS 2020. The staircase is proven in a
 fraction of its time.
@@ -63,8 +62,6 @@ class PlacementModel:
         self._flow_variables: dict[tuple[str, int, int], pulp.LpVariable] = {}
         self._x = self._line() if items.problem.contiguous else self._free()
         for d in range(len(classes)):
-            for u, v in items.apart:
-                self._below(_sum(self._x[u][d], self._x[v][d]), 1.0)
             self._device(d)
         self.problem.setObjective(pulp.LpAffineExpression({self._load: 1.0}))
 
@@ -121,11 +118,9 @@ class PlacementModel:
             self._second(d, compute, size)
         there: Terms = {}
         back: Terms = {}
-        if device.pays and rule != "links":
-            for f, flow in enumerate(self.items.flows):
-                if flow.cost:
-                    _put(there, self._leaving(f, d), flow.cost / self.unit)
-                    _put(back, self._coming(f, d), flow.cost / self.unit)
+        for f, flow in enumerate(self.items.flows) if device.pays else ():
+            _put(there, self._leaving(f, d), flow.cost / self.unit)
+            _put(back, self._coming(f, d), flow.cost / self.unit)
         for terms in [_sum(compute, there, back)] if rule == "added" else [compute, there, back]:
             if terms:
                 self._below({**terms, self._load: -1.0}, 0.0)
@@ -148,21 +143,15 @@ class PlacementModel:
         return self.items.problem.in_flight.at(len(self.classes) - d)
 
     def _size(self, d: int) -> Terms:
-        """Bytes by first options and of values, as a share of the room."""
+        """Bytes by first options, as a share of the room."""
         problem, depth = self.items.problem, self._depth(d)
         room = problem.devices[self.classes[d]].memory
-        room += sum(sum(shared.saves) - min(shared.saves) for shared in problem.shared)
         size: Terms = {}
         for i, members in enumerate(self.items.members):
             options = [problem.nodes[node].options[0] for node in members]
             held = sum(depth * o.stored + o.fixed if o.stored else o.fixed for o in options)
             if held:
                 size = _sum(size, {variable: factor * held / room for variable, factor in self._x[i][d].items()})
-        for f, flow in enumerate(self.items.flows):
-            if flow.held:
-                _put(size, self._reading(f, d), depth * flow.held / room)
-            if flow.bytes:
-                _put(size, self._leaving(f, d), flow.bytes / room)
         return size
 
     def _second(self, d: int, compute: Terms, size: Terms) -> None:
@@ -197,11 +186,6 @@ class PlacementModel:
         if self.items.problem.transfer.rule != "relayed":
             return self._moved("in", f, d, [(self._x[v][d], self._x[flow.source][d]) for v in flow.targets])
         return self._leaving(f, d - 1) if d else None
-
-    def _reading(self, f: int, d: int) -> pulp.LpVariable:
-        flow = self.items.flows[f]
-        readers = [*flow.targets, *([flow.source] if flow.inside else [])]
-        return self._moved("read", f, d, [(self._x[v][d], {}) for v in readers])
 
     def _moved(self, name: str, f: int, d: int, pairs: Iterable[tuple[Terms, Terms]]) -> pulp.LpVariable:
         """The variable that is at least here - there for each pair."""
