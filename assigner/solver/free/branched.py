@@ -69,10 +69,7 @@ class SteadySetting(FreeSetting):
         for order in orders(self.room.table):
             along = replace(self.problem, sequence=tuple(self.problem.order[i] for i in order))
             ladder = LadderSetting(self.contest, self.schedule, self.micro_batches, along)
-            with suppress(OutOfTime):
-                for phase in (ladder.price, ladder.start):
-                    if not ladder.decided:
-                        phase()
+            ladder.begin()
             if ladder.best is not None:
                 yield of_plan(self.problem, ladder.best.plan)
         if self.contest.best is not None:

@@ -29,7 +29,10 @@ class GPipeSetting(LadderSetting):
 
     def __init__(self, contest: Contest, micro_batches: int, problem: Problem | None = None) -> None:
         super().__init__(contest, "gpipe", micro_batches, problem)
-        self.hierarchy = Hierarchy(self.instance, price=self.simulate, target=lambda: contest.target, watch=self._tell)
+        self.hierarchy = Hierarchy(
+            self.instance, price=self.simulate, target=lambda: contest.target,
+            watch=lambda: contest.watch(self._take_bound),
+        )  # fmt: skip
 
     @cached_property
     def _columns(self) -> int:
@@ -117,14 +120,12 @@ class GPipeSetting(LadderSetting):
         """As `Setting` has it."""
         self.prove()
 
-    def _tell(self) -> None:
-        """While the hierarchy searches: its bound counts, and the user hears of it."""
+    def _take_bound(self) -> None:
         self.raise_bound(self.hierarchy.bound, DYNAMIC_PROGRAM)
-        self.contest.watch()
 
     def _descend(self, seconds: float) -> None:
         """Search the hierarchy for a while."""
         try:
             self.hierarchy.search(seconds)
         finally:  # also when interrupted
-            self.raise_bound(self.hierarchy.bound, DYNAMIC_PROGRAM)
+            self._take_bound()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -204,6 +205,19 @@ class Search:
             self.contest.interrupted = True
         finally:
             self.price_wires(given)
+
+    def run_hastily(self, counts: Sequence[int]) -> None:
+        """Look for plans with these micro-batch counts, as far as they are found at once; nothing is proven of them."""
+        given = self.contest.best
+        self._turn = [each for each in self.settings if each.micro_batches in counts]
+        for setting in self._turn:
+            setting.price()
+        with suppress(OutOfTime):
+            for setting in self._open(lambda each: each.bound):
+                setting.start()
+            for setting in self._open(lambda each: each.best_value):
+                setting.improve()
+        self.price_wires(given)
 
     def price_wires(self, given: Proposal | None) -> None:
         """Where links share wires: take each setting's best plan at prices with them; bounds hold as they are.
