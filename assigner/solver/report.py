@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from assigner.solver.baselines import FoundBaseline
     from assigner.solver.contest.setting import Setting
     from assigner.solver.problem.options import SolveOptions
-    from assigner.solver.search.budget import Budget, Offer
+    from assigner.solver.search.budget import Budget
     from assigner.solver.search.search import Search
     from assigner.solver.why import Excluded
 
@@ -51,7 +51,7 @@ def make_solution(
     _check_memory(prediction)
     of_all = min(value, least_of_all_s(search.problem, {each.micro_batches for each in search.settings}))
     any_order_s = of_all if search.any_order and plan.objective == "step" else None  # of a step it is the bound
-    covered = search.covers(plan)
+    covered = search.problem.options.searches(plan)
     if plan.is_divided or not covered:
         bound = of_all
     report = _report(search, best.found_by, options, value / unit, min(bound, value) / unit)
@@ -179,7 +179,7 @@ def _candidate(search: Search, settings: Sequence[Setting], best: Proposal, boun
 
 
 def no_offer(
-    budget: Budget, frontier: Sequence[Offer], profile: Profile, options: SolveOptions
+    budget: Budget, frontier: Sequence[Proposal], profile: Profile, options: SolveOptions
 ) -> InfeasibleError | LimitError:
     """Why no plan meets the step time asked for."""
     contest = budget.search.contest
@@ -194,8 +194,8 @@ def no_offer(
     fastest = frontier[-1]
     return LimitError(
         f"no plan of {options.max_step_s:g} s a step or less was found: the fastest takes"
-        f" {fmt.seconds(fastest.step_s)}, and {fmt.seconds(budget.fastest_bound_s)} is not ruled out",
-        hint=f"--max-step {fastest.step_s:.4g} fits, at {1000 * fastest.money:.4g} per 1000 samples",
+        f" {fmt.seconds(fastest.value)}, and {fmt.seconds(budget.fastest_bound_s)} is not ruled out",
+        hint=f"--max-step {fastest.value:.4g} fits, at {1000 * budget.money(fastest):.4g} per 1000 samples",
     )
 
 

@@ -152,13 +152,6 @@ class Search:
         """No plan with stages that workers share, or none without, has a lower value; inf: there are no such plans."""
         return min((each.bound for each in self.settings if each.shares == shares), default=math.inf)
 
-    def covers(self, plan: Plan) -> bool:
-        """Whether a plan is of those that the bound is about."""
-        return any(
-            plan.schedule == each.schedule and (each.schedule == "interleaved" or not plan.is_looped)
-            for each in self.settings
-        )
-
     @property
     def decided(self) -> bool:
         """True once there is nothing left to find."""
