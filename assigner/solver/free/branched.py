@@ -26,7 +26,7 @@ from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime, SolveClock
 from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.set_memory import SetMemory
-from assigner.solver.problem.set_prices import SetPrices, bits
+from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -139,7 +139,7 @@ class BranchedSetting(LadderSetting):
                 self._go_along(each)
 
     def _pricing(self) -> _OneFOneBPricing:
-        return _OneFOneBPricing(SetMemory(SetPrices(self.problem, self.micro_batches)), self.worth)
+        return _OneFOneBPricing(SetMemory(self.problem, self.micro_batches), self.worth)
 
     def _rearrange(self) -> None:
         pricing, over, seed = self._pricing(), self.over(), self.contest.options.seed
@@ -170,7 +170,7 @@ class BranchedSetting(LadderSetting):
         self.cut_short = False  # more of the intervals of one order prove nothing about other stages
         if self.decided or self.objective != "step" or self.contest.clock.left_s <= 0:
             return
-        room = SetMemory(SetPrices(self.problem, self.micro_batches))
+        room = SetMemory(self.problem, self.micro_batches)
         model = PlacementModel.within(room, one_stage=True, unit=self.contest.unit, turns=False)
         if model is not None:
             self.bound_by(model)

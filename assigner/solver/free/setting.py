@@ -20,7 +20,6 @@ from assigner.solver.free.starts import starts
 from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.limits import tuning
 from assigner.solver.problem.set_memory import SetMemory
-from assigner.solver.problem.set_prices import SetPrices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +47,7 @@ class FreeSetting(Setting):
 
     def __init__(self, contest: Contest, micro_batches: int) -> None:
         super().__init__(contest, micro_batches)
-        self.room = SetMemory(SetPrices(self.problem, micro_batches))
+        self.room = SetMemory(self.problem, micro_batches)
         self._starts: list[Arrangement] = []
         self.ways = math.prod(max(1, len(homes)) for homes in self.room.table.homes)
         self.small, self.certain = self.ways <= self.most_ways, self.ways <= self.most_certain
