@@ -22,7 +22,7 @@ from assigner.schedule.timing import step_s
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
 from assigner.solver.problem.options import SolveOptions
-from assigner.solver.problem.prices import PriceTable
+from assigner.solver.problem.set_prices import SetPrices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -113,13 +113,13 @@ class Problem:
         return {name: i for i, name in enumerate(self.order)}
 
     @cached_property
-    def _tables(self) -> dict[int, PriceTable]:
+    def _tables(self) -> dict[int, SetPrices]:
         return {}
 
-    def prices(self, micro_batches: int) -> PriceTable:
+    def prices(self, micro_batches: int) -> SetPrices:
         """What everything costs at one micro-batch count: one table for all who ask."""
         if micro_batches not in self._tables:
-            self._tables[micro_batches] = PriceTable(self, micro_batches)
+            self._tables[micro_batches] = SetPrices(self, micro_batches)
         return self._tables[micro_batches]
 
     @cached_property

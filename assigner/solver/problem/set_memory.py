@@ -15,7 +15,7 @@ import numpy as np
 
 from assigner.solver.limits import tuning
 from assigner.solver.problem.memory import HeldPartitions, fitting_sets, undominated
-from assigner.solver.problem.set_prices import SetPrices, bits
+from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ class SetMemory:
 
     def __init__(self, problem: Problem, micro_batches: int, *, in_flight: int | None = None) -> None:
         self._problem, self._in_flight = problem, in_flight or micro_batches
-        self.table = table = SetPrices(problem, micro_batches)
+        self.table = table = problem.prices(micro_batches)
         self._capacity = [worker.tensor_bytes for worker in problem.workers]
         self._values: dict[int, tuple[int, int, int]] = {}
         for maker, value, reader, gradient in table.edges:
