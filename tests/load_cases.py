@@ -8,7 +8,6 @@ import random
 
 from load import (
     DeviceClass,
-    InFlight,
     LoadProblem,
     Node,
     Option,
@@ -65,7 +64,7 @@ def random_problem(convention: str, seed: int, *, nodes: int = 5) -> LoadProblem
             order=tuple(edges),
             devices=(DeviceClass("device", 3, rng.choice([8, 12, 20])),),
             transfer=Transfer("added", factor=0.5),
-            in_flight=InFlight(math.inf, from_end=True),
+            from_end=True,
         )  # fmt: skip
     return LoadProblem(
         nodes=tuple(Node(str(n), (Option("as is", seconds[n]),), sync=rng.randint(0, 4)) for n in names),

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from load import (
     DeviceClass,
-    InFlight,
     LoadProblem,
     Node,
     Option,
@@ -80,7 +79,7 @@ def test_memory_by_hand():
     """In flight by the position from the end, by the option of each node."""
     keep, again = Option("keep", (1.0, 1.0), stored=2, fixed=1), Option("again", (2.0, 2.0), fixed=1)
     nodes = tuple(Node(name, (keep, again)) for name in "abcd")
-    problem = diamond(Transfer("added"), nodes=nodes, in_flight=InFlight(8, from_end=True))
+    problem = diamond(Transfer("added"), nodes=nodes, from_end=True)
     stages = [Stage(0, (0, 1), (0, 1)), Stage(1, (2, 3), (0, 0))]
     assert evaluate(problem, stages).memory == pytest.approx((2 * 2 + 1 + 1, 1 * (2 + 2) + 2))
 

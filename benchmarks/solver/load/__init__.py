@@ -11,7 +11,6 @@ from __future__ import annotations
 from load.evaluate import Evaluation, evaluate
 from load.problem import (
     DeviceClass,
-    InFlight,
     LoadAnswer,
     LoadProblem,
     Node,
@@ -25,7 +24,6 @@ from load.search import LoadOptions, solve_load
 __all__ = [
     "DeviceClass",
     "Evaluation",
-    "InFlight",
     "LoadAnswer",
     "LoadOptions",
     "LoadProblem",

@@ -46,9 +46,10 @@ class Annealer:
             for members in items.members
         ]  # fmt: skip
         self._seconds = [[row[c] for c in classes] for row in by_class]
-        self._size = [sum(problem.in_flight.most * o.stored + o.fixed if o.stored else o.fixed
-                          for o in (problem.nodes[node].options[0] for node in members))
-                      for members in items.members]  # fmt: skip
+        self._size = [
+            sum(o.stored + o.fixed for o in (problem.nodes[node].options[0] for node in members))
+            for members in items.members
+        ]
         self._room = [problem.devices[c].memory for c in classes]
         self._pays = [problem.devices[c].pays for c in classes]
         flows = [flow for flow in items.flows if flow.cost > 0 and flow.targets]

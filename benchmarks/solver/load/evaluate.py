@@ -59,7 +59,7 @@ def evaluate(problem: LoadProblem, stages: Sequence[Stage]) -> Evaluation:
 
 def stage_memory(problem: LoadProblem, stage: Stage, *, position: int) -> float:
     """Bytes that a stage needs at `position` from the end of the line, the last being 1."""
-    depth = problem.in_flight.at(position)
+    depth = problem.in_flight(position)
     return sum(depth * option.stored + option.fixed for option in _chosen(problem, stage))
 
 

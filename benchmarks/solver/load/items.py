@@ -77,8 +77,8 @@ def contract(problem: LoadProblem) -> Items:
 
 def memory_binds(problem: LoadProblem) -> bool:
     """False if even everything on one device, all micro-batches in flight, would fit."""
-    depth = problem.in_flight.at(problem.device_count)
-    held = sum(max((depth * o.stored if o.stored else 0.0) + o.fixed for o in node.options) for node in problem.nodes)
+    depth = problem.in_flight(problem.device_count)
+    held = sum(max(depth * o.stored + o.fixed for o in node.options) for node in problem.nodes)
     return any(held > device.memory for device in problem.devices)
 
 

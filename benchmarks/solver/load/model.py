@@ -139,8 +139,8 @@ class PlacementModel:
                 terms.append({variable: factor * seconds / self.unit for variable, factor in self._x[i][d].items()})
         return _sum(*terms)
 
-    def _depth(self, d: int) -> float:
-        return self.items.problem.in_flight.at(len(self.classes) - d)
+    def _depth(self, d: int) -> int:
+        return self.items.problem.in_flight(len(self.classes) - d)
 
     def _size(self, d: int) -> Terms:
         """Bytes by first options, as a share of the room."""
@@ -149,7 +149,7 @@ class PlacementModel:
         size: Terms = {}
         for i, members in enumerate(self.items.members):
             options = [problem.nodes[node].options[0] for node in members]
-            held = sum(depth * o.stored + o.fixed if o.stored else o.fixed for o in options)
+            held = sum(depth * o.stored + o.fixed for o in options)
             if held:
                 size = _sum(size, {variable: factor * held / room for variable, factor in self._x[i][d].items()})
         return size

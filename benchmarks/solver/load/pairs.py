@@ -219,11 +219,8 @@ class PairCosts:
     ) -> tuple[Floats, Bools]:
         """Seconds that second options must add at least, and whether that is exact; inf: the stage does not fit."""
         problem, (first, last) = self.items.problem, between
-        depth, room = problem.in_flight.at(position), problem.devices[device].memory * (1 + 1e-12)
-        need = self._fixed[last] - self._fixed[first] - room
-        stored = self._stored[last] - self._stored[first]
-        if np.any(stored):
-            need = need + depth * stored if math.isfinite(depth) else np.where(stored > 0, np.inf, need)
+        depth, room = problem.in_flight(position), problem.devices[device].memory * (1 + 1e-12)
+        need = self._fixed[last] - self._fixed[first] - room + depth * (self._stored[last] - self._stored[first])
         sure = need <= 0
         added = np.where(sure, 0.0, np.inf)
         asked = np.flatnonzero(~sure & wanted)

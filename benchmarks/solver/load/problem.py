@@ -107,18 +107,6 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class InFlight:
-    """How many micro-batches a stage keeps: `most`, under 1F1B no more than its position from the end, from 1."""
-
-    most: float = 1
-    from_end: bool = False
-
-    def at(self, position: int) -> float:
-        """Of the stage at this position from the end."""
-        return min(self.most, position) if self.from_end else self.most
-
-
-@dataclass(frozen=True)
 class LoadProblem:
     """Minimise the largest load.
 
@@ -128,7 +116,7 @@ class LoadProblem:
         order: Pairs (u, v): v's stage is not before u's. With it stages are convex and devices form a line.
         devices: Classes of devices.
         transfer: The convention for transfers.
-        in_flight: How many micro-batches a stage keeps.
+        from_end: A stage keeps as many micro-batches as its position from the end, from 1; else one.
         contiguous: False: a device may hold any set of nodes, and `order` says nothing.
         replicas: So many devices of a class may run one stage, micro-batches in turn. On r of them a stage takes
             (compute + (r - 1) / r * sync) / r, and its transfers 1 / r of their time (PipeDream, section 3.1).
@@ -139,7 +127,7 @@ class LoadProblem:
     order: tuple[tuple[int, int], ...]
     devices: tuple[DeviceClass, ...]
     transfer: Transfer
-    in_flight: InFlight = InFlight()
+    from_end: bool = False
     contiguous: bool = True
     replicas: int = 1
 
@@ -152,13 +140,17 @@ class LoadProblem:
                     hint="give one or two options, each with one time per class",
                 )
         if self.replicas > 1 and (
-            not self.contiguous or self.in_flight.from_end or any(len(node.options) > 1 for node in self.nodes)
+            not self.contiguous or self.from_end or any(len(node.options) > 1 for node in self.nodes)
         ):
             raise FormatError("replicas need a line with one option per node, and memory alike at every place")
         if not self.contiguous and self.transfer.rule == "relayed":
             raise FormatError("relayed transfers need a line; a free placement has none")
-        if not self.contiguous and (self.in_flight.from_end or any(len(node.options) > 1 for node in self.nodes)):
+        if not self.contiguous and (self.from_end or any(len(node.options) > 1 for node in self.nodes)):
             raise FormatError("a free placement knows neither positions in a line nor options")
+
+    def in_flight(self, position: int) -> int:
+        """How many micro-batches a stage keeps at this position from the end."""
+        return position if self.from_end else 1
 
     @property
     def device_count(self) -> int:

@@ -57,7 +57,7 @@ def choose(problem: LoadProblem, nodes: Sequence[int], *, device: int, position:
     need = base - problem.devices[device].memory * (1 + 1e-12)
     if need <= 0:
         return Choice((), 0.0, 0.0)
-    depth = problem.in_flight.at(position)
+    depth = problem.in_flight(position)
     items = []
     for node in nodes:
         first, *second = problem.nodes[node].options
@@ -136,7 +136,7 @@ class Choices:
     """
 
     def __init__(self, items: Items, device: int, position: int) -> None:
-        problem, depth = items.problem, items.problem.in_flight.at(position)
+        problem, depth = items.problem, items.problem.in_flight(position)
         found = []
         for number, members in enumerate(items.members):
             for node in members:
