@@ -152,31 +152,17 @@ class _Search:
         return [self._value]
 
     def _staircases(self) -> None:
-        from assigner.solver.ilp.backend import Backend
-        from load.model import PlacementModel
-
         counts = [device.count for device in self._problem.devices]
         sequences = list(itertools.islice(_sequences(counts), 1000))
         if len(sequences) == 1000:  # too many orders of unlike devices
             return
         bound = math.inf
         for left, sequence in zip(range(len(sequences), 0, -1), sequences, strict=True):
-            unit = self._unit()
-            model = PlacementModel(self._items, sequence, cutoff=self._value, unit=unit)
-            outcome = Backend(self._options.solver, self._options.seed).search(
-                model.problem, gap=self._options.gap, cutoff=self._value / unit,
-                time_limit=max(0.1, (self._deadline - time.monotonic()) / left),
-            ).scaled(unit)  # fmt: skip
-            bound = min(bound, outcome.bound)
-            if outcome.found:
-                self._take_items(model.placement(), sequence, "staircase program")
+            bound = min(bound, self._program(sequence, "staircase program", left))
         self._raise_bound(bound, f"{len(sequences)} staircase programs")
 
     def free(self) -> None:
         """A placement of any items on any device."""
-        from assigner.solver.ilp.backend import Backend
-        from load.model import PlacementModel
-
         classes = [c for c, device in enumerate(self._problem.devices) for _ in range(device.count)]
         start = self._first_free(classes)
         if start is not None:
@@ -184,15 +170,22 @@ class _Search:
             self._anneal(start, classes)
         if self._closed():
             return
-        unit = self._unit()
+        self._raise_bound(self._program(classes, "integer program", 1), "integer program")
+
+    def _program(self, classes: Sequence[int], name: str, parts: int) -> float:
+        """A bound of placements on devices of these classes, by the ILP in one of so many parts of the time left."""
+        from assigner.solver.ilp.backend import Backend
+        from load.model import PlacementModel
+
+        unit = (self._value if math.isfinite(self._value) else self._bound) / 1000 or 1.0
         model = PlacementModel(self._items, classes, cutoff=self._value, unit=unit)
         outcome = Backend(self._options.solver, self._options.seed).search(
             model.problem, gap=self._options.gap, cutoff=self._value / unit,
-            time_limit=max(0.1, self._deadline - time.monotonic()),
+            time_limit=max(0.1, (self._deadline - time.monotonic()) / parts),
         ).scaled(unit)  # fmt: skip
         if outcome.found:
-            self._take_items(model.placement(), classes, "integer program")
-        self._raise_bound(outcome.bound, "integer program")
+            self._take_items(model.placement(), classes, name)
+        return outcome.bound
 
     def _first_free(self, classes: list[int]) -> list[int] | None:
         """The best line as a free placement, an item's device each; None: no line was found."""
@@ -255,10 +248,6 @@ class _Search:
     def _soon(self, share: float) -> float:
         """The moment when so much of the time is gone."""
         return self._start + share * self._options.time_limit
-
-    def _unit(self) -> float:
-        size = self._value if math.isfinite(self._value) else self._bound
-        return size / 1000 or 1.0
 
 
 def _sequences(counts: list[int]) -> Iterator[list[int]]:
