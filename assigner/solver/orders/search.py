@@ -219,33 +219,29 @@ class OrderSearch:
             return []
         alone = [(value, plan) for value, plan in found if not plan.is_replicated]  # what is looked for is such a one
         limit = max(self._contest.best_value, min((value for value, _ in alone), default=0.0)) * (1 + tuning.HOT)
-        starts: list[tuple[float, int, int]] = []
-        annealings: dict[int, Annealing] = {}
-        arrangements = {}
+        starts: list[tuple[Arrangement, Annealing]] = []
+        actions = int(self._effort * tuning.LISTED_TASKS / tuning.LISTED_COUNTS)
         for count in self._counts:
-            actions = int(self._effort * tuning.LISTED_TASKS / tuning.LISTED_COUNTS)
             per_try = 2 * count * 2 * names + 50
             if self._over() or per_try * 20 > actions:
                 continue
             room = SetMemory(problem, count)
             if not all(room.table.homes):  # at this size, a partition has no worker that it is priced on and fits
                 continue
-            pricing = ListedPricing(room, limit)
             annealing = Annealing(
-                pricing, seed=problem.options.seed, stop=self._over, actions=actions,
+                ListedPricing(room, limit), seed=problem.options.seed, stop=self._over, actions=actions,
                 tries=min(tuning.LISTED_TRIES, max(1, actions // per_try)),
             )  # fmt: skip
-            annealings[count] = annealing
             stages = [of_plan(problem, plan) for _, plan in alone[:6]]
             stages += [loop(room.table, times) for times in (1, 2, 3)]
             priced = [each for each in map(annealing.start, dict.fromkeys(stages)) if each]
             if priced:
-                arrangements[count] = min(priced, key=lambda each: each.value_s)
-                starts.append((arrangements[count].value_s, count, 0))
+                starts.append((min(priced, key=lambda each: each.value_s), annealing))
+        starts.sort(key=lambda each: (each[0].value_s, each[0].table.micro_batches))
         better = []
-        for _, count, _ in sorted(starts)[: tuning.LISTED_COUNTS]:
+        for first, annealing in starts[: tuning.LISTED_COUNTS]:
             if not self._over():
-                best = annealings[count].run(arrangements[count])
+                best = annealing.run(first)
                 better.append((best.value_s, best.plan("interleaved")))
         return better
 
