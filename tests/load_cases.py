@@ -8,28 +8,23 @@ import random
 
 from load import (
     DeviceClass,
-    InFlight,
     LoadProblem,
     Node,
     Option,
     Output,
-    Shared,
     Stage,
     Transfer,
     evaluate,
 )
 
-CONVENTIONS = ("dnn-partitioning", "piper", "overlapped", "pipedream", "replicas", "links", "busy")
+CONVENTIONS = ("dnn-partitioning", "piper", "pipedream", "replicas")
 
 
-def random_problem(convention: str, seed: int, *, nodes: int = 5, chain: bool = False) -> LoadProblem:
+def random_problem(convention: str, seed: int, *, nodes: int = 5) -> LoadProblem:
     """A small problem; costs are such that transfers and memory matter."""
     rng = random.Random(f"{convention} {seed}")
     names = range(nodes)
-    if chain:
-        edges = list(itertools.pairwise(names))
-    else:
-        edges = [(u, v) for u, v in itertools.combinations(names, 2) if rng.random() < 0.45]
+    edges = [(u, v) for u, v in itertools.combinations(names, 2) if rng.random() < 0.45]
     targets = {u: tuple(v for a, v in edges if a == u) for u in names}
     classes = 1 if convention == "piper" else 2
     seconds = [tuple(float(rng.randint(0, 6)) * (1 + 2 * c) for c in range(classes)) for _ in names]
@@ -69,47 +64,16 @@ def random_problem(convention: str, seed: int, *, nodes: int = 5, chain: bool = 
             order=tuple(edges),
             devices=(DeviceClass("device", 3, rng.choice([8, 12, 20])),),
             transfer=Transfer("added", factor=0.5),
-            in_flight=InFlight(math.inf, from_end=True),
+            from_end=True,
         )  # fmt: skip
-    if convention in ("overlapped", "pipedream", "replicas"):
-        return LoadProblem(
-            nodes=tuple(Node(str(n), (Option("as is", seconds[n]),), sync=rng.randint(0, 4)) for n in names),
-            outputs=tuple(Output(u, targets[u], 2 * cost()) for u in names if targets[u]),
-            order=tuple(edges),
-            devices=(DeviceClass("fast", 2), DeviceClass("slow", 1)),
-            transfer=Transfer("overlapped" if convention == "overlapped" else "relayed"),
-            replicas=2 if convention == "replicas" else 1,
-            apart=((0, 1),) if rng.random() < 0.3 else (),
-        )
-    between = tuple(tuple(0.0 if u == v else rng.uniform(0.2, 2) for v in range(2)) for u in range(2))
-    share = 0.5 if convention == "busy" else 0.0
-    shares = ((share, share), (share, share))
     return LoadProblem(
-        nodes=tuple(
-            Node(
-                str(n),
-                (
-                    Option("keep", seconds[n], stored=rng.randint(1, 4), fixed=1),
-                    Option("again", tuple(s * 1.3 for s in seconds[n]), stored=0, fixed=1, peak=rng.randint(1, 4)),
-                ),
-                workspace=rng.randint(0, 2),
-            )
-            for n in names
-        ),
-        outputs=tuple(
-            Output(
-                u, targets[u], held=rng.randint(0, 1), bytes=rng.randint(0, 1),
-                gradients=tuple(rng.random() < 0.7 for _ in targets[u]),
-                seconds=tuple(tuple(s * rng.uniform(0.5, 3) for s in row) for row in between),
-            )
-            for u in names if targets[u]
-        ),
+        nodes=tuple(Node(str(n), (Option("as is", seconds[n]),), sync=rng.randint(0, 4)) for n in names),
+        outputs=tuple(Output(u, targets[u], 2 * cost()) for u in names if targets[u]),
         order=tuple(edges),
-        devices=(DeviceClass("fast", 1, rng.choice([14, 20])), DeviceClass("slow", 1, 30)),
-        transfer=Transfer("links", sender_busy=shares, receiver_busy=shares),
-        in_flight=InFlight(3, from_end=True),
-        shared=(Shared((0, nodes - 1), (1.0, 1.0)),),
-    )  # fmt: skip
+        devices=(DeviceClass("fast", 2), DeviceClass("slow", 1)),
+        transfer=Transfer("relayed"),
+        replicas=2 if convention == "replicas" else 1,
+    )
 
 
 def best_by_trying(problem: LoadProblem) -> float:

@@ -12,11 +12,10 @@ from assigner.errors import FormatError
 
 
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("convention", ["dnn-partitioning", "overlapped"])
-def test_free_placements_are_optimal(convention, seed, solver):
+@pytest.mark.parametrize("seed", range(5))
+def test_free_placements_are_optimal(seed, solver):
     """Annealing and the integer program find and prove what trying everything finds."""
-    problem = replace(random_problem(convention, seed), contiguous=False)
+    problem = replace(random_problem("dnn-partitioning", seed), contiguous=False)
     answer, best = solve_load(problem, LoadOptions(solver=solver)), best_by_trying(problem)
     assert answer.value == pytest.approx(best)
     assert answer.bound == pytest.approx(best, rel=1e-5)
@@ -32,7 +31,7 @@ def test_a_free_placement_is_never_worse_than_a_line():
 
 def test_the_same_seed_gives_the_same_free_placement():
     """Annealing counts its steps, so two searches agree."""
-    problem = replace(random_problem("overlapped", 4, nodes=8), contiguous=False)
+    problem = replace(random_problem("dnn-partitioning", 4, nodes=8), contiguous=False)
     assert solve_load(problem).stages == solve_load(problem).stages
 
 
@@ -45,8 +44,8 @@ def test_no_room_is_proven_for_free_placements_too():
     assert solve_load(tiny).infeasible
 
 
-@pytest.mark.parametrize("convention", ["piper", "pipedream", "links"])
+@pytest.mark.parametrize("convention", ["piper", "pipedream"])
 def test_conventions_of_a_line_are_refused(convention):
-    """Positions, options, relayed values and links have no meaning without a line."""
+    """Positions, options and relayed values have no meaning without a line."""
     with pytest.raises(FormatError, match="free placement"):
         replace(random_problem(convention, 0), contiguous=False)

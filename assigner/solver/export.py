@@ -193,7 +193,7 @@ def _setting(
         if progress is not None:
             progress(
                 Progress(
-                    contest.elapsed_s, plan.schedule, plan.micro_batches, contest.best_value, setting.bound,
+                    contest.clock.elapsed_s, plan.schedule, plan.micro_batches, contest.best_value, setting.bound,
                     0, 1, "the integer program",
                 )
             )  # fmt: skip

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from assigner.solver.baselines import FoundBaseline
     from assigner.solver.contest.setting import Setting
     from assigner.solver.problem.options import SolveOptions
-    from assigner.solver.search.budget import Budget, Offer
+    from assigner.solver.search.budget import Budget
     from assigner.solver.search.search import Search
     from assigner.solver.why import Excluded
 
@@ -51,7 +51,7 @@ def make_solution(
     _check_memory(prediction)
     of_all = min(value, least_of_all_s(search.problem, {each.micro_batches for each in search.settings}))
     any_order_s = of_all if search.any_order and plan.objective == "step" else None  # of a step it is the bound
-    covered = search.covers(plan)
+    covered = search.problem.options.searches(plan)
     if plan.is_divided or not covered:
         bound = of_all
     report = _report(search, best.found_by, options, value / unit, min(bound, value) / unit)
@@ -106,7 +106,7 @@ def _report(search: Search, found_by: str, options: SolveOptions, value: float, 
         objective_s=value,
         bound_s=bound,
         gap=0.0 if gap <= PROVEN else gap,
-        seconds=contest.elapsed_s,
+        seconds=contest.clock.elapsed_s,
         options=options.record(),
         found_by=found_by,
         proven_by=tuple(sorted(contest.proofs)),
@@ -179,21 +179,23 @@ def _candidate(search: Search, settings: Sequence[Setting], best: Proposal, boun
 
 
 def no_offer(
-    budget: Budget, frontier: Sequence[Offer], profile: Profile, options: SolveOptions
+    budget: Budget, frontier: Sequence[Proposal], profile: Profile, options: SolveOptions
 ) -> InfeasibleError | LimitError:
     """Why no plan meets the step time asked for."""
     contest = budget.search.contest
     if budget.fastest_bound_s > (options.max_step_s or math.inf) or math.isinf(budget.fastest_bound_s):
-        return explain(profile, options, left_s=contest.left_s)
+        return explain(profile, options, left_s=contest.clock.left_s)
     if not frontier:
         least = budget.fastest_bound_s
         told = f", and any takes {fmt.seconds(least)} a step or more" if 0 < least < math.inf else ""
-        return LimitError(f"no plan was found in {fmt.seconds(contest.elapsed_s)}{told}", hint="a longer --time-limit")
+        return LimitError(
+            f"no plan was found in {fmt.seconds(contest.clock.elapsed_s)}{told}", hint="a longer --time-limit"
+        )
     fastest = frontier[-1]
     return LimitError(
         f"no plan of {options.max_step_s:g} s a step or less was found: the fastest takes"
-        f" {fmt.seconds(fastest.step_s)}, and {fmt.seconds(budget.fastest_bound_s)} is not ruled out",
-        hint=f"--max-step {fastest.step_s:.4g} fits, at {1000 * fastest.money:.4g} per 1000 samples",
+        f" {fmt.seconds(fastest.value)}, and {fmt.seconds(budget.fastest_bound_s)} is not ruled out",
+        hint=f"--max-step {fastest.value:.4g} fits, at {1000 * budget.money(fastest):.4g} per 1000 samples",
     )
 
 
@@ -204,14 +206,14 @@ def no_plan(search: Search, profile: Profile, options: SolveOptions) -> Infeasib
         several: Excluded = "not asked for"
         if search.any_order:
             several = "proven" if search.any_order_excluded else "open"
-        return explain(profile, options, left_s=contest.left_s, several=several)
+        return explain(profile, options, left_s=contest.clock.left_s, several=several)
     (schedule, count), *more = dict.fromkeys(
         (setting.schedule, setting.micro_batches) for setting in search.settings if not setting.decided
     )
     open_ = f"{schedule} with {fmt.plural(count, 'micro-batch')}"
     return LimitError(
-        f"no plan was found in {fmt.seconds(contest.elapsed_s)}, and it is not proven that there is none: {open_}"
+        f"no plan was found in {fmt.seconds(contest.clock.elapsed_s)}, and it is not proven that there is none: {open_}"
         + (f" and {fmt.plural(len(more), 'candidate')} more are open" if more else " is open")
         + (f"; any plan takes {fmt.seconds(search.bound)} or more" if 0 < search.bound < math.inf else ""),
-        hint=f"{'a longer --time-limit' if contest.left_s <= 0 else 'more memory'}, or a fixed --micro-batches",
+        hint=f"{'a longer --time-limit' if contest.clock.left_s <= 0 else 'more memory'}, or a fixed --micro-batches",
     )

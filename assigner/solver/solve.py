@@ -101,7 +101,7 @@ def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progr
     best = budget.cheapest(frontier)
     if best is None:
         raise no_offer(budget, frontier, profile, options)
-    proposal = Proposal(replace(best.plan, objective="cost"), best.money, best.found_by)
+    proposal = Proposal(replace(best.plan, objective="cost"), budget.money(best), best.found_by)
     solution = make_solution(budget.search, proposal, budget.bound, options, simple)
-    points = tuple(FrontierPoint(each.money, each.step_s, each.plan.workers, each is best) for each in frontier)
+    points = tuple(FrontierPoint(budget.money(each), each.value, each.plan.workers, each is best) for each in frontier)
     return replace(solution, plan=replace(solution.plan, candidates=()), frontier=points)

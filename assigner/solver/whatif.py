@@ -170,7 +170,7 @@ def answered(question: Question, plan: Plan, left_s: float, told: Callable[[Prog
     lighter = relieved(search, search.contest.best)
     if lighter is not None and lighter.value < best:
         best, bound = lighter.value, of_all
-    if search.any_order and not search.covers(plan):  # as the plan at hand was found
+    if search.any_order and not search.problem.options.searches(plan):  # as the plan at hand was found
         simple = find_baselines(search.problem)
         chosen = with_orders(search, search.contest.best, simple, fastest_s=best, effort=tuning.WHAT_IF_EFFORT)
         best, bound = best if chosen is None else min(best, chosen.value), of_all

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from load import (
     DeviceClass,
-    InFlight,
     LoadProblem,
     Node,
     Option,
@@ -156,7 +155,7 @@ def read_piper(path: Path, *, stages: int, gibibytes: float, remat: bool = True)
         order=tuple((position[edge["sourceId"]], position[edge["destId"]]) for edge in document["edges"]),
         devices=(DeviceClass("device", stages, gibibytes * 2**30),),
         transfer=Transfer("added", factor=2 / PIPER_BANDWIDTH),
-        in_flight=InFlight(math.inf, from_end=True),
+        from_end=True,
     )
 
 

@@ -29,7 +29,7 @@ from assigner.solver.limits import tuning
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.set_memory import SetMemory
-from assigner.solver.problem.set_prices import SetPrices, bits
+from assigner.solver.problem.set_prices import bits
 from assigner.solver.search.search import settings_of
 
 KINDS = {"gpipe": ConvexSetting, "interleaved": FreeSetting}
@@ -52,7 +52,7 @@ def searched(profile, schedule, **options):
 
 
 def room_of(profile, micro_batches=2, **options):
-    return SetMemory(SetPrices(contest_of(profile, micro_batches=micro_batches, **options).problem, micro_batches))
+    return SetMemory(contest_of(profile, micro_batches=micro_batches, **options).problem, micro_batches)
 
 
 def priced(room, stages):
@@ -337,7 +337,7 @@ def test_local_search_only_gets_better_and_repeats_itself(one_stage, monkeypatch
     contest = contest_of(towers(each=4, workers=3), micro_batches=4)
     ends = []
     for _ in range(2):
-        room = SetMemory(SetPrices(contest.problem, 4))
+        room = SetMemory(contest.problem, 4)
         wander = Annealing(StepPricing(room, one_stage=one_stage), seed=0, stop=lambda: False)
         first = next(found for stages in starts(contest, room.table, loops=False) if (found := wander.start(stages)))
         ends.append(wander.run(first))
@@ -369,7 +369,7 @@ def test_larger_instances_have_good_plans_and_honest_bounds(schedule, monkeypatc
     assert not each.certain
     assert 0 < each.bound <= contest.best_value
     assert predict(contest.best.plan, contest.problem.profile).step_s == contest.best_value
-    room = SetMemory(SetPrices(contest.problem, 4))
+    room = SetMemory(contest.problem, 4)
     firsts = [priced(room, stages) for stages in starts(contest_of(towers(each=7)), room.table, loops=False)]
     assert contest.best_value <= min(first.value_s for first in firsts if first is not None)
     assert searched(towers(each=7), schedule, micro_batches=4, gap=0.01).best.plan == contest.best.plan

@@ -13,8 +13,7 @@ from spreading import spread_out
 
 from assigner.errors import FormatError
 from assigner.schedule.simulate import predict
-from assigner.solver import SolveOptions, solve
-from assigner.solver.robust import robustness
+from assigner.solver import SolveOptions, baselines, solve
 from assigner.solver.robust.rivals import neighbours, resolver
 from assigner.solver.robust.robustness import Robustness, assess
 from assigner.solver.robust.spreads import QUARTILE, Coverage, slow_end
@@ -133,7 +132,7 @@ def test_the_plan_is_held_against_plans_of_the_scope_of_its_proof(schedule, seve
     loop = replace(loop, schedule="interleaved")
     options = SolveOptions(schedule=schedule, micro_batches=2)
     assert options.searches(loop) is several
-    monkeypatch.setattr(robustness, "baselines", lambda *_: iter([loop]))
+    monkeypatch.setattr(baselines, "find_baselines", lambda _: (baselines.FoundBaseline("a loop", loop, 1.0),))
     found = assess(plan, profile, options=options, rival=no_rival)
     assert (found.worst_regret > 0) is several
     assert found.schedule == schedule
@@ -191,7 +190,7 @@ def test_the_default_rival_knows_the_chosen_plan():
     profile = random_chain(5, partitions=6, workers=3)
     options = SolveOptions(schedule="gpipe")
     plan = solve(profile, options).plan
-    assert resolver(plan, options, seconds=1e-9)(profile) is plan
+    assert resolver(plan, replace(options, time_limit=1e-9))(profile) is plan
     poor = make_plan(profile, [(0, profile.order)])
     assert predict(resolver(poor, options)(profile), profile).step_s <= plan.predicted.step_s * 1.01
 

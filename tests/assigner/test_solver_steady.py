@@ -28,7 +28,6 @@ from assigner.solver.limits import tuning
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.set_memory import SetMemory
-from assigner.solver.problem.set_prices import SetPrices
 
 BOTH = ("gpipe", "1f1b")
 M = 4
@@ -117,7 +116,7 @@ def test_a_placement_has_the_best_order_and_honest_bounds(seed, schedule):
     """Each is priced as its best order; neither bounds of its beginnings nor the ILP's relaxation are above that."""
     profile = drawn(seed)
     problem = problem_of(profile, schedule=schedule)
-    room = SetMemory(SetPrices(problem, M))
+    room = SetMemory(problem, M)
     pricing = SteadyPricing(room, falling=schedule == "1f1b")
     best: dict[tuple[int, ...], float] = {}
     for value, plan in placements(profile, schedule):

@@ -22,11 +22,8 @@ from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Baseline, Plan
 from assigner.schedule.simulate import priced
-from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
-from assigner.solver.baselines.greedy import earliest_finish
 from assigner.solver.baselines.prices import BaselinePrices
 from assigner.solver.baselines.splits import balanced, equal, least_bottleneck, proportional, single
-from assigner.solver.baselines.weighted import descent
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
 
@@ -35,21 +32,31 @@ if TYPE_CHECKING:
 
     from assigner.solver.problem.problem import Problem
 
-_BASELINES: Mapping[str, tuple[str, Callable[[BaselinePrices], Iterable[Plan]]]] = {
-    "single": ("best single worker", single),
-    "equal": ("equal split", equal),
-    "proportional": ("split in proportion to speed", proportional),
-    "balance": ("balance by time", balanced),
-    "pipedream": ("PipeDream's planner", least_bottleneck),
-    "greedy": ("greedy, earliest finish", earliest_finish),
-    "weighted": ("weighted heuristic", descent),
-    "data-parallel": ("data parallel", equal_shares),
-    "data-parallel-by-speed": ("data parallel by speed", shares_by_speed),
+TITLES: Mapping[str, str] = {
+    "single": "best single worker",
+    "equal": "equal split",
+    "proportional": "split in proportion to speed",
+    "balance": "balance by time",
+    "pipedream": "PipeDream's planner",
+    "greedy": "greedy, earliest finish",
+    "weighted": "weighted heuristic",
+    "data-parallel": "data parallel",
+    "data-parallel-by-speed": "data parallel by speed",
 }
-"""By name: the name in full, and the plans to choose from."""
-
-TITLES: Mapping[str, str] = {name: title for name, (title, _) in _BASELINES.items()}
 """Names of the baselines, short and in full."""
+
+
+def _makers() -> Mapping[str, Callable[[BaselinePrices], Iterable[Plan]]]:
+    """By name what makes the plans to choose from; some need numpy, which whoever asks for names does not load."""
+    from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
+    from assigner.solver.baselines.greedy import earliest_finish
+    from assigner.solver.baselines.weighted import descent
+
+    makers = (
+        single, equal, proportional, balanced, least_bottleneck, earliest_finish, descent, equal_shares,
+        shares_by_speed,
+    )  # fmt: skip
+    return dict(zip(TITLES, makers, strict=True))
 
 
 @dataclass(frozen=True)
@@ -79,10 +86,10 @@ def find_baselines(problem: Problem) -> tuple[FoundBaseline, ...]:
     """
     clock = SolveClock(problem.clock.left_s * tuning.BASELINES_SHARE, within=problem.clock)
     pricing, found = BaselinePrices(problem, clock), list[FoundBaseline]()
-    for title, candidates in _BASELINES.values():
+    for name, candidates in _makers().items():
         if clock.over and any(each.plan is not None for each in found):
             break
-        found.append(FoundBaseline(title, *pricing.best(candidates(pricing))))
+        found.append(FoundBaseline(TITLES[name], *pricing.best(candidates(pricing))))
     return tuple(found)
 
 
@@ -95,6 +102,5 @@ def baseline_plan(problem: Problem, name: str, *, most_replicas: int | None = No
         most_replicas: No stage has more workers; None: any number.
     """
     pricing = BaselinePrices(problem, most_replicas=most_replicas)
-    _, candidates = _BASELINES[name]
-    plan, _ = pricing.best(candidates(pricing))
+    plan, _ = pricing.best(_makers()[name](pricing))
     return plan and priced(plan, problem.profile, problem.cost)

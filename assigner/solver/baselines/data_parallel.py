@@ -10,6 +10,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from assigner.solver.problem.replica_options import least_shares
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -33,10 +37,6 @@ def equal_shares(pricing: BaselinePrices) -> Iterator[Plan]:
 
 def shares_by_speed(pricing: BaselinePrices) -> Iterator[Plan]:
     """Shares for which the worker that is through last is through as soon as can be; where one has all, it is none."""
-    import numpy as np
-
-    from assigner.solver.problem.replica_options import least_shares
-
     workers = _sharing(pricing)
     for count in pricing.counts:
         seconds = [sum(pricing.seconds_on(worker, count) or (math.inf,)) for worker in workers]

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from assigner.formats.plan import Plan
@@ -68,8 +69,6 @@ class _Placing:
     """
 
     def __init__(self, pricing: BaselinePrices, count: int, *, again: bool) -> None:
-        import numpy as np
-
         self.pricing, self.problem, self.count, self.again = pricing, pricing.problem, count, again
         table = self.problem.prices(count)
         self.size = table.size
@@ -97,8 +96,6 @@ class _Placing:
         return self.pricing.placed(self.count, [(self.workers[each.worker], each.names) for each in self.stages])
 
     def _place(self, position: int, name: str) -> bool:
-        import numpy as np
-
         inputs = self.problem.cost.reads[name]
         newest = max((self.stage_of[output.partition] for output in inputs), default=-1)
         joins = (self.stage >= 0) & (self.stage >= newest)
@@ -125,8 +122,6 @@ class _Placing:
 
     def _open(self, worker: int, name: str, *, joins: bool, inputs: Sequence[PartitionOutput]) -> None:
         """Put a partition on a worker: into its last stage, or into a new one."""
-        import numpy as np
-
         if not joins:
             self.stage[worker] = len(self.stages)
             self.stages.append(_Stage(worker))
@@ -142,8 +137,6 @@ class _Placing:
 
     def _arrivals(self, inputs: Sequence[PartitionOutput], joins: Mask) -> tuple[Array, Array]:
         """When the first and the last micro-batch of all inputs would be on each worker; its own are no matter."""
-        import numpy as np
-
         first, last = np.zeros(len(self.workers)), np.zeros(len(self.workers))
         for output in inputs:
             made = self.stages[self.stage_of[output.partition]]
@@ -157,8 +150,6 @@ class _Placing:
 
     def _round_trip(self, source: int, size: float, graded: bool) -> Array:
         """Seconds of a value from a worker to each other one, and of its gradient back."""
-        import numpy as np
-
         cost, here = self.problem.cost, self.workers[source]
         there = np.array([cost.transfer_s(here, other, size) for other in self.workers])
         if not graded:
@@ -178,8 +169,6 @@ class _Placing:
 
     def _bytes(self, position: int, name: str, joins: Mask) -> tuple[Array, Array, Array]:
         """What each worker would hold for good, for the largest partition that is redone, and while it computes."""
-        import numpy as np
-
         cost, activations = self.problem.cost, self.prices[:, position, 1]
         held = self.held + cost.state((name,)).total + (0.0 if self.again else self.count * activations)
         for output in cost.reads[name]:
@@ -191,8 +180,6 @@ class _Placing:
 
     def _may_hold(self, name: str) -> Mask:
         """The workers that pins, labels and partitions to be kept apart leave."""
-        import numpy as np
-
         problem = self.problem
         free = np.ones(len(self.workers), dtype=bool)
         if problem.pins(name) or problem.forbidden(name):

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from assigner.solver.limits import tuning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from assigner.formats.plan import Plan
@@ -37,8 +38,6 @@ SMALLEST = -60.0
 
 def descent(pricing: BaselinePrices) -> Iterator[Plan]:
     """One placement, found at the middle one of the micro-batch counts, for all of them."""
-    import numpy as np
-
     count = pricing.counts[len(pricing.counts) // 2]
     units = _units(pricing.problem)
     names = pricing.quickest(count)
@@ -104,8 +103,6 @@ def _shares(
     pricing: BaselinePrices, workers: Sequence[str], units: Sequence[Sequence[str]], count: int
 ) -> _Shares | None:
     """The figures of these workers at one micro-batch count; None: a unit may be nowhere."""
-    import numpy as np
-
     problem, table = pricing.problem, pricing.problem.prices(count)
     rows = [table.measured(worker) for worker in workers]
     held = [[[row[problem.position[name]] for name in unit] for row in rows] for unit in units]
@@ -151,8 +148,6 @@ def _bytes(
 
 
 def _distance(pricing: BaselinePrices, workers: Sequence[str], size: float) -> Array:
-    import numpy as np
-
     cost = pricing.problem.cost
     there = np.array([[cost.transfer_s(a, b, size) for b in workers] for a in workers])
     both = there + there.T
@@ -166,8 +161,6 @@ def _distance(pricing: BaselinePrices, workers: Sequence[str], size: float) -> A
 
 def _descend(shares: _Shares, scores: Array) -> Array:
     """The scores (n, m) at the end; -inf where a unit may not be."""
-    import numpy as np
-
     first, second = np.zeros_like(scores), np.zeros_like(scores)
     iterations = max(tuning.FEWEST, min(tuning.ITERATIONS, tuning.ITERATIONS * tuning.LARGE // scores.size))
     rate = tuning.RATE * tuning.ITERATIONS / iterations
@@ -184,8 +177,6 @@ def _descend(shares: _Shares, scores: Array) -> Array:
 
 def _log_softmax(scores: Array, allowed: NDArray[np.bool_]) -> Array:
     """Logarithms of the probabilities; none is so small that arithmetic becomes slow."""
-    import numpy as np
-
     scores = np.where(allowed, scores, -np.inf)
     scores = np.maximum(scores - scores.max(axis=1, keepdims=True), SMALLEST)
     logs: Array = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
@@ -194,8 +185,6 @@ def _log_softmax(scores: Array, allowed: NDArray[np.bool_]) -> Array:
 
 def _gradient(shares: _Shares, placed: Array, logs: Array, entropy: float) -> Array:
     """Of the sum of the four costs by the probabilities."""
-    import numpy as np
-
     load = (placed * shares.work).sum(axis=0) / shares.speed  # 1: as much as its speed is worth
     total: Array = tuning.COMPUTE * 2 * (load - 1) * shares.work
     over = (placed * shares.size).sum(axis=0) > 1

@@ -56,12 +56,11 @@ class Contest:
 
     Args:
         problem: What is to be placed.
-        watch: Called now and then while a setting is at work.
+        watch: Tells the user where the search stands.
 
     Attributes:
         problem: What is to be placed, with one worker a stage.
         sharing: The same where workers may share a stage; None: they may not.
-        watch: Tells the user where the search stands.
         best: The best plan so far; None: there is none.
         proofs: How bounds were proven, for the report.
         interrupted: The user ended the search.
@@ -79,8 +78,8 @@ class Contest:
     def __init__(self, problem: Problem, watch: Callable[[], None]) -> None:
         self.problem, self.options = problem.unshared, problem.options
         self.sharing = problem if problem.most_replicas > 1 else None
-        self.watch = watch
-        self.backend = Backend(self.options.solver, self.options.seed, watch)
+        self._watch, self._told_s = watch, problem.clock.elapsed_s
+        self.backend = Backend(self.options.solver, self.options.seed, self.watch)
         self.best: Proposal | None = None
         self.proofs: set[str] = set()
         self.interrupted = False
@@ -93,20 +92,22 @@ class Contest:
         self.allowed = 0.0
         self.clock = problem.clock
 
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the search began."""
-        return self.clock.elapsed_s
+    def watch(self, first: Callable[[], None] = lambda: None) -> None:
+        """Tell where the search stands, if it was not told just now: called as often as is convenient.
 
-    @property
-    def left_s(self) -> float:
-        """Seconds until the time limit."""
-        return self.clock.left_s
+        Args:
+            first: Called before it is told.
+        """
+        now = self.clock.elapsed_s
+        if now - self._told_s > tuning.TELL_S:
+            self._told_s = now
+            first()
+            self._watch()
 
     @property
     def share_s(self) -> float:
         """Seconds that one setting's ILP may take: all that is left for the last one that is open."""
-        return self.left_s * (1.0 if sum(not each.decided for each in self.settings) == 1 else 0.6)
+        return self.clock.left_s * (1.0 if sum(not each.decided for each in self.settings) == 1 else 0.6)
 
     @property
     def best_value(self) -> float:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
 from assigner.solver.contest.contest import INTEGER_PROGRAM, Proposal
 from assigner.solver.limits import tuning
+from assigner.solver.limits.clock import OutOfTime
 from assigner.solver.limits.tuning import TIE
 from assigner.solver.problem.options import samples_in_each
 
@@ -139,18 +141,21 @@ class Setting(ABC):
 
     def over(self) -> Callable[[], bool]:
         """What tells, asked now and then, whether this setting's share of the time is over; it tells of progress."""
-        contest, told = self.contest, self.contest.elapsed_s
-        until = told + contest.share_s
+        contest = self.contest
+        until = contest.clock.elapsed_s + contest.share_s
 
         def is_over() -> bool:
-            nonlocal told
-            now = contest.elapsed_s
-            if now - told > tuning.TELL_S:
-                told = now
-                contest.watch()
-            return now > until
+            contest.watch()
+            return contest.clock.elapsed_s > until
 
         return is_over
+
+    def begin(self) -> None:
+        """Its first good plans, by itself, as far as there is time."""
+        with suppress(OutOfTime):
+            self.price()
+            if not self.decided:
+                self.start()
 
     @abstractmethod
     def price(self) -> None:

@@ -45,7 +45,7 @@ class Hierarchy:
         self._price = price
         self._wanted = target
         self._clock = instance.problem.clock
-        self._watch, self._watched = watch, self._clock.now()
+        self._watch = watch
         self._paths: KindPaths | None = None
         self._cells: BottleneckSearch | None = None
         self._best = math.inf
@@ -106,10 +106,7 @@ class Hierarchy:
 
     def _stop(self) -> bool:
         """Whether the time is over; a good moment to tell where the search stands."""
-        now = self._clock.now()
-        if now - self._watched > tuning.TELL_S:
-            self._watched = now
-            self._watch()
+        self._watch()
         return self._clock.over
 
     def _within(self, limit: float) -> KindPaths:

@@ -26,7 +26,7 @@ from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime, SolveClock
 from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.set_memory import SetMemory
-from assigner.solver.problem.set_prices import SetPrices, bits
+from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,10 +69,7 @@ class SteadySetting(FreeSetting):
         for order in orders(self.room.table):
             along = replace(self.problem, sequence=tuple(self.problem.order[i] for i in order))
             ladder = LadderSetting(self.contest, self.schedule, self.micro_batches, along)
-            with suppress(OutOfTime):
-                for phase in (ladder.price, ladder.start):
-                    if not ladder.decided:
-                        phase()
+            ladder.begin()
             if ladder.best is not None:
                 yield of_plan(self.problem, ladder.best.plan)
         if self.contest.best is not None:
@@ -142,7 +139,7 @@ class BranchedSetting(LadderSetting):
                 self._go_along(each)
 
     def _pricing(self) -> _OneFOneBPricing:
-        return _OneFOneBPricing(SetMemory(SetPrices(self.problem, self.micro_batches)), self.worth)
+        return _OneFOneBPricing(SetMemory(self.problem, self.micro_batches), self.worth)
 
     def _rearrange(self) -> None:
         pricing, over, seed = self._pricing(), self.over(), self.contest.options.seed
@@ -171,9 +168,9 @@ class BranchedSetting(LadderSetting):
         """Simulate the ladder's pipelines; then bound a step by the work and the paths of every placement."""
         super().prove()
         self.cut_short = False  # more of the intervals of one order prove nothing about other stages
-        if self.decided or self.objective != "step" or self.contest.left_s <= 0:
+        if self.decided or self.objective != "step" or self.contest.clock.left_s <= 0:
             return
-        room = SetMemory(SetPrices(self.problem, self.micro_batches))
+        room = SetMemory(self.problem, self.micro_batches)
         model = PlacementModel.within(room, one_stage=True, unit=self.contest.unit, turns=False)
         if model is not None:
             self.bound_by(model)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Protocol
 
-from assigner.solver.free.arrangement import Arrangement, again_s, held_stages, joined
+from assigner.solver.free.arrangement import Arrangement, again_s, cheapest_again
 from assigner.solver.free.bounds import Bounds
 from assigner.solver.free.step_timing import row_step_s
 from assigner.solver.problem.set_prices import bits
@@ -80,13 +80,9 @@ class StepPricing:
 
         With one stage a worker no other choice is faster; with several another one may be (set_memory.py).
         """
-        room, chosen = self.room, []
-        for worker, numbers in held_stages(stages).items():
-            cheapest = room.cheapest(worker, tuple(stages[n][1] for n in numbers))
-            if cheapest is None:
-                return None
-            chosen.append(cheapest)
-        again = joined(stages, chosen)
+        room, again = self.room, cheapest_again(self.room, stages)
+        if again is None:
+            return None
         rows = [(worker, tuple(bits(mask))) for worker, mask in stages]
         step = row_step_s(room.table, rows, again_s(room, stages, again))
         return None if step is None else Arrangement(room.table, stages, again, step)

@@ -20,7 +20,6 @@ from assigner.solver.free.starts import starts
 from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.limits import tuning
 from assigner.solver.problem.set_memory import SetMemory
-from assigner.solver.problem.set_prices import SetPrices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +47,7 @@ class FreeSetting(Setting):
 
     def __init__(self, contest: Contest, micro_batches: int) -> None:
         super().__init__(contest, micro_batches)
-        self.room = SetMemory(SetPrices(self.problem, micro_batches))
+        self.room = SetMemory(self.problem, micro_batches)
         self._starts: list[Arrangement] = []
         self.ways = math.prod(max(1, len(homes)) for homes in self.room.table.homes)
         self.small, self.certain = self.ways <= self.most_ways, self.ways <= self.most_certain
@@ -98,7 +97,7 @@ class FreeSetting(Setting):
         model = None if self.certain else self._model()
         if model is not None:
             model.check()
-            outcome = contest.backend.relax(model.problem, time_limit=contest.left_s)
+            outcome = contest.backend.relax(model.problem, time_limit=contest.clock.left_s)
             if outcome.finished:
                 self.raise_bound(outcome.bound * model.unit, RELAXATION)
 
@@ -106,11 +105,11 @@ class FreeSetting(Setting):
         """Local search, unless the instance is tiny; then look at every placement, or raise the bound by the ILP."""
         contest = self.contest
         for first in [] if self.certain else self._starts:
-            if contest.left_s > 0:
+            if contest.clock.left_s > 0:
                 self._take(self._annealing().run(first))
-        if self.small and contest.left_s > 0:
+        if self.small and contest.clock.left_s > 0:
             self.look_at_all()
-        model = None if self.decided or contest.left_s <= 0 else self._model()
+        model = None if self.decided or contest.clock.left_s <= 0 else self._model()
         if model is not None:
             self.bound_by(model)
 

@@ -10,13 +10,12 @@ So the pipeline solver looks for a first plan along each of a few orders.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.solver.contest.contest import Contest
 from assigner.solver.ladder.gpipe import GPipeSetting
-from assigner.solver.limits.clock import OutOfTime, SolveClock
+from assigner.solver.limits.clock import SolveClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,10 +89,7 @@ def _pipelines(contest: Contest, table: SetPrices, order: Sequence[int], seconds
     )
     setting = GPipeSetting(Contest(ordered, contest.watch), table.micro_batches)
     setting.contest.settings = [setting]
-    setting.price()
-    with suppress(OutOfTime):
-        if not setting.decided:
-            setting.start()
+    setting.begin()
     if setting.best is not None:
         yield of_plan(problem, setting.best.plan)
 

@@ -55,7 +55,7 @@ class Backend:
     Args:
         name: "highs" or "cbc".
         seed: Of its random choices.
-        watch: Called now and then while HiGHS searches.
+        watch: Called often while HiGHS searches.
     """
 
     name: SolverName
@@ -163,15 +163,13 @@ class _Watcher:
     """HiGHS's callback: reports progress and passes an interrupt on."""
 
     def __init__(self, watch: Callable[[], None] | None, clock: SolveClock) -> None:
-        self._watch, self._clock, self._last = watch, clock, clock.now()
+        self._watch, self._clock = watch, clock
         self.stop = threading.Event()
 
     def __call__(self, kind: Any, _message: str, _out: Any, into: Any, _data: Any) -> None:
         if self.stop.is_set() or self._clock.over:  # HiGHS's own clock starts when PuLP has handed the model over
             into.user_interrupt = True
-        now = self._clock.now()
-        if self._watch and now - self._last > 0.2 and kind == highspy.cb.HighsCallbackType.kCallbackMipInterrupt:
-            self._last = now
+        if self._watch and kind == highspy.cb.HighsCallbackType.kCallbackMipInterrupt:
             try:
                 self._watch()
             except KeyboardInterrupt:  # must not travel through foreign code

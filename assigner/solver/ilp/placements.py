@@ -27,17 +27,16 @@ optimum is a lower bound. Source: the load bound of max-load placement (Tarnawsk
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pulp
 
 from assigner.solver.ilp.linear import LinearModel, add
 from assigner.solver.limits import tuning
+from assigner.solver.problem.problem import heaviest_paths
 from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from assigner.schedule.cost import PartitionCost
     from assigner.solver.ilp.linear import Terms
     from assigner.solver.problem.set_memory import SetMemory
@@ -173,6 +172,10 @@ class PlacementModel(LinearModel):
                     found[self._r[i, k]] += many * price.recompute_s
         return found
 
+    def _anywhere(self, mask: int, **work: Any) -> Terms:
+        """The same, whoever holds them."""
+        return add(*((1.0, self._work(k, mask, **work)) for k in range(len(self._members))))
+
     def _reaching(self, sink: int, *, gradient: bool) -> int:
         found = 1 << sink
         for i in range(sink - 1, -1, -1):
@@ -196,52 +199,26 @@ class PlacementModel(LinearModel):
             for i, homes in enumerate(self._table.homes)
         ]
         graded = [(maker, reader) for maker, _, reader, gradient in self._table.edges if gradient]
-        into = self._heaviest(weight, range(sink + 1), graded)
-        out = self._heaviest(weight, range(sink, -1, -1), [(reader, maker) for maker, reader in graded])
+        into = heaviest_paths(weight, range(sink + 1), graded)
+        out = heaviest_paths(weight, range(sink, -1, -1), [(reader, maker) for maker, reader in graded])
         reached = self._reaching(sink, gradient=True)
         return list(dict.fromkeys(into[i][1] | out[i][1] for i in bits(reached)))
 
-    @staticmethod
-    def _heaviest(
-        weight: Sequence[float], positions: Iterable[int], steps: Sequence[tuple[int, int]]
-    ) -> dict[int, tuple[float, int]]:
-        """Per position, in this order: weight and mask of the heaviest path that ends there."""
-        best: dict[int, tuple[float, int]] = {}
-        for i in positions:
-            before = max((best[j] for j, to in steps if to == i and j in best), default=(0.0, 0))
-            best[i] = (before[0] + weight[i], before[1] | 1 << i)
-        return best
-
-    def _once(self, path: int) -> Terms:
-        """One forward and one backward of one micro-batch along a path."""
-        once: Terms = defaultdict(float)
-        for k in range(len(self._members)):
-            for variable, value in self._work(k, path, forward=True, backward=True, times=1).items():
-                once[variable] += value
-        return once
-
     def _path(self, name: str, path: int, *, one_stage: bool) -> None:
         """Rows of one path: forward along it, then back."""
-        once = self._once(path)
-        more = self._times - 1
+        both, more = {"forward": True, "backward": True}, self._times - 1
+        once = self._anywhere(path, **both, times=1)
         for i in bits(path) if more and not (one_stage and self._turns) else ():
-            row = defaultdict(float, once) if self._turns else self._once(path & ((2 << i) - 1))
-            for k in range(len(self._members)):
-                for variable, value in self._work(k, 1 << i, forward=True, backward=True, times=more).items():
-                    row[variable] += value
-            self.above(self._step, row)
+            before = once if self._turns else self._anywhere(path & ((2 << i) - 1), **both, times=1)
+            self.above(self._step, add((1.0, before), (1.0, self._anywhere(1 << i, **both, times=more))))
         if one_stage and more and self._turns:
             slow = [self.problem.add_variable(f"slow{way}{name}", 0) for way in ("F", "B")]
             for k in range(len(self._members)):
                 self.above({slow[0]: 1.0}, self._work(k, path, forward=True, times=1))
                 self.above({slow[1]: 1.0}, self._work(k, path, backward=True, times=1))
             for i in bits(path):  # exactly one of these is there: stronger than the rows of the workers
-                for variable, way in zip(slow, ({"forward": True}, {"backward": True}), strict=True):
-                    single: Terms = defaultdict(float)
-                    for k in range(len(self._members)):
-                        for x, value in self._work(k, 1 << i, times=1, **way).items():
-                            single[x] += value
-                    self.above({variable: 1.0}, single)
+                for variable, way in zip(slow, ("forward", "backward"), strict=True):
+                    self.above({variable: 1.0}, self._anywhere(1 << i, **{way: True}, times=1))
             once[slow[0]] += more
             once[slow[1]] += more
         self.above(self._step, once)

@@ -175,7 +175,7 @@ class LadderSetting(PipelineSetting):
             open_: No others take less, in seconds.
         """
         search = DepthSearch(self.options, self.micro_batches, pipelines)
-        while search.bound < self.contest.target and self.contest.left_s > 0:
+        while search.bound < self.contest.target and self.contest.clock.left_s > 0:
             if search.boxes >= tuning.MOST_BOXES * self._proof_effort:
                 self.cut_short = True
                 break
@@ -199,7 +199,7 @@ class LadderSetting(PipelineSetting):
         """Simulate pipelines, the lowest price first, until the price reaches the target."""
         open_ = climb.lost
         for price, pipeline in climb.pipelines:
-            if self.contest.left_s <= 0:
+            if self.contest.clock.left_s <= 0:
                 open_ = min(open_, price)
                 break
             self.raise_bound(min(price, open_, self.contest.target), ENUMERATION)
@@ -241,7 +241,7 @@ class LadderSetting(PipelineSetting):
         ]  # fmt: skip
         model = self.statement(self.instance, options, unit=contest.unit, clock=contest.clock)
         model.check()
-        outcome = contest.backend.relax(model.problem, time_limit=contest.left_s).scaled(model.unit)
+        outcome = contest.backend.relax(model.problem, time_limit=contest.clock.left_s).scaled(model.unit)
         if not outcome.finished:
             return
         self.raise_bound(min(outcome.bound, target), RELAXATION)

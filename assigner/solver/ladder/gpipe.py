@@ -29,7 +29,10 @@ class GPipeSetting(LadderSetting):
 
     def __init__(self, contest: Contest, micro_batches: int, problem: Problem | None = None) -> None:
         super().__init__(contest, "gpipe", micro_batches, problem)
-        self.hierarchy = Hierarchy(self.instance, price=self.simulate, target=lambda: contest.target, watch=self._tell)
+        self.hierarchy = Hierarchy(
+            self.instance, price=self.simulate, target=lambda: contest.target,
+            watch=lambda: contest.watch(self._take_bound),
+        )  # fmt: skip
 
     @cached_property
     def _columns(self) -> int:
@@ -99,7 +102,7 @@ class GPipeSetting(LadderSetting):
     def prove(self) -> None:
         """Find a better plan, or prove that there is none."""
         if not self._small:
-            self._descend(self.contest.left_s)
+            self._descend(self.contest.clock.left_s)
             return
         if self._few_columns and self.effort == 1:
             self.settle()
@@ -110,21 +113,19 @@ class GPipeSetting(LadderSetting):
         if not (self._sharp or self.decided):
             self._descend(self.contest.share_s)
         large = not self._sharp and self.contest.gap >= tuning.COARSE_GAP  # its model alone takes longer than the rest
-        if not (self.decided or self.cut_short or self._few_columns or large) and self.contest.left_s > 0:
+        if not (self.decided or self.cut_short or self._few_columns or large) and self.contest.clock.left_s > 0:
             self.settle()
 
     def close(self) -> None:
         """As `Setting` has it."""
         self.prove()
 
-    def _tell(self) -> None:
-        """While the hierarchy searches: its bound counts, and the user hears of it."""
+    def _take_bound(self) -> None:
         self.raise_bound(self.hierarchy.bound, DYNAMIC_PROGRAM)
-        self.contest.watch()
 
     def _descend(self, seconds: float) -> None:
         """Search the hierarchy for a while."""
         try:
             self.hierarchy.search(seconds)
         finally:  # also when interrupted
-            self.raise_bound(self.hierarchy.bound, DYNAMIC_PROGRAM)
+            self._take_bound()

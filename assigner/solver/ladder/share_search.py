@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.schedule.program import ActionKind
@@ -59,7 +59,7 @@ class ShareSearch:
         for shared in self.ways():
             if self._setting.program.price(shared) < self._target:
                 found = min(found, self._least(shared))
-            if self.room <= 0 or self._setting.contest.left_s <= 0:
+            if self.room <= 0 or self._setting.contest.clock.left_s <= 0:
                 self.room = min(self.room, 0)
                 break
         return found if self.room > 0 else -math.inf
@@ -94,7 +94,7 @@ class ShareSearch:
         found = self._target
         for depths in self._depths(shared):
             self.room -= self._each
-            if self.room <= 0 or self._setting.contest.left_s <= 0:
+            if self.room <= 0 or self._setting.contest.clock.left_s <= 0:
                 break
             found = min(found, self.value(shared, depths))
         return found
@@ -207,14 +207,9 @@ def _dealt(members: Sequence[str], counts: Sequence[int]) -> list[tuple[tuple[st
     ]
 
 
-class Sharing(NamedTuple):
-    """The groups of the workers in the order in which a plan names them, and how many micro-batches each takes."""
-
-    named: tuple[int, ...]
-    shares: tuple[int, ...]
-
-
-def sharings(members: Sequence[int], most: Mapping[int, int], micro_batches: int) -> Iterator[Sharing]:
+def sharings(
+    members: Sequence[int], most: Mapping[int, int], micro_batches: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Every way in which workers can share the micro-batches of a stage, each once.
 
     Which of them a worker takes follows from the shares and from the order in which a plan names the workers
@@ -224,6 +219,9 @@ def sharings(members: Sequence[int], most: Mapping[int, int], micro_batches: int
         members: The groups of the workers that share the stage.
         most: Of each group, how many micro-batches one of its workers carries.
         micro_batches: M; each worker takes one or more.
+
+    Returns:
+        The groups of the workers in the order in which a plan names them, and how many micro-batches each takes.
     """
     seen = set()
     for named in sorted(set(itertools.permutations(members))):
@@ -231,7 +229,7 @@ def sharings(members: Sequence[int], most: Mapping[int, int], micro_batches: int
             taken = _told_apart(named, takes(micro_batches, shares))
             if taken not in seen:
                 seen.add(taken)
-                yield Sharing(named, shares)
+                yield named, shares
 
 
 def _shares(most: Sequence[int], left: int) -> Iterator[tuple[int, ...]]:

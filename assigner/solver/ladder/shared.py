@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.schedule.program import check_depths
-from assigner.solver.contest.contest import DYNAMIC_PROGRAM, ENUMERATION, PROVEN, TOTAL_WORK
+from assigner.solver.contest.contest import DYNAMIC_PROGRAM, ENUMERATION, TOTAL_WORK
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.share_search import ShareSearch
 from assigner.solver.ladder.simulated import pipeline_key
@@ -194,7 +194,7 @@ class SharedSetting(LadderSetting):
             self.raise_bound(min(price, open_, self.contest.target), ENUMERATION)
             if self.decided:
                 return
-            if self.contest.left_s <= 0 or room <= 0:
+            if self.contest.clock.left_s <= 0 or room <= 0:
                 self.cut_short = room <= 0
                 open_ = min(open_, price)
                 break
@@ -205,11 +205,6 @@ class SharedSetting(LadderSetting):
             open_, room = min(open_, self._proven[key]), search.room
             self.cut_short |= room <= 0
         self.raise_bound(min(open_, self.contest.target), ENUMERATION)
-
-    def _check(self, price: float, value: float) -> None:
-        """As of `LadderSetting`, but that the price is a lower bound under every objective."""
-        if value < price * (1 - PROVEN):
-            super()._check(price, value)
 
     def _tried_all(self, pipeline: Sequence[StageOption]) -> bool:
         """As of `LadderSetting`: shares are not all tried."""

@@ -298,7 +298,7 @@ class PipelineSetting(Setting):
 
     def _may_go_on(self) -> bool:
         """Whether local search has actions and time left."""
-        return self._actions > 0 and self.contest.left_s > 0
+        return self._actions > 0 and self.contest.clock.left_s > 0
 
 
 def pipeline_key(pipeline: Sequence[StageOption]) -> _Key:

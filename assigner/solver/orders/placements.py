@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
-from assigner.solver.free.arrangement import Arrangement, held_stages, joined
+from assigner.solver.free.arrangement import Arrangement, cheapest_again, held_stages
 from assigner.solver.orders.listing import QUICK, list_schedule
 from assigner.solver.orders.tasks import PlacedTasks
 from assigner.solver.problem.set_prices import bits
@@ -69,22 +69,13 @@ class ListedPricing:
 
     def _rematerialised(self, stages: Stages) -> Iterator[Masks]:
         """Choices of what to rematerialise: for all micro-batches in flight, for one a worker, or for one."""
-        room, held = self.room, held_stages(stages)
         seen: set[Masks] = set()
-        count = room.table.micro_batches
-        for depth in dict.fromkeys((count, min(count, len(held)), 1)):
-            chosen = []
-            for worker, numbers in held.items():
-                masks = tuple(stages[n][1] for n in numbers)
-                again = room.cheapest(worker, masks, depth)
-                if again is None:
-                    break
-                chosen.append(again)
-            else:
-                found = joined(stages, chosen)
-                if found not in seen:
-                    seen.add(found)
-                    yield found
+        count = self.room.table.micro_batches
+        for depth in dict.fromkeys((count, min(count, len(held_stages(stages))), 1)):
+            found = cheapest_again(self.room, stages, depth)
+            if found is not None and found not in seen:
+                seen.add(found)
+                yield found
                 if not any(found):
                     return
 

@@ -33,7 +33,6 @@ from assigner.solver.orders.listing import QUICK, list_schedule, made_to_fit, ru
 from assigner.solver.orders.placements import ListedPricing
 from assigner.solver.orders.tasks import Orders, PlacedTasks, may_split
 from assigner.solver.problem.set_memory import SetMemory
-from assigner.solver.problem.set_prices import SetPrices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from assigner.formats.terms import Schedule
     from assigner.solver.baselines import FoundBaseline
     from assigner.solver.free.arrangement import Arrangement
-    from assigner.solver.problem.problem import Problem
     from assigner.solver.search.search import Search
 
 LIST_SCHEDULING = "list scheduling"
@@ -106,7 +104,7 @@ class OrderSearch:
 
     def __init__(self, search: Search, simple: Sequence[FoundBaseline], *, effort: float = 1.0) -> None:
         self._search, self._contest, self._problem = search, search.contest, search.problem
-        self._effort = effort
+        self._effort, self._counts = effort, list(dict.fromkeys(each.micro_batches for each in search.settings))
         self._plans = list(self._at_hand(simple))
 
     def run(self) -> list[Proposal]:
@@ -125,7 +123,7 @@ class OrderSearch:
         return proposals
 
     def _over(self) -> bool:
-        return self._contest.left_s <= 0 or self._contest.interrupted
+        return self._contest.clock.left_s <= 0 or self._contest.interrupted
 
     def _at_hand(self, simple: Sequence[FoundBaseline]) -> Iterator[Plan]:
         """Plans whose placement is worth a look, each once."""
@@ -148,14 +146,28 @@ class OrderSearch:
         return sorted((each for each in found if math.isfinite(each[0])), key=lambda each: each[0])
 
     def _looped(self, found: Sequence[tuple[float, Plan]]) -> Iterator[Plan]:
-        """What schedule interleaved has, unless the plans found are better by far."""
+        """Of few partitions what schedule interleaved has, with each micro-batch count, of least bound first.
+
+        Local search over placements goes from one that fits to another: where links are missing, pins scatter the
+        partitions or memory is tight, there may be no such way from the plans at hand to the best, or no plan at hand.
+        None is looked for where the plans found are better by far.
+        """
+        problem = self._contest.problem
+        turns: list[tuple[float, int, StepPricing]] = []
         limit = found[0][0] * (1 + tuning.HOT) if found else math.inf
         nodes = tuning.LOOPED_NODES * (1 if found else tuning.LOOPED_ALONE)
-        counts = [setting.micro_batches for setting in self._search.settings]
-        return _looped_plans(
-            self._contest.problem, [*dict.fromkeys(counts)],
-            limit=limit, nodes=int(self._effort * nodes), stop=self._over,
-        )  # fmt: skip
+        for count in self._counts if len(problem.workers) ** len(problem.order) <= tuning.SMALL else ():
+            pricing = StepPricing(SetMemory(problem, count), one_stage=False)
+            bound, _ = pricing.least([-1] * len(problem.order), [0] * len(problem.workers), 0.0)
+            if bound < limit:
+                turns.append((bound, count, pricing))
+        for bound, _, pricing in sorted(turns, key=lambda each: each[:2]):
+            if self._over() or bound >= limit:
+                return
+            best, _ = self._best_loop(pricing, limit, nodes / len(turns))
+            if best is not None:
+                limit = best.value_s
+                yield best.plan("interleaved")
 
     def _sparing(self) -> Iterator[Plan]:
         """Placements that fit with one micro-batch at a time, which some order has, where there is no other plan.
@@ -165,16 +177,27 @@ class OrderSearch:
         problem, names = self._problem, len(self._problem.workers)
         if len(problem.order) * names * names > tuning.LISTED_VALUES:
             return
-        counts = list(dict.fromkeys(setting.micro_batches for setting in self._search.settings))
-        nodes = int(self._effort * tuning.LOOPED_NODES * tuning.LOOPED_ALONE / len(counts))
+        nodes = tuning.LOOPED_NODES * tuning.LOOPED_ALONE / len(self._counts)
         is_excluded = True
-        for count in counts:
-            found: list[Arrangement] = []
-            pricing = StepPricing(SetMemory(SetPrices(problem, count), in_flight=1), one_stage=False)
-            search = Exhaustive(pricing, limit=math.inf, take=_taker(found), nodes=nodes, stop=self._over)
-            is_excluded = search.run() and not found and is_excluded
-            yield from (each.plan("interleaved") for each in found[-1:])
+        for count in self._counts:
+            pricing = StepPricing(SetMemory(problem, count, in_flight=1), one_stage=False)
+            best, finished = self._best_loop(pricing, math.inf, nodes)
+            is_excluded = is_excluded and finished and best is None
+            if best is not None:
+                yield best.plan("interleaved")
         self._search.any_order_excluded = is_excluded
+
+    def _best_loop(self, pricing: StepPricing, limit: float, nodes: float) -> tuple[Arrangement | None, bool]:
+        """The best placement below a limit in seconds, as far as counted nodes reach; and whether all was looked at."""
+        found: list[Arrangement] = []
+
+        def take(better: Arrangement) -> float:
+            found.append(better)
+            return better.value_s
+
+        search = Exhaustive(pricing, limit=limit, take=take, nodes=int(self._effort * nodes), stop=self._over)
+        finished = search.run()
+        return (found[-1] if found else None), finished
 
     def _rough_s(self, plan: Plan) -> float:
         """What a plan's placement promises: under its own schedule, or by a quick list schedule."""
@@ -196,33 +219,29 @@ class OrderSearch:
             return []
         alone = [(value, plan) for value, plan in found if not plan.is_replicated]  # what is looked for is such a one
         limit = max(self._contest.best_value, min((value for value, _ in alone), default=0.0)) * (1 + tuning.HOT)
-        starts: list[tuple[float, int, int]] = []
-        annealings: dict[int, Annealing] = {}
-        arrangements = {}
-        for count in dict.fromkeys(setting.micro_batches for setting in self._search.settings):
-            actions = int(self._effort * tuning.LISTED_TASKS / tuning.LISTED_COUNTS)
+        starts: list[tuple[Arrangement, Annealing]] = []
+        actions = int(self._effort * tuning.LISTED_TASKS / tuning.LISTED_COUNTS)
+        for count in self._counts:
             per_try = 2 * count * 2 * names + 50
             if self._over() or per_try * 20 > actions:
                 continue
-            table = SetPrices(problem, count)
-            if not all(table.homes):  # at this size, a partition has no worker that it is priced on and fits
+            room = SetMemory(problem, count)
+            if not all(room.table.homes):  # at this size, a partition has no worker that it is priced on and fits
                 continue
-            pricing = ListedPricing(SetMemory(table), limit)
             annealing = Annealing(
-                pricing, seed=problem.options.seed, stop=self._over, actions=actions,
+                ListedPricing(room, limit), seed=problem.options.seed, stop=self._over, actions=actions,
                 tries=min(tuning.LISTED_TRIES, max(1, actions // per_try)),
             )  # fmt: skip
-            annealings[count] = annealing
             stages = [of_plan(problem, plan) for _, plan in alone[:6]]
-            stages += [loop(table, times) for times in (1, 2, 3)]
+            stages += [loop(room.table, times) for times in (1, 2, 3)]
             priced = [each for each in map(annealing.start, dict.fromkeys(stages)) if each]
             if priced:
-                arrangements[count] = min(priced, key=lambda each: each.value_s)
-                starts.append((arrangements[count].value_s, count, 0))
+                starts.append((min(priced, key=lambda each: each.value_s), annealing))
+        starts.sort(key=lambda each: (each[0].value_s, each[0].table.micro_batches))
         better = []
-        for _, count, _ in sorted(starts)[: tuning.LISTED_COUNTS]:
+        for first, annealing in starts[: tuning.LISTED_COUNTS]:
             if not self._over():
-                best = annealings[count].run(arrangements[count])
+                best = annealing.run(first)
                 better.append((best.value_s, best.plan("interleaved")))
         return better
 
@@ -347,45 +366,3 @@ def listed_plan(plan: Plan, tasks: PlacedTasks, orders: Orders) -> Plan:
         written[worker] = written_order(ListedStep(stage, LETTERS[kind], m) for kind, stage, m in steps)
     stages = tuple(replace(stage, in_flight=None) for stage in plan.stages)
     return replace(plan, schedule="listed", orders=written, stages=stages)
-
-
-def _looped_plans(
-    problem: Problem, counts: Sequence[int], *, limit: float, nodes: int, stop: Callable[[], bool]
-) -> Iterator[Plan]:
-    """Of few partitions the best plan of schedule interleaved found with each micro-batch count, of least bound first.
-
-    By exhaustive search, as far as counted nodes reach. Local search over placements goes from one that fits to
-    another: where links are missing, pins scatter the partitions or memory is tight, there may be no such way from the
-    plans at hand to the best, or no plan at hand.
-
-    Args:
-        problem: What is to be placed, with one worker a stage.
-        counts: Micro-batch counts.
-        limit: No plan that takes so many seconds or more is looked for.
-        nodes: So many nodes are looked at, all counts together.
-        stop: True: the time is over.
-    """
-    if len(problem.workers) ** len(problem.order) > tuning.SMALL:
-        return
-    turns = []
-    for count in counts:
-        pricing = StepPricing(SetMemory(SetPrices(problem, count)), one_stage=False)
-        bound, _ = pricing.least([-1] * len(problem.order), [0] * len(problem.workers), 0.0)
-        if bound < limit:
-            turns.append((bound, count, pricing))
-    for bound, _, pricing in sorted(turns, key=lambda each: each[:2]):
-        if stop() or bound >= limit:
-            return
-        found: list[Arrangement] = []
-        Exhaustive(pricing, limit=limit, take=_taker(found), nodes=nodes // len(turns), stop=stop).run()
-        if found:
-            limit = found[-1].value_s
-            yield found[-1].plan("interleaved")
-
-
-def _taker(found: list[Arrangement]) -> Callable[[Arrangement], float]:
-    def take(better: Arrangement) -> float:
-        found.append(better)
-        return better.value_s
-
-    return take

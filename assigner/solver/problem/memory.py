@@ -10,7 +10,8 @@ everything else about the step time is untouched: so of one stage the subset wit
 whatever the other stages do. That is a small knapsack, solved exactly by `least_remat`, and for many segments at once
 as a bound by `least_recompute_s`.
 
-What several workers of one stage must rematerialise is in stage_remat.py.
+Where several workers share a stage (stage_remat.py), or a worker has several (set_memory.py), more than one sum of
+seconds counts: there all sets are kept that no other one beats in all of these at once (`undominated`).
 """
 
 from __future__ import annotations
@@ -264,6 +265,55 @@ def _cover(
         descend(at + 1, missing, cost, left_out | {activations[i]})
 
     descend(0, need, 0.0, frozenset())
+
+
+def fitting_sets(
+    bytes_: Floats, in_flight: Sequence[int], room: Sequence[float], seconds: Floats, rules: Sequence[RematRule | None]
+) -> Flags:
+    """Every set that fits, [set, position], but that of positions that are alike it has the first few.
+
+    Args:
+        bytes_: That a worker keeps per micro-batch: [worker, position].
+        in_flight: Micro-batches that each worker keeps at once.
+        room: Bytes for activations of each worker.
+        seconds: Of recomputing each position, as each sum has them: [sum, position].
+        rules: Per position "never" or "always" where there is no choice.
+    """
+    kinds = alike(bytes_, seconds, rules)
+    counts = np.indices([len(kind) + 1 for kind in kinds]).reshape(len(kinds), -1)
+    found = np.tile(np.array([rule == "always" for rule in rules]), (counts.shape[1], 1))
+    for count, kind in zip(counts, kinds, strict=True):
+        for rank, i in enumerate(kind):
+            found[:, i] = count > rank
+    return found[with_room(found, bytes_, in_flight, room)]
+
+
+def alike(bytes_: Floats, seconds: Floats, rules: Sequence[RematRule | None]) -> list[list[int]]:
+    """Positions that may be rematerialised, those together that only their place tells apart; as `fitting_sets`."""
+    kinds: dict[tuple[float, ...], list[int]] = {}
+    for i, rule in enumerate(rules):
+        if rule is None and bytes_[:, i].any():
+            kinds.setdefault((*bytes_[:, i], *seconds[:, i]), []).append(i)
+    return list(kinds.values())
+
+
+def with_room(sets: Flags, bytes_: Floats, in_flight: Sequence[int], room: Sequence[float]) -> Flags:
+    """Whether every worker has room, by set; arguments as of `fitting_sets`."""
+    found = np.ones(len(sets), dtype=bool)
+    for row, deep, most in zip(bytes_, in_flight, room, strict=True):
+        found &= deep * (~sets @ row) + np.where(sets, row, 0.0).max(axis=1, initial=0.0) <= most
+    return found
+
+
+def undominated(sets: Flags, seconds: Floats) -> Flags:
+    """The sets, [set, position], than which no other is as good in all sums of `seconds`, the least of them first."""
+    left = sets[np.argsort((sets @ seconds.T).sum(axis=1), kind="stable")]
+    sums, kept = left @ seconds.T, []
+    while len(left):
+        kept.append(left[0])
+        better = (sums < sums[0]).any(axis=1)
+        left, sums = left[better], sums[better]
+    return np.array(kept, dtype=bool).reshape(-1, sets.shape[1])
 
 
 _TOO_MANY = 1e100

@@ -22,7 +22,7 @@ from assigner.schedule.timing import step_s
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
 from assigner.solver.problem.options import SolveOptions
-from assigner.solver.problem.prices import PriceTable
+from assigner.solver.problem.set_prices import SetPrices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -113,13 +113,13 @@ class Problem:
         return {name: i for i, name in enumerate(self.order)}
 
     @cached_property
-    def _tables(self) -> dict[int, PriceTable]:
+    def _tables(self) -> dict[int, SetPrices]:
         return {}
 
-    def prices(self, micro_batches: int) -> PriceTable:
+    def prices(self, micro_batches: int) -> SetPrices:
         """What everything costs at one micro-batch count: one table for all who ask."""
         if micro_batches not in self._tables:
-            self._tables[micro_batches] = PriceTable(self, micro_batches)
+            self._tables[micro_batches] = SetPrices(self, micro_batches)
         return self._tables[micro_batches]
 
     @cached_property
@@ -336,17 +336,18 @@ class Problem:
     @cached_property
     def spine(self) -> Spine:
         """The heaviest paths forward to, and backward from, one partition."""
-        weight = _weights(self.profile)
-        there = _heaviest(self, weight, gradient=False)
-        back = _heaviest(self, weight, gradient=True)
-        end = max(range(len(self.order)), key=lambda i: (there[i][0] + 2 * back[i][0], i))
-        forward, backward = _trail(there, end), _trail(back, end)
-        positions = range(len(self.order))
+        least, positions = _weights(self.profile), range(len(self.order))
+        weight = [least.get(name, 0.0) for name in self.order]
+        steps = [(self.position[edge.source], self.position[edge.target], edge.gradient) for edge in self.profile.edges]
+        there = heaviest_paths(weight, positions, [(i, j) for i, j, _ in steps])
+        back = heaviest_paths(weight, positions, [(i, j) for i, j, gradient in steps if gradient])
+        end = max(positions, key=lambda i: (there[i][0] + 2 * back[i][0], i))
+        forward, backward = ([bool(path[end][1] >> i & 1) for i in positions] for path in (there, back))
         return Spine(
-            forward=tuple(i in forward for i in positions),
-            backward=tuple(i in backward for i in positions),
-            forward_hop=tuple(i in forward and i - 1 in forward for i in positions),
-            backward_hop=tuple(i in backward and i - 1 in backward for i in positions),
+            forward=tuple(forward),
+            backward=tuple(backward),
+            forward_hop=tuple(i > 0 and forward[i] and forward[i - 1] for i in positions),
+            backward_hop=tuple(i > 0 and backward[i] and backward[i - 1] for i in positions),
             end=end,
         )
 
@@ -361,22 +362,22 @@ def _weights(profile: Profile) -> dict[str, float]:
     return weight
 
 
-def _heaviest(problem: Problem, weight: dict[str, float], *, gradient: bool) -> list[tuple[float, int | None]]:
-    """Per position: the weight of the heaviest path that ends there, and the position before it."""
-    sources: list[list[int]] = [[] for _ in problem.order]
-    for edge in problem.profile.edges:
-        if edge.gradient or not gradient:
-            sources[problem.position[edge.target]].append(problem.position[edge.source])
-    best: list[tuple[float, int | None]] = []
-    for i, name in enumerate(problem.order):
-        before = max(sources[i], key=lambda j: (best[j][0], j), default=None)
-        best.append((weight.get(name, 0.0) + (0.0 if before is None else best[before][0]), before))
+def heaviest_paths(
+    weight: Sequence[float], positions: Iterable[int], steps: Iterable[tuple[int, int]]
+) -> dict[int, tuple[float, int]]:
+    """Of each position the weight of the heaviest path that ends there, and the positions on it as a mask.
+
+    Args:
+        weight: Of each position.
+        positions: Each comes behind those from which a step leads to it; others are left out.
+        steps: Pairs of positions.
+    """
+    sources: dict[int, list[int]] = {i: [] for i in positions}
+    for source, target in steps:
+        if source in sources and target in sources:
+            sources[target].append(source)
+    best: dict[int, tuple[float, int]] = {}
+    for i, before in sources.items():
+        seconds, path = max((best[j] for j in before), default=(0.0, 0))
+        best[i] = seconds + weight[i], path | 1 << i
     return best
-
-
-def _trail(best: list[tuple[float, int | None]], end: int) -> set[int]:
-    trail, at = {end}, best[end][1]
-    while at is not None:
-        trail.add(at)
-        at = best[at][1]
-    return trail

@@ -101,7 +101,7 @@ class ReplicaOptions(StageOptions):
     def __init__(self, table: PriceTable, *, deep: bool, below: Callable[[], float]) -> None:
         super().__init__(table, deep=deep)
         self._each, self._below = table.one_f_one_b, below
-        self._known: dict[int, tuple[list[tuple[StageOption, ...]], Floats]] = {}
+        self._on_all = cache(lambda group: self._on(group, self._segments))
         single = table.one_f_one_b if deep else table.gpipe
         self._alone = single if single.count() <= tuning.FULL_OPTIONS else StageOptions(table, deep=deep, relaxed=True)
         self._between = cache(self._ways)
@@ -234,7 +234,8 @@ class ReplicaOptions(StageOptions):
     ) -> list[StageOption]:
         """The stages that workers share, of these segments in rising order; `number` is that of their set."""
         table, problem = self._table, self._table.problem
-        known = {group: self._on(group, segments) for group in dict.fromkeys(members)}
+        every = segments is self._segments  # what is told of all of them is kept
+        known = {group: self._on_all(group) if every else self._on(group, segments) for group in dict.fromkeys(members)}
         whole = [
             n for n, (first, last) in enumerate(segments)
             if all(problem.may_share[first : last + 1]) and all(levels[n] for levels, _ in known.values())
@@ -270,17 +271,11 @@ class ReplicaOptions(StageOptions):
 
     def _on(self, group: int, segments: Sequence[tuple[int, int]]) -> tuple[list[tuple[StageOption, ...]], Floats]:
         """The options of segments on a worker of a group, and what 0 .. M micro-batches take there: [k, segment]."""
-        every = segments is self._segments
-        if not every or group not in self._known:
-            levels = []
-            for segment in segments:
-                self._table.problem.clock.check()
-                levels.append(self._each.levels(*segment, group))
-            found = levels, self._seconds(levels)
-            if not every:
-                return found
-            self._known[group] = found
-        return self._known[group]
+        levels = []
+        for segment in segments:
+            self._table.problem.clock.check()
+            levels.append(self._each.levels(*segment, group))
+        return levels, self._seconds(levels)
 
     def _members(self, members: tuple[int, ...]) -> Sequence[tuple[str, ...]]:
         """The workers that a set may mean; empty: there are too many to look at.

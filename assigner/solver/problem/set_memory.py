@@ -11,30 +11,37 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from assigner.solver.limits import tuning
-from assigner.solver.problem.memory import HeldPartitions
+from assigner.solver.problem.memory import HeldPartitions, fitting_sets, undominated
 from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.solver.problem.set_prices import SetPrices
+    from assigner.solver.problem.problem import Problem
 
 Masks = tuple[int, ...]
 """A set of positions for each stage of one worker."""
 
 
 class SetMemory:
-    """Memory of one table's workers.
+    """Memory of a problem's workers.
 
     Args:
-        table: The prices.
+        problem: What is to be placed.
+        micro_batches: M.
         in_flight: Micro-batches that a worker keeps at once, unless it is said otherwise; None: all of a step.
+
+    Attributes:
+        table: The prices.
     """
 
-    def __init__(self, table: SetPrices, in_flight: int | None = None) -> None:
-        self.table, self._problem, self._in_flight = table, table.problem, in_flight or table.micro_batches
-        self._capacity = [worker.tensor_bytes for worker in table.problem.workers]
+    def __init__(self, problem: Problem, micro_batches: int, *, in_flight: int | None = None) -> None:
+        self._problem, self._in_flight = problem, in_flight or micro_batches
+        self.table = table = problem.prices(micro_batches)
+        self._capacity = [worker.tensor_bytes for worker in problem.workers]
         self._values: dict[int, tuple[int, int, int]] = {}
         for maker, value, reader, gradient in table.edges:
             _, readers, graded = self._values.get(value, (maker, 0, 0))
@@ -129,30 +136,13 @@ class SetMemory:
         forced = sum(1 << i for i in bits(whole) if rules[i] == "always")
         if len(stages) == 1 or sum(cheapest) == forced or not self.is_listed(worker, stages):
             return (cheapest,)
-        free = [i for i in bits(whole) if rules[i] is None]
-        held = self._held(worker, stages, self.messages(whole))
-        room = held.room - self._in_flight * held.read
-        fitting = self._fitting(worker, whole, forced, free, room)
-        return self._undominated(worker, stages, fitting)
-
-    def _fitting(self, worker: int, whole: int, forced: int, free: Sequence[int], room: float) -> list[int]:
-        """Every set that fits and of which no part does."""
-        row, fitting = self.table.activations[worker], list[int]()
-        subsets = [sum(1 << i for k, i in enumerate(free) if number >> k & 1) for number in range(1 << len(free))]
-        for subset in sorted(subsets, key=int.bit_count):
-            again = subset | forced
-            if any(other & again == other for other in fitting):
-                continue
-            stored = sum([row[i] for i in bits(whole & ~again)])
-            largest = max((row[i] for i in bits(again)), default=0.0)
-            if self._in_flight * stored + largest <= room:
-                fitting.append(again)
-        return fitting
-
-    def _undominated(self, worker: int, stages: Masks, fitting: Sequence[int]) -> tuple[Masks, ...]:
-        added = {again: [self.again_s(worker, list(bits(again & stage))) for stage in stages] for again in fitting}
-        kept: list[int] = []
-        for again in sorted(fitting, key=lambda each: (sum(added[each]), each)):
-            if not any(all(x <= y for x, y in zip(added[other], added[again], strict=True)) for other in kept):
-                kept.append(again)
-        return tuple(tuple(again & stage for stage in stages) for again in kept)
+        held, positions = self._held(worker, stages, self.messages(whole)), list(bits(whole))
+        again_s = np.array([[cost.recompute_s for cost in held.costs]])
+        seconds = np.where([[stage >> i & 1 for i in positions] for stage in stages], again_s, 0.0)
+        fitting = fitting_sets(
+            np.array([[cost.activation_bytes for cost in held.costs]]), [self._in_flight],
+            [held.room - self._in_flight * held.read], seconds, held.rules,
+        )  # fmt: skip
+        kept = undominated(fitting[np.lexsort(fitting.T)], seconds)  # of equals that with the first partitions
+        masks = (sum(1 << i for i, chosen in zip(positions, each, strict=True) if chosen) for each in kept)
+        return tuple(tuple(again & stage for stage in stages) for again in masks)

@@ -88,11 +88,6 @@ class SetPrices(PriceTable):
         """The same of the optimizer's update."""
         return self._all("update_s")
 
-    @cached_property
-    def activations(self) -> tuple[tuple[float, ...], ...]:
-        """Per worker and position: bytes kept from a forward to its backward."""
-        return self._all("activation_bytes")
-
     def _all(self, name: str) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(getattr(price, name) if price else math.inf for price in row) for row in self.prices)
 

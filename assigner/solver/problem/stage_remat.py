@@ -25,7 +25,7 @@ import numpy as np
 from assigner.schedule.program import in_flight
 from assigner.schedule.simulate import worker_memory
 from assigner.solver.limits import tuning
-from assigner.solver.problem.memory import HeldPartitions
+from assigner.solver.problem.memory import HeldPartitions, alike, fitting_sets, undominated, with_room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,29 +164,14 @@ class _RematSets:
         """The sets with room, [set, position], than which no other is as good for all; whether none is left out."""
         if (self._own == self._own[0]).all():
             return self._own[:1], True
-        kinds: dict[tuple[float, ...], list[int]] = {}
-        for i, rule in enumerate(self._rules):
-            if rule is None and self._bytes[:, i].any():
-                kinds.setdefault((*self._bytes[:, i], *self._seconds[:, i]), []).append(i)
-        every = math.prod(len(kind) + 1 for kind in kinds.values()) <= tuning.REMAT_SETS
-        left = self._counted(list(kinds.values())) if every else self._dropped(list(itertools.chain(*kinds.values())))
-        left = left[self._fit(left)] if self._fit(left).any() else self._union[None]  # rounding
-        left = left[np.argsort((left @ self._seconds.T).sum(axis=1), kind="stable")]
-        seconds, kept = left @ self._seconds.T, []
-        while len(left):
-            kept.append(left[0])
-            better = (seconds < seconds[0]).any(axis=1)
-            left, seconds = left[better], seconds[better]
-        return np.array(kept, dtype=bool).reshape(-1, len(self._rules)), every
-
-    def _counted(self, kinds: Sequence[Sequence[int]]) -> Flags:
-        """Every set, but that of each kind of partitions it has the first few."""
-        counts = np.indices([len(kind) + 1 for kind in kinds]).reshape(len(kinds), -1)
-        found = np.tile(self._forced, (counts.shape[1], 1))
-        for count, kind in zip(counts, kinds, strict=True):
-            for rank, i in enumerate(kind):
-                found[:, i] = count > rank
-        return found
+        kinds = alike(self._bytes, self._seconds, self._rules)
+        every = math.prod(len(kind) + 1 for kind in kinds) <= tuning.REMAT_SETS
+        if every:
+            found = fitting_sets(self._bytes, self._in_flight, self._room, self._seconds, self._rules)
+        else:
+            found = self._dropped(list(itertools.chain(*kinds)))
+            found = found[self._fit(found)]
+        return undominated(found if len(found) else self._union[None], self._seconds), every  # none: by rounding
 
     def _dropped(self, free: Sequence[int]) -> Flags:
         """Sets of which no name can be dropped: for each worker, what takes longest there was dropped first."""
@@ -206,16 +191,8 @@ class _RematSets:
         """What any of them must: there is room for the others' with it, as each frees what it holds itself."""
         return np.array(self._own.any(axis=0))
 
-    @property
-    def _forced(self) -> Flags:
-        return np.array([rule == "always" for rule in self._rules])
-
     def _fit(self, sets: Flags) -> Flags:
-        """Whether every worker has room, by set."""
-        found = np.ones(len(sets), dtype=bool)
-        for row, deep, room in zip(self._bytes, self._in_flight, self._room, strict=True):
-            found &= deep * (~sets @ row) + np.where(sets, row, 0.0).max(axis=1, initial=0.0) <= room
-        return found
+        return with_room(sets, self._bytes, self._in_flight, self._room)
 
 
 def divided(problem: Problem, plan: Plan) -> Plan | None:

@@ -28,7 +28,7 @@ from assigner.solver.limits.clock import SolveClock
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.options import ScheduleChoice, SolveOptions
 from assigner.solver.problem.problem import Problem
-from assigner.solver.robust.rivals import Race, baselines, resolver
+from assigner.solver.robust.rivals import Race, resolver
 from assigner.solver.robust.spreads import Coverage, resampled, slow_end
 
 if TYPE_CHECKING:
@@ -164,7 +164,6 @@ def assess(
     rival: Rival | None = None,
     draws: int = DRAWS,
     seed: int = 0,
-    within: float = WITHIN,
     time_limit: float = TIME_LIMIT_S,
     progress: Callable[[int, int], None] | None = None,
 ) -> Robustness:
@@ -183,7 +182,6 @@ def assess(
         rival: Makes a plan for a draw that may be better there, or None if it finds none. None: `rivals.resolver`.
         draws: How many draws to make, 1 or more; where nothing varies it is one.
         seed: Of the draws.
-        within: The regret up to which the plan counts as near the best, as a share, 0 or more.
         time_limit: Seconds, more than 0, after which no further draw is solved again; the first one always is. Pricing
             the draws takes at most a quarter of it.
         progress: Called with (draws solved again, draws in all) after each.
@@ -192,6 +190,8 @@ def assess(
         UsageError: options that do not fit the profile.
         FormatError: plan and profile do not fit together.
     """
+    from assigner.solver.baselines import find_baselines  # it needs numpy, which only a search may load
+
     clock, pricing = SolveClock(time_limit), SolveClock(time_limit / 4)
     profile, options = resolve(profile, options or SolveOptions())
     check_fit(plan, profile)
@@ -201,7 +201,8 @@ def assess(
     steps = _steps_s(plan, profile, seeds, pricing)
     race = Race(options, [plan])
     try:
-        race.plans += (each for each in baselines(profile, options) if options.searches(each))
+        simple = find_baselines(Problem(profile, options, CostModel(profile)))
+        race.plans += (each.plan for each in simple if each.plan is not None and options.searches(each.plan))
         rival = rival or resolver(plan, options)
         for number in seeds[: len(steps)]:
             if race.draws and clock.over:
@@ -222,7 +223,7 @@ def assess(
         steps_s=steps,
         regrets=tuple(draw.regret for draw in race.draws),
         asked=len(seeds),
-        within=within,
+        within=WITHIN,
         seed=seed,
         coverage=coverage,
         seconds=clock.elapsed_s,

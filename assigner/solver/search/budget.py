@@ -11,9 +11,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from assigner.formats.plan import Plan
 from assigner.schedule.objective import HOUR_S
-from assigner.solver.contest.contest import BASELINE, PROVEN
+from assigner.solver.contest.contest import BASELINE, PROVEN, Proposal
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.limits import tuning
 from assigner.solver.methods.dynamic_program import DynamicProgram
@@ -25,25 +24,9 @@ from assigner.solver.search.search import Search
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
     from assigner.solver.problem.options import SolveOptions
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A plan on the frontier: none is both cheaper and faster.
-
-    Args:
-        plan: The plan, without a prediction.
-        step_s: Its step time.
-        money: Its cost per sample.
-        found_by: How it was found.
-    """
-
-    plan: Plan
-    step_s: float
-    money: float
-    found_by: str
 
 
 @dataclass(slots=True)
@@ -60,7 +43,7 @@ class _Choice:
     workers: tuple[str, ...]
     rate: float
     bound: float
-    best: Offer | None = None
+    best: Proposal | None = None
 
     @property
     def least(self) -> float:
@@ -69,7 +52,7 @@ class _Choice:
 
 
 class Budget:
-    """The search over choices of workers.
+    """The search over choices of workers; its proposals' values are step times.
 
     Args:
         profile: Resolved; every worker has a price.
@@ -97,20 +80,22 @@ class Budget:
             for table in dict.fromkeys(setting.instance for setting in settings)
         ]
 
-    def run(self, simple: Sequence[tuple[Plan, float]] = ()) -> tuple[Offer, ...]:
-        """The frontier, the cheapest plan first, as far as the time allowed; empty: no plan was found.
+    def run(self, simple: Sequence[tuple[Plan, float]] = ()) -> tuple[Proposal, ...]:
+        """The frontier of plans that no other beats in both money and step time, as far as the time allowed.
+
+        The cheapest plan comes first; empty: no plan was found.
 
         Args:
             simple: Plans to start with, of those that are searched, and their step times.
         """
-        found = [Offer(plan, step, self._rate(plan.workers) * step, BASELINE) for plan, step in simple]
+        found = [Proposal(plan, step, BASELINE) for plan, step in simple]
         try:
             self._list()
             for choice in self._choices:
-                if self.search.contest.left_s <= 0 or self._interrupted:
+                if self.search.contest.clock.left_s <= 0 or self._interrupted:
                     break
                 cutoff = min(
-                    (offer.step_s for offer in found if offer.money <= choice.least * (1 + PROVEN)), default=math.inf
+                    (each.value for each in found if self.money(each) <= choice.least * (1 + PROVEN)), default=math.inf
                 )
                 if choice.bound < cutoff * (1 - PROVEN):
                     self._solve(choice, cutoff)
@@ -120,11 +105,19 @@ class Budget:
             if not found:
                 raise
             self.search.contest.interrupted = True
-        return _frontier(found)
+        kept: list[Proposal] = []
+        for each in sorted(found, key=lambda each: (self.money(each), each.value)):
+            if not kept or each.value < kept[-1].value * (1 - PROVEN):
+                kept.append(each)
+        return tuple(kept)
 
-    def cheapest(self, frontier: Sequence[Offer]) -> Offer | None:
+    def cheapest(self, frontier: Sequence[Proposal]) -> Proposal | None:
         """The cheapest plan that meets the step time asked for."""
-        return next((offer for offer in frontier if offer.step_s <= self._within * (1 + PROVEN)), None)
+        return next((each for each in frontier if each.value <= self._within * (1 + PROVEN)), None)
+
+    def money(self, found: Proposal) -> float:
+        """What a plan costs per sample."""
+        return self._rate(found.plan.workers) * found.value
 
     @property
     def bound(self) -> float:
@@ -142,14 +135,14 @@ class Budget:
     def _solve(self, choice: _Choice, cutoff: float) -> None:
         """Find the choice's fastest plan; close to the step time asked for, without a gap."""
         found = self._search(choice, cutoff, gap=self._inner.stop_gap)
-        missed = found is not None and found.step_s > self._within * (1 + PROVEN) >= choice.bound
-        if missed and self.search.contest.left_s > 0:
+        missed = found is not None and found.value > self._within * (1 + PROVEN) >= choice.bound
+        if missed and self.search.contest.clock.left_s > 0:
             found = self._search(choice, self._within * (1 + 2 * PROVEN), gap=0.0) or found
         choice.best = found
 
-    def _search(self, choice: _Choice, cutoff: float, *, gap: float) -> Offer | None:
+    def _search(self, choice: _Choice, cutoff: float, *, gap: float) -> Proposal | None:
         contest = self.search.contest
-        options = replace(self._inner, gap=gap, time_limit=max(0.1, contest.left_s), only=choice.workers)
+        options = replace(self._inner, gap=gap, time_limit=max(0.1, contest.clock.left_s), only=choice.workers)
         search = Search(self.problem.profile, options, self._heard)
         search.contest.cutoff = cutoff
         search.run()
@@ -157,20 +150,17 @@ class Budget:
         choice.bound = max(choice.bound, min(search.bound, cutoff))
         if search.contest.interrupted:
             self._interrupted = True
-        best = search.contest.best
-        return None if best is None else Offer(
-            best.plan, best.value, self._rate(best.plan.workers) * best.value, best.found_by
-        )  # fmt: skip
+        return search.contest.best
 
     def _heard(self, _: Progress) -> None:
         """Pass on that a search inside is under way: whoever listens may want to stop it."""
         self._tell([each.best for each in self._choices if each.best is not None])
 
-    def _tell(self, found: Sequence[Offer]) -> None:
+    def _tell(self, found: Sequence[Proposal]) -> None:
         if self._progress:
-            best = min((o.money for o in found if o.step_s <= self._within * (1 + PROVEN)), default=None)
+            best = min((self.money(each) for each in found if each.value <= self._within * (1 + PROVEN)), default=None)
             done = sum(each.best is not None for each in (*self._choices, self._rest))
-            elapsed = self.search.contest.elapsed_s
+            elapsed = self.search.contest.clock.elapsed_s
             self._progress(Progress(elapsed, "workers", 1, best, self.bound, done, len(self._choices)))
 
     def _rate(self, workers: Sequence[str]) -> float:
@@ -180,7 +170,7 @@ class Budget:
     def _list(self) -> None:
         """Fill the list of choices, those with few workers first, as far as there is room; the rest stays as one."""
         groups, contest = self._groups(), self.search.contest
-        half = contest.left_s / 2
+        half = contest.clock.left_s / 2
         rates = sorted(self._rate(group[:1]) for group in groups for _ in group)
         choices = (
             (number, count)
@@ -189,7 +179,7 @@ class Budget:
         )
         self._rest.bound = math.inf
         for number, count in choices:
-            if len(self._choices) >= tuning.MOST_CHOICES or contest.left_s < half:
+            if len(self._choices) >= tuning.MOST_CHOICES or contest.clock.left_s < half:
                 self._rest = _Choice((), sum(rates[:number]), self._least_s(None))
                 break
             names = tuple(name for group, taken in zip(groups, count, strict=True) for name in group[:taken])
@@ -216,12 +206,3 @@ class Budget:
         0 where every setting searches placements of any shape: what they take is known when they have been solved.
         """
         return min((program.least(workers) for program in self._programs), default=0.0)
-
-
-def _frontier(offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """Those that no other beats in both, the cheapest first."""
-    kept: list[Offer] = []
-    for offer in sorted(offers, key=lambda each: (each.money, each.step_s)):
-        if not kept or offer.step_s < kept[-1].step_s * (1 - PROVEN):
-            kept.append(offer)
-    return tuple(kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -151,13 +152,6 @@ class Search:
         """No plan with stages that workers share, or none without, has a lower value; inf: there are no such plans."""
         return min((each.bound for each in self.settings if each.shares == shares), default=math.inf)
 
-    def covers(self, plan: Plan) -> bool:
-        """Whether a plan is of those that the bound is about."""
-        return any(
-            plan.schedule == each.schedule and (each.schedule == "interleaved" or not plan.is_looped)
-            for each in self.settings
-        )
-
     @property
     def decided(self) -> bool:
         """True once there is nothing left to find."""
@@ -205,6 +199,19 @@ class Search:
         finally:
             self.price_wires(given)
 
+    def run_hastily(self, counts: Sequence[int]) -> None:
+        """Look for plans with these micro-batch counts, as far as they are found at once; nothing is proven of them."""
+        given = self.contest.best
+        self._turn = [each for each in self.settings if each.micro_batches in counts]
+        for setting in self._turn:
+            setting.price()
+        with suppress(OutOfTime):
+            for setting in self._open(lambda each: each.bound):
+                setting.start()
+            for setting in self._open(lambda each: each.best_value):
+                setting.improve()
+        self.price_wires(given)
+
     def price_wires(self, given: Proposal | None) -> None:
         """Where links share wires: take each setting's best plan at prices with them; bounds hold as they are.
 
@@ -244,7 +251,7 @@ class Search:
     def _open(self, key: Callable[[Setting], Any]) -> Iterator[Setting]:
         """The settings that are not decided, the least by this key first, while there is time."""
         for setting in sorted(self._turn, key=key):
-            if not setting.decided and not self._enough and self.contest.left_s > 0:
+            if not setting.decided and not self._enough and self.contest.clock.left_s > 0:
                 self._tell(setting)
                 yield setting
 
@@ -258,7 +265,7 @@ class Search:
         if self.problem.cost.wires:
             return self.bound >= value * (1 - contest.gap) * (1 - PROVEN)
         contest.allowed = value
-        contest.clock.stop_within(max(1.0, contest.elapsed_s))
+        contest.clock.stop_within(max(1.0, contest.clock.elapsed_s))
         try:
             self._reopen()
             for setting in self._open(lambda each: each.best_value):
@@ -282,7 +289,7 @@ class Search:
 
     def _go_on(self) -> None:
         """Where counts were used up before the gap was proven and time is left: on, each time with more of them."""
-        while self.contest.left_s > 0 and not self._enough:
+        while self.contest.clock.left_s > 0 and not self._enough:
             short = [
                 each
                 for each in self.settings
@@ -294,7 +301,7 @@ class Search:
             if not short:
                 return
             for setting in sorted(short, key=lambda each: (each.bound, each.best_value)):
-                if self.contest.left_s > 0:
+                if self.contest.clock.left_s > 0:
                     self._tell(setting)
                     setting.effort *= tuning.MORE_EFFORT
                     setting.cut_short = False
@@ -328,7 +335,7 @@ class Search:
         contest = self.contest
         if all(setting.decided or setting.closable for setting in turn):
             for setting in sorted(turn, key=lambda each: (each.bound, each.best_value)):
-                if setting.bound < contest.target and contest.left_s > 0:
+                if setting.bound < contest.target and contest.clock.left_s > 0:
                     self._tell(setting)
                     setting.close()
 
@@ -339,7 +346,7 @@ class Search:
             self._done = max(self._done, sum(each.decided for each in self.settings))
             self._progress(
                 Progress(
-                    contest.elapsed_s, setting.schedule, setting.micro_batches,
+                    contest.clock.elapsed_s, setting.schedule, setting.micro_batches,
                     None if contest.best is None else contest.best_value, self.bound,
                     self._done, len(self.settings),
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from assigner import formatting as fmt
 from assigner.solver.why.family import least
 
 if TYPE_CHECKING:
@@ -12,25 +13,22 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
 
-UNITS = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
 
-
-def unit_of(size: float) -> str:
-    """The largest unit of which `size` bytes are at least one."""
-    return next((name for name, unit in UNITS.items() if size >= unit), "B")
+def _unit(size: float) -> fmt.Unit:
+    return fmt.byte_unit(size or 1.0)  # nothing is told in bytes
 
 
 def grain(size: float) -> float:
     """The bytes of one in the third digit of `size`, in its unit."""
-    unit = UNITS[unit_of(size)]
+    unit = _unit(size).size
     return unit * 10.0 ** (math.floor(math.log10(max(size / unit, 1.0)) + 1e-12) - 2)
 
 
 def figure(size: float) -> str:
     """Bytes as a flag takes them, `1.25GiB`; what needs more than six digits in its unit is in bytes."""
-    name = unit_of(size)
-    text = f"{size / UNITS[name]:.6g}"
-    return f"{text}{name}" if abs(float(text) * UNITS[name] - size) < 0.5 else f"{size:.0f}B"
+    unit = _unit(size)
+    text = f"{size / unit.size:.6g}"
+    return f"{text}{unit.name}" if abs(float(text) * unit.size - size) < 0.5 else f"{size:.0f}B"
 
 
 def floored(size: float) -> float:
@@ -44,7 +42,7 @@ def ceiled(size: float) -> float:
 
 
 def _read(size: float) -> float:
-    unit = UNITS[unit_of(size)]
+    unit = _unit(size).size
     return float(f"{size / unit:.6g}") * unit
 
 

@@ -1,7 +1,6 @@
 """Minimise the largest load: an exact search for lines of devices, and for free placements.
 
-    problem ─ items (merged nodes) ─┬─ downsets ─ pairs ─ lattice / linked ─┬─ search ─ answer
-                                    ├─ merge, climb                         │
+    problem ─ items (merged nodes) ─┬─ downsets ─ pairs ─ lattice ──────────┬─ search ─ answer
                                     └─ model (ILP: staircase, free), anneal ┘
 
 `solve_load` returns a placement with a proven bound; `evaluate` prices and checks any placement on its own.
@@ -12,13 +11,11 @@ from __future__ import annotations
 from load.evaluate import Evaluation, evaluate
 from load.problem import (
     DeviceClass,
-    InFlight,
     LoadAnswer,
     LoadProblem,
     Node,
     Option,
     Output,
-    Shared,
     Stage,
     Transfer,
 )
@@ -27,14 +24,12 @@ from load.search import LoadOptions, solve_load
 __all__ = [
     "DeviceClass",
     "Evaluation",
-    "InFlight",
     "LoadAnswer",
     "LoadOptions",
     "LoadProblem",
     "Node",
     "Option",
     "Output",
-    "Shared",
     "Stage",
     "Transfer",
     "evaluate",

@@ -38,7 +38,6 @@ class Annealer:
         problem = items.problem
         self._rng = random.Random(seed)  # noqa: S311 - a search, not a secret
         self._count, self._devices = items.count, len(classes)
-        self._added = problem.transfer.rule == "added"
         by_class = [
             [
                 sum(problem.nodes[node].options[0].seconds[c] for node in members)
@@ -47,9 +46,10 @@ class Annealer:
             for members in items.members
         ]  # fmt: skip
         self._seconds = [[row[c] for c in classes] for row in by_class]
-        self._size = [sum(problem.in_flight.most * o.stored + o.fixed if o.stored else o.fixed
-                          for o in (problem.nodes[node].options[0] for node in members))
-                      for members in items.members]  # fmt: skip
+        self._size = [
+            sum(o.stored + o.fixed for o in (problem.nodes[node].options[0] for node in members))
+            for members in items.members
+        ]
         self._room = [problem.devices[c].memory for c in classes]
         self._pays = [problem.devices[c].pays for c in classes]
         flows = [flow for flow in items.flows if flow.cost > 0 and flow.targets]
@@ -63,10 +63,6 @@ class Annealer:
             sorted({item for f in found for item in (self._flows[f][0], *self._flows[f][1])} - {i})
             for i, found in enumerate(touching)
         ]
-        self._apart: list[list[int]] = [[] for _ in range(items.count)]
-        for u, v in items.apart:
-            self._apart[u].append(v)
-            self._apart[v].append(u)
 
     def improve(self, start: Sequence[int], *, steps: int, deadline: float) -> list[int]:
         """The best placement met on the way from `start`, as a device per item.
@@ -112,9 +108,7 @@ class Annealer:
         return math.log(sum((load / scale) ** _POWER for load in loads) or 1e-300)
 
     def _loads(self, compute: list[float], into: list[float], out: list[float]) -> list[float]:
-        if self._added:
-            return [a + b + c for a, b, c in zip(compute, into, out, strict=True)]
-        return list(map(max, compute, into, out))
+        return [a + b + c for a, b, c in zip(compute, into, out, strict=True)]
 
     def _all(self, at: list[int]) -> tuple[list[float], list[float], list[float], list[float]]:
         compute, into, out, size = ([0.0] * self._devices for _ in range(4))
@@ -152,8 +146,6 @@ class Annealer:
         grows: dict[int, float] = {}
         for item, device in moves.items():
             if math.isinf(self._seconds[item][device]):
-                return False
-            if any(moves.get(other, at[other]) == device for other in self._apart[item]):
                 return False
             grows[device] = grows.get(device, 0.0) + self._size[item]
             grows[at[item]] = grows.get(at[item], 0.0) - self._size[item]

@@ -23,16 +23,14 @@ class Evaluation:
     """A placement's figures.
 
     Args:
-        value: The largest load of a device or link; inf if a rule is broken.
+        value: The largest load of a device; inf if a rule is broken.
         loads: Per stage.
-        links: Per pair of stages (sender, receiver) that is a server of its own.
         memory: Bytes per stage.
         broken: What the placement violates, in words.
     """
 
     value: float
     loads: tuple[float, ...]
-    links: dict[tuple[int, int], float]
     memory: tuple[float, ...]
     broken: tuple[str, ...]
 
@@ -47,39 +45,22 @@ def evaluate(problem: LoadProblem, stages: Sequence[Stage]) -> Evaluation:
     broken = _broken(problem, stages)
     where = {node: s for s, stage in enumerate(stages) for node in stage.nodes}
     if len(where) < len(problem.nodes):
-        return Evaluation(math.inf, (), {}, (), tuple(broken))
+        return Evaluation(math.inf, (), (), tuple(broken))
     memory = tuple(stage_memory(problem, stage, position=len(stages) - s) for s, stage in enumerate(stages))
     for stage, held in zip(stages, memory, strict=True):
         device = problem.devices[stage.device]
         if held > device.memory * (1 + _ROUNDING):
             broken.append(f"a stage on {device.name} needs {held:.0f} of {device.memory:.0f} bytes")
-    if problem.transfer.rule == "links":
-        loads, links = _linked(problem, stages, where)
-    elif problem.transfer.rule == "relayed":
-        loads, links = _relayed(problem, stages, where), {}
-    else:
-        loads, links = [_load(problem, stage) for stage in stages], {}
-    value = math.inf if broken else max([*loads, *links.values()], default=0.0)
-    return Evaluation(value, tuple(loads), links, memory, tuple(broken))
+    relayed = problem.transfer.rule == "relayed"
+    loads = _relayed(problem, stages, where) if relayed else [_added(problem, stage) for stage in stages]
+    value = math.inf if broken else max(loads, default=0.0)
+    return Evaluation(value, tuple(loads), memory, tuple(broken))
 
 
 def stage_memory(problem: LoadProblem, stage: Stage, *, position: int) -> float:
     """Bytes that a stage needs at `position` from the end of the line, the last being 1."""
-    inside, chosen = set(stage.nodes), _chosen(problem, stage)
-    depth = problem.in_flight.at(position)
-    held = sum(output.held for output in problem.outputs if inside.intersection(output.targets))
-    saved = sum(
-        sum([save for node, save in zip(shared.nodes, shared.saves, strict=True) if node in inside][1:])
-        for shared in problem.shared
-    )
-    return (
-        sum(depth * option.stored + option.fixed for option in chosen)
-        + (depth * held if held else 0.0)
-        + sum(output.bytes * (1 + _turns_back(output, inside)) for output in problem.outputs if _leaves(output, inside))
-        + max((option.peak for option in chosen), default=0.0)
-        + max((problem.nodes[node].workspace for node in inside), default=0.0)
-        - saved
-    )
+    depth = problem.in_flight(position)
+    return sum(depth * option.stored + option.fixed for option in _chosen(problem, stage))
 
 
 def _broken(problem: LoadProblem, stages: Sequence[Stage]) -> list[str]:
@@ -112,11 +93,6 @@ def _broken(problem: LoadProblem, stages: Sequence[Stage]) -> list[str]:
             if u in where and v in where and where[u] > where[v]
         ]
     broken += [
-        f"{problem.nodes[u].name} and {problem.nodes[v].name} share a device"
-        for u, v in problem.apart
-        if u in where and where[u] == where.get(v)
-    ]
-    broken += [
         f"{problem.nodes[node].name} cannot run on {problem.devices[stage.device].name}"
         for stage in stages
         for node, option in zip(stage.nodes, _chosen(problem, stage), strict=True)
@@ -125,17 +101,15 @@ def _broken(problem: LoadProblem, stages: Sequence[Stage]) -> list[str]:
     return broken
 
 
-def _load(problem: LoadProblem, stage: Stage) -> float:
-    """A stage's load under the rules in which it does not depend on who holds the rest."""
-    transfer, inside = problem.transfer, set(stage.nodes)
+def _added(problem: LoadProblem, stage: Stage) -> float:
+    """A stage's load, which does not depend on who holds the rest."""
+    inside = set(stage.nodes)
     compute = _compute(problem, stage)
     if not problem.devices[stage.device].pays:
         return compute
     there = sum(output.cost for output in problem.outputs if _leaves(output, inside))
     back = sum(output.cost for output in problem.outputs if _arrives(output, inside))
-    if transfer.rule == "added":
-        return compute + transfer.factor * (there + back) / stage.replicas
-    return max(compute, transfer.factor * there / stage.replicas, transfer.factor * back / stage.replicas)
+    return compute + problem.transfer.factor * (there + back) / stage.replicas
 
 
 def _relayed(problem: LoadProblem, stages: Sequence[Stage], where: dict[int, int]) -> list[float]:
@@ -151,35 +125,6 @@ def _relayed(problem: LoadProblem, stages: Sequence[Stage], where: dict[int, int
         else _compute(problem, stage)
         for s, stage in enumerate(stages)
     ]
-
-
-def _linked(
-    problem: LoadProblem, stages: Sequence[Stage], where: dict[int, int]
-) -> tuple[list[float], dict[tuple[int, int], float]]:
-    transfer = problem.transfer
-    loads = [_compute(problem, stage) for stage in stages]
-    links: dict[tuple[int, int], float] = defaultdict(float)
-
-    def send(u: int, v: int, output: Output) -> None:
-        left, right = stages[u].device, stages[v].device
-        seconds = output.seconds[left][right]
-        links[u, v] += seconds
-        if transfer.sender_busy and transfer.sender_busy[left][right]:
-            loads[u] += transfer.sender_busy[left][right] * seconds
-        if transfer.receiver_busy and transfer.receiver_busy[left][right]:
-            loads[v] += transfer.receiver_busy[left][right] * seconds
-
-    for output in problem.outputs:
-        home = where[output.source]
-        readers: dict[int, bool] = {}
-        for target, gradient in zip(output.targets, output.gradients, strict=True):
-            if where[target] != home:
-                readers[where[target]] = readers.get(where[target], False) or gradient
-        for reader, gradient in readers.items():
-            send(home, reader, output)
-            if gradient:
-                send(reader, home, output)
-    return loads, dict(links)
 
 
 def _chosen(problem: LoadProblem, stage: Stage) -> list[Option]:
@@ -200,8 +145,3 @@ def _leaves(output: Output, inside: set[int]) -> bool:
 
 def _arrives(output: Output, inside: set[int]) -> bool:
     return output.source not in inside and any(target in inside for target in output.targets)
-
-
-def _turns_back(output: Output, inside: set[int]) -> bool:
-    pairs = zip(output.targets, output.gradients, strict=False)
-    return any(gradient and target not in inside for target, gradient in pairs)

@@ -7,12 +7,11 @@ Outputs of one item with the same readers become one.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from load.problem import LoadProblem, Output, Stage
+from load.problem import LoadProblem, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,20 +25,11 @@ class Flow:
         source: The item that makes it.
         targets: The other items that read it, ascending.
         cost: Time of one transfer at one end, the factor included.
-        held: Bytes per micro-batch in flight on every device with a reader.
-        inside: The source itself reads it too: it is held there as well.
-        bytes: Room that messages certainly take on the device that it leaves.
-        busy: Per class of devices the seconds that messages certainly keep one from computing, if it leaves, if it
-            comes in ("links").
     """
 
     source: int
     targets: tuple[int, ...]
     cost: float
-    held: float
-    inside: bool
-    bytes: float
-    busy: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,14 +41,12 @@ class Items:
         members: Nodes of each item.
         before: Per item, the items that may not lie behind it.
         flows: What travels between items.
-        apart: Pairs of items that must not share a device.
     """
 
     problem: LoadProblem
     members: tuple[tuple[int, ...], ...]
     before: tuple[frozenset[int], ...]
     flows: tuple[Flow, ...]
-    apart: tuple[tuple[int, int], ...]
 
     @property
     def count(self) -> int:
@@ -81,7 +69,7 @@ def contract(problem: LoadProblem) -> Items:
             union.join(by_colour.setdefault(node.colour, n), n)
     if problem.contiguous:
         _join_cycles(problem, union)
-    if not memory_binds(problem) and problem.transfer.rule != "links" and not problem.apart:
+    if not memory_binds(problem):
         while _join_idle(problem, union):
             pass
     return _items(problem, union)
@@ -89,11 +77,8 @@ def contract(problem: LoadProblem) -> Items:
 
 def memory_binds(problem: LoadProblem) -> bool:
     """False if even everything on one device, all micro-batches in flight, would fit."""
-    depth = problem.in_flight.at(problem.device_count)
-    held = sum(
-        max((depth * o.stored if o.stored else 0.0) + o.fixed + o.peak for o in node.options) + node.workspace
-        for node in problem.nodes
-    ) + sum((depth * output.held if output.held else 0.0) + 2 * output.bytes for output in problem.outputs)
+    depth = problem.in_flight(problem.device_count)
+    held = sum(max(depth * o.stored + o.fixed for o in node.options) for node in problem.nodes)
     return any(held > device.memory for device in problem.devices)
 
 
@@ -200,7 +185,6 @@ def _items(problem: LoadProblem, union: _Union) -> Items:
         tuple(map(tuple, members)),
         tuple(map(frozenset, before)),
         _flows(problem, [number[root] for root in roots]),
-        tuple((number[roots[u]], number[roots[v]]) for u, v in problem.apart),
     )
 
 
@@ -229,48 +213,12 @@ def _topological(names: Sequence[int], after: dict[int, set[int]]) -> list[int]:
 
 
 def _flows(problem: LoadProblem, item: Sequence[int]) -> tuple[Flow, ...]:
-    found: dict[tuple[int, frozenset[int]], list[float]] = {}
-    busy: dict[tuple[int, frozenset[int]], tuple[tuple[float, float], ...]] = {}
-    factor = problem.transfer.factor
+    cost: dict[tuple[int, frozenset[int]], float] = defaultdict(float)
     for output in problem.outputs:
-        source, targets = item[output.source], frozenset(item[target] for target in output.targets)
-        if targets == {source} and not output.held:
-            continue
-        sums = found.setdefault((source, targets), [0.0, 0.0, 0.0])
-        if problem.transfer.busy:
-            old = busy.get((source, targets), ((0.0, 0.0),) * len(problem.devices))
-            more = _least_busy(problem, output)
-            busy[source, targets] = tuple((a + c, b + d) for (a, b), (c, d) in zip(old, more, strict=True))
-        turns = bool(output.gradients) and all(output.gradients)  # in between, what certainly comes back: nothing
-        sums[0] += output.cost * factor
-        sums[1] += output.held
-        sums[2] += output.bytes * (1 + turns)
+        source = item[output.source]
+        targets = frozenset(item[target] for target in output.targets) - {source}
+        if targets:
+            cost[source, targets] += output.cost * problem.transfer.factor
     return tuple(
-        Flow(
-            source,
-            tuple(sorted(targets - {source})),
-            cost,
-            held,
-            source in targets,
-            size,
-            busy.get((source, targets), ()),
-        )
-        for (source, targets), (cost, held, size) in found.items()
-        if cost + held + size > 0 or (source, targets) in busy
+        Flow(source, tuple(sorted(targets)), seconds) for (source, targets), seconds in cost.items() if seconds > 0
     )
-
-
-def _least_busy(problem: LoadProblem, output: Output) -> list[tuple[float, float]]:
-    """Per class, what an output that leaves it, and one that comes in, keeps it from computing, whoever is beyond."""
-    sender, receiver = problem.transfer.sender_busy, problem.transfer.receiver_busy
-    turns = bool(output.gradients) and all(output.gradients)
-    least = []
-    for c, device in enumerate(problem.devices):
-        leaves, comes = [], []
-        for other in range(len(problem.devices)):
-            there, back = output.seconds[c][other], output.seconds[other][c]
-            if (other != c or device.count > 1) and math.isfinite(there + back):
-                leaves.append(sender[c][other] * there + turns * receiver[other][c] * back)
-                comes.append(receiver[other][c] * back + turns * sender[c][other] * there)
-        least.append((min(leaves, default=0.0), min(comes, default=0.0)))
-    return least

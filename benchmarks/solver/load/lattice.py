@@ -90,12 +90,9 @@ class Lattice:
         downsets: Bit masks, the empty one first and the full one last, smaller ones before larger ones.
     """
 
-    _least_busy = True
-    """Whether stages are priced with what messages certainly keep them busy."""
-
     def __init__(self, items: Items, downsets: Sequence[int]) -> None:
         self.items, self.downsets = items, downsets
-        self._costs = PairCosts(items, members(downsets, items.count), busy=self._least_busy)
+        self._costs = PairCosts(items, members(downsets, items.count))
         self._counts = [device.count for device in items.problem.devices]
         self._weights = _weights(self._costs.seconds)
         work = np.where(np.isinf(self._costs.seconds), np.inf, self._weights * self._costs.seconds).min(axis=1)
@@ -130,7 +127,7 @@ class Lattice:
                 return LatticeAnswer(best, value, value)
             bound = max(bound, found)
             settled = [self._settle(step) for step in steps]
-            exact = self._line_load(steps)
+            exact = float(max(self._settled[step][0] for step in steps))
             if exact < value:
                 value, best = exact, self._stages(steps)
             close = math.isfinite(value) and value - bound <= gap * value
@@ -213,10 +210,6 @@ class Lattice:
         slack = 1e-9 * self._work[-1]
         fits: NDArray[np.bool_] = (self._work[-1] - self._work <= room + slack) & (self._work <= rest + slack)
         return fits
-
-    def _line_load(self, steps: Sequence[Step]) -> float:
-        """The largest load of a settled line."""
-        return float(max(self._settled[step][0] for step in steps))
 
     def _settle(self, step: Step) -> bool:
         """Make a stage's load exact; True if it was known only from below."""

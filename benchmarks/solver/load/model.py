@@ -5,7 +5,7 @@ Variables L: the largest load, in units of about a thousandth of it
           line    y[i,d] = 1: item i lies on one of the devices 0 .. d (a staircase), y[i,D-1] = 1;
                   x[i,d] = y[i,d] - y[i,d-1]
           free    x[i,d] = 1: item i lies on device d
-          out[f,d], in[f,d]: flow f leaves device d, comes into it; read[f,d]: it is read there
+          out[f,d], in[f,d]: flow f leaves device d, comes into it
           w[j,d]: the share of node j that runs on device d by its second option
 
     minimise  L
@@ -15,11 +15,10 @@ Variables L: the largest load, in units of about a thousandth of it
     moves     out[f,d] >= x[u,d] - x[v,d],  in[f,d] >= x[v,d] - x[u,d]  for v in T(f)
               relayed along a line:  out[f,d] = in[f,d+1] >= y[u,d] - y[v,d]
     load      sum over i of t[i,d] x[i,d] + sum over j of extra[j] w[j,d] (+ sum over f of cost[f] (out + in)) <= L;
-              under "overlapped" and "relayed" compute, sum of cost * out and sum of cost * in each <= L
-    memory    sum of size[i,d] x[i,d] - saved[j,d] w[j,d] + held[f] read[f,d] + bytes[f] out[f,d] <= room
+              relayed: compute, sum of cost * out and sum of cost * in each <= L
+    memory    sum of size[i,d] x[i,d] - saved[j,d] w[j,d] <= room
 
-w is continuous; workspace and peaks, what nodes share, and the links of "links" are left out: what is proven is a
-lower bound for every placement, and what it finds is evaluated.
+w is continuous: what is proven is a lower bound for every placement, and what it finds is evaluated.
 
 Source of the model with x and contiguity variables: Tarnawski et al., NeurIPS 2020. The staircase is proven in a
 fraction of its time.
@@ -33,6 +32,7 @@ from typing import TYPE_CHECKING
 
 import pulp
 
+from assigner.solver.ilp.linear import LinearModel, Terms, add
 from load.items import memory_binds
 
 if TYPE_CHECKING:
@@ -40,10 +40,8 @@ if TYPE_CHECKING:
 
     from load.items import Items
 
-Terms = dict[pulp.LpVariable, float]
 
-
-class PlacementModel:
+class PlacementModel(LinearModel):
     """One of the two programs.
 
     Args:
@@ -54,17 +52,14 @@ class PlacementModel:
     """
 
     def __init__(self, items: Items, classes: Sequence[int], *, cutoff: float, unit: float) -> None:
-        self.items, self.classes, self.unit = items, list(classes), unit
-        self.problem = pulp.LpProblem("load", pulp.LpMinimize)
+        super().__init__("load", unit=unit)
+        self.items, self.classes = items, list(classes)
         most = None if math.isinf(cutoff) else cutoff / unit
         self._load = self.problem.add_variable("L", 0, most)
-        self._rows = 0
         self._y: list[list[pulp.LpVariable]] = []
         self._flow_variables: dict[tuple[str, int, int], pulp.LpVariable] = {}
         self._x = self._line() if items.problem.contiguous else self._free()
         for d in range(len(classes)):
-            for u, v in items.apart:
-                self._below(_sum(self._x[u][d], self._x[v][d]), 1.0)
             self._device(d)
         self.problem.setObjective(pulp.LpAffineExpression({self._load: 1.0}))
 
@@ -79,11 +74,6 @@ class PlacementModel:
     def _variable(self, name: str, *, whole: bool = False, most: float = 1.0) -> pulp.LpVariable:
         return self.problem.add_variable(name, 0, most, pulp.LpInteger if whole else pulp.LpContinuous)
 
-    def _below(self, terms: Terms, most: float, *, sense: int = pulp.LpConstraintLE) -> None:
-        self._rows += 1
-        name = f"r{self._rows:07d}"
-        self.problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, name, most))
-
     def _line(self) -> list[list[Terms]]:
         last = len(self.classes) - 1
         for i in range(self.items.count):
@@ -91,10 +81,10 @@ class PlacementModel:
             row[last].lowBound = 1.0
             self._y.append(row)
             for lower, upper in itertools.pairwise(row):
-                self._below({lower: 1.0, upper: -1.0}, 0.0)
+                self.above({upper: 1.0}, {lower: 1.0})
             for u in sorted(self.items.before[i]):
                 for d in range(last):
-                    self._below({row[d]: 1.0, self._y[u][d]: -1.0}, 0.0)
+                    self.above({self._y[u][d]: 1.0}, {row[d]: 1.0})
         return [[{row[0]: 1.0}, *({b: 1.0, a: -1.0} for a, b in itertools.pairwise(row))] for row in self._y]
 
     def _free(self) -> list[list[Terms]]:
@@ -105,7 +95,7 @@ class PlacementModel:
         x: dict[int, list[pulp.LpVariable]] = {}
         for heavier, i in enumerate(sorted(range(self.items.count), key=lambda i: -work[i])):
             x[i] = [self._variable(f"x_{i}_{d}", whole=True) for d in range(len(self.classes))]
-            self._below(dict.fromkeys(x[i], 1.0), 1.0, sense=pulp.LpConstraintEQ)
+            self.add_row(dict.fromkeys(x[i], 1.0), pulp.LpConstraintEQ, 1.0)
             for d, variable in enumerate(x[i]):
                 if self.classes[:d].count(self.classes[d]) > heavier:
                     variable.upBound = 0.0
@@ -121,16 +111,14 @@ class PlacementModel:
             self._second(d, compute, size)
         there: Terms = {}
         back: Terms = {}
-        if device.pays and rule != "links":
-            for f, flow in enumerate(self.items.flows):
-                if flow.cost:
-                    _put(there, self._leaving(f, d), flow.cost / self.unit)
-                    _put(back, self._coming(f, d), flow.cost / self.unit)
-        for terms in [_sum(compute, there, back)] if rule == "added" else [compute, there, back]:
-            if terms:
-                self._below({**terms, self._load: -1.0}, 0.0)
+        for f, flow in enumerate(self.items.flows) if device.pays else ():
+            _put(there, self._leaving(f, d), flow.cost / self.unit)
+            _put(back, self._coming(f, d), flow.cost / self.unit)
+        servers = [compute, there, back]
+        for terms in [add(*((1.0, each) for each in servers))] if rule == "added" else servers:
+            self.above({self._load: 1.0}, terms)
         if limited:
-            self._below(size, 1.0)
+            self.add_row(size, pulp.LpConstraintLE, 1.0)
 
     def _compute(self, d: int) -> Terms:
         """Time by first options; where that is impossible x[i,d] = 0."""
@@ -139,31 +127,23 @@ class PlacementModel:
         for i, members in enumerate(self.items.members):
             seconds = sum(problem.nodes[node].options[0].seconds[c] for node in members)
             if math.isinf(seconds):
-                self._below(self._x[i][d], 0.0)
-            elif seconds:
-                terms.append({variable: factor * seconds / self.unit for variable, factor in self._x[i][d].items()})
-        return _sum(*terms)
+                self.above({}, self._x[i][d])
+            else:
+                terms.append((seconds / self.unit, self._x[i][d]))
+        return add(*terms)
 
-    def _depth(self, d: int) -> float:
-        return self.items.problem.in_flight.at(len(self.classes) - d)
+    def _depth(self, d: int) -> int:
+        return self.items.problem.in_flight(len(self.classes) - d)
 
     def _size(self, d: int) -> Terms:
-        """Bytes by first options and of values, as a share of the room."""
+        """Bytes by first options, as a share of the room."""
         problem, depth = self.items.problem, self._depth(d)
         room = problem.devices[self.classes[d]].memory
-        room += sum(sum(shared.saves) - min(shared.saves) for shared in problem.shared)
-        size: Terms = {}
-        for i, members in enumerate(self.items.members):
+        sizes = []
+        for members, x in zip(self.items.members, self._x, strict=True):
             options = [problem.nodes[node].options[0] for node in members]
-            held = sum(depth * o.stored + o.fixed if o.stored else o.fixed for o in options)
-            if held:
-                size = _sum(size, {variable: factor * held / room for variable, factor in self._x[i][d].items()})
-        for f, flow in enumerate(self.items.flows):
-            if flow.held:
-                _put(size, self._reading(f, d), depth * flow.held / room)
-            if flow.bytes:
-                _put(size, self._leaving(f, d), flow.bytes / room)
-        return size
+            sizes.append((sum(depth * o.stored + o.fixed for o in options) / room, x[d]))
+        return add(*sizes)
 
     def _second(self, d: int, compute: Terms, size: Terms) -> None:
         """Adds to `compute`, and takes from `size`, what second options change."""
@@ -176,13 +156,9 @@ class PlacementModel:
                     added = other.seconds[c] - first.seconds[c]
                     if saved > 0 and math.isfinite(added):
                         w = self._variable(f"w_{node}_{d}")
-                        self._above(w, self._x[i][d], 1.0)
+                        self.above(self._x[i][d], {w: 1.0})
                         _put(compute, w, max(0.0, added) / self.unit)
                         _put(size, w, -saved / problem.devices[c].memory)
-
-    def _above(self, w: pulp.LpVariable, x: Terms, most: float) -> None:
-        """W <= most * x."""
-        self._below(_sum({w: 1.0}, {variable: -most * factor for variable, factor in x.items()}), 0.0)
 
     def _leaving(self, f: int, d: int) -> pulp.LpVariable | None:
         flow = self.items.flows[f]
@@ -198,26 +174,13 @@ class PlacementModel:
             return self._moved("in", f, d, [(self._x[v][d], self._x[flow.source][d]) for v in flow.targets])
         return self._leaving(f, d - 1) if d else None
 
-    def _reading(self, f: int, d: int) -> pulp.LpVariable:
-        flow = self.items.flows[f]
-        readers = [*flow.targets, *([flow.source] if flow.inside else [])]
-        return self._moved("read", f, d, [(self._x[v][d], {}) for v in readers])
-
     def _moved(self, name: str, f: int, d: int, pairs: Iterable[tuple[Terms, Terms]]) -> pulp.LpVariable:
         """The variable that is at least here - there for each pair."""
         if (name, f, d) not in self._flow_variables:
             variable = self._flow_variables[name, f, d] = self._variable(f"{name}_{f}_{d}")
             for here, there in pairs:
-                self._below(_sum(here, {v: -factor for v, factor in there.items()}, {variable: -1.0}), 0.0)
+                self.above(add((1.0, {variable: 1.0}), (1.0, there)), here)
         return self._flow_variables[name, f, d]
-
-
-def _sum(*parts: Terms) -> Terms:
-    found: Terms = {}
-    for part in parts:
-        for variable, factor in part.items():
-            found[variable] = found.get(variable, 0.0) + factor
-    return {variable: factor for variable, factor in found.items() if factor}
 
 
 def _put(terms: Terms, variable: pulp.LpVariable | None, factor: float) -> None:

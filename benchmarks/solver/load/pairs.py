@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Numbers = NDArray[np.intp]
-Mask = Callable[[Flow, Bools, Bools], Bools]
+Mask = Callable[[Bools, Bools], Bools]
 
 _DENSE = 1 << 21
 _ROWS = 1 << 12
@@ -63,12 +63,10 @@ class PairCosts:
     Args:
         items: The problem's items.
         held: Row per downset, column per item.
-        busy: Whether loads hold what messages certainly keep a device from computing ("links").
     """
 
-    def __init__(self, items: Items, held: Bools, *, busy: bool = True) -> None:
+    def __init__(self, items: Items, held: Bools) -> None:
         self.items, self.held = items, held
-        self._busy = busy and items.problem.transfer.busy
         problem = items.problem
         self.classes = len(problem.devices)
         base = [[problem.nodes[n].options[0] for n in group] for group in items.members]
@@ -86,25 +84,12 @@ class PairCosts:
         self._time = sums(held, np.where(np.isinf(seconds), 0.0, seconds))
         self._stored = sums(held, np.array([sum(option.stored for option in group) for group in base]))
         self._fixed = sums(held, np.array([sum(option.fixed for option in group) for group in base]))
-        self._apart = [(held[:, u], held[:, v]) for u, v in items.apart]
         padded = np.packbits(held, axis=1, bitorder="little")
         words = -(-padded.shape[1] // 8)
         padded = np.pad(padded, ((0, 0), (0, 8 * words - padded.shape[1])))
         self._words = padded.view(np.uint64).reshape(len(held), words)
         self.memory_matters = memory_binds(problem)
         self._choices: dict[tuple[int, int], Choices] = {}
-        self._values: dict[str, list[Floats]] = {}
-
-    @cached_property
-    def _spare(self) -> float:
-        """Bytes by which a stage may need more than `_memory` counts."""
-        problem = self.items.problem
-        return (
-            max(node.workspace for node in problem.nodes)
-            + max(node.options[0].peak for node in problem.nodes)
-            + sum(sum(each.saves) for each in problem.shared)
-            + sum(output.bytes for output in problem.outputs if len(set(output.gradients)) > 1)
-        )
 
     @cached_property
     def _patterns(self) -> tuple[_Patterns, ...]:
@@ -166,26 +151,14 @@ class PairCosts:
         )  # fmt: skip
 
     def _tables(self, lasts: Numbers) -> dict[str, Floats]:
-        rule, flows = self.items.problem.transfer.rule, self.items.flows
-        wanted: dict[str, tuple[Callable[[Flow], float], Mask]] = {}
-        if rule == "added":
-            wanted["both"] = _cost, _moves
-        elif rule == "overlapped":
-            wanted |= {"out": (_cost, _leaves), "in": (_cost, _arrives)}
-        elif rule == "relayed":
-            wanted |= {"out": (_cost, _passes_end), "in": (_cost, _passes_front)}
-        if self.memory_matters and any(flow.held for flow in flows):
-            wanted["held"] = (lambda flow: flow.held), _reads
-        if self.memory_matters and any(flow.bytes for flow in flows):
-            wanted["bytes"] = (lambda flow: flow.bytes), _leaves
-        for name, (weight, mask) in wanted.items():
-            if name not in self._values:
-                self._values[name] = [_values(pattern, weight, mask) for pattern in self._patterns]
-        for c in range(self.classes) if self._busy else ():
-            if f"busy {c}" not in self._values:
-                self._values[f"busy {c}"] = [_busy(pattern, c) for pattern in self._patterns]
-        names = [*wanted, *(f"busy {c}" for c in range(self.classes) if self._busy)]
-        return {name: self._table(self._values[name], lasts) for name in names}
+        return {name: self._table(values, lasts) for name, values in self._values.items()}
+
+    @cached_property
+    def _values(self) -> dict[str, list[Floats]]:
+        """What flows cost a stage, by patterns in front and at the end."""
+        added = self.items.problem.transfer.rule == "added"
+        masks: dict[str, Mask] = {"both": _moves} if added else {"out": _passes_end, "in": _passes_front}
+        return {name: [_of_flows(pattern, mask) for pattern in self._patterns] for name, mask in masks.items()}
 
     def _table(self, values: Sequence[Floats], lasts: Numbers) -> Floats:
         """W: row per pattern, column per ending downset."""
@@ -216,14 +189,12 @@ class PairCosts:
         fronts = self._fronts(rows)
         found = {name: (fronts @ table)[at] for name, table in tables.items()}
         compute = self._compute(first, last)
-        for left, right in self._apart:
-            compute[:, (left[last] & ~left[first]) & (right[last] & ~right[first])] = np.inf
         loads, exact = np.empty_like(compute), np.ones(compute.shape, dtype=bool)
         for n, (c, _) in enumerate(self.choices):
             added = np.zeros(len(first))
             below = self._load(n, compute[n], found) < limit
             if self.memory_matters and math.isfinite(self.items.problem.devices[c].memory):
-                added, exact[n] = self._memory(c, position, (first, last), found, below)
+                added, exact[n] = self._memory(c, position, (first, last), below)
             loads[n] = self._load(n, compute[n] + added, found)
         kept = loads.min(axis=0) < limit
         return Pairs(first[kept], last[kept], loads[:, kept], exact[:, kept])
@@ -237,32 +208,20 @@ class PairCosts:
 
     def _load(self, choice: int, compute: Floats, found: dict[str, Floats]) -> Floats:
         c, r = self.choices[choice]
-        if not self.items.problem.devices[c].pays or not found:
+        if not self.items.problem.devices[c].pays:
             return compute
         if "both" in found:
             return compute + found["both"] / r
-        if self._busy:
-            return compute + found[f"busy {c}"]
-        if "out" in found:
-            return np.maximum(compute, np.maximum(found["out"], found["in"]) / r)
-        return compute
+        return np.maximum(compute, np.maximum(found["out"], found["in"]) / r)
 
     def _memory(
-        self, device: int, position: int, between: tuple[Numbers, Numbers], found: dict[str, Floats], wanted: Bools
+        self, device: int, position: int, between: tuple[Numbers, Numbers], wanted: Bools
     ) -> tuple[Floats, Bools]:
-        """Seconds that second options must add at least, and whether that is exact; inf: the stage does not fit.
-
-        Counted without workspace and peaks, with all that nodes may share saved, and without gradients that only some
-        readers send; where the worst case of all that fits too, nothing is added for certain.
-        """
+        """Seconds that second options must add at least, and whether that is exact; inf: the stage does not fit."""
         problem, (first, last) = self.items.problem, between
-        depth, room = problem.in_flight.at(position), problem.devices[device].memory * (1 + 1e-12)
-        need = self._fixed[last] - self._fixed[first] - room + found.get("bytes", 0.0)
-        for size in (self._stored[last] - self._stored[first], found.get("held")):
-            if size is not None and np.any(size):
-                need = need + depth * size if math.isfinite(depth) else np.where(size > 0, np.inf, need)
-        need = need - sum(sum(shared.saves) - min(shared.saves) for shared in problem.shared)
-        sure = need + self._spare <= 0
+        depth, room = problem.in_flight(position), problem.devices[device].memory * (1 + 1e-12)
+        need = self._fixed[last] - self._fixed[first] - room + depth * (self._stored[last] - self._stored[first])
+        sure = need <= 0
         added = np.where(sure, 0.0, np.inf)
         asked = np.flatnonzero(~sure & wanted)
         if (device, position) not in self._choices:
@@ -280,54 +239,28 @@ def sums(held: Bools, values: Floats) -> Floats:
     return np.concatenate([held[start : start + _ROWS] @ values for start in range(0, len(held), _ROWS)])
 
 
-def _values(pattern: _Patterns, weight: Callable[[Flow], float], mask: Mask) -> Floats:
+def _of_flows(pattern: _Patterns, mask: Mask) -> Floats:
     """By patterns in front and at the end: what the flows that touch the same items cost a stage."""
     by_pair = np.zeros((len(pattern.rows), len(pattern.rows)))
     for flow, columns in pattern.flows:
-        if value := weight(flow):
-            rows = pattern.rows[:, columns]
-            by_pair += value * mask(flow, rows[:, None, :], rows[None, :, :])
+        rows = pattern.rows[:, columns]
+        by_pair += flow.cost * mask(rows[:, None, :], rows[None, :, :])
     return by_pair
-
-
-def _busy(pattern: _Patterns, device: int) -> Floats:
-    """The same for what messages certainly keep a device of a class from computing."""
-    leaving = _values(pattern, lambda flow: flow.busy[device][0], _leaves)
-    leaving += _values(pattern, lambda flow: flow.busy[device][1], _arrives)
-    return leaving
 
 
 # What a value does to a stage, by how its source (first on the last axis) and targets lie in the downsets that the
 # stage has in front and ends with.
 
 
-def _cost(flow: Flow) -> float:
-    return flow.cost
-
-
-def _leaves(_flow: Flow, front: Bools, end: Bools) -> Bools:
+def _moves(front: Bools, end: Bools) -> Bools:
+    """It leaves the stage, or arrives there."""
     inside = end & ~front
-    return inside[..., 0] & ~inside[..., 1:].all(axis=-1)
+    return np.where(inside[..., 0], ~inside[..., 1:].all(axis=-1), inside[..., 1:].any(axis=-1))
 
 
-def _arrives(_flow: Flow, front: Bools, end: Bools) -> Bools:
-    inside = end & ~front
-    return ~inside[..., 0] & inside[..., 1:].any(axis=-1)
-
-
-def _moves(flow: Flow, front: Bools, end: Bools) -> Bools:
-    return _leaves(flow, front, end) | _arrives(flow, front, end)
-
-
-def _reads(flow: Flow, front: Bools, end: Bools) -> Bools:
-    inside = end & ~front
-    found: Bools = inside[..., 1:].any(axis=-1) | (inside[..., 0] & flow.inside)
-    return found
-
-
-def _passes_end(_flow: Flow, _front: Bools, end: Bools) -> Bools:
+def _passes_end(_front: Bools, end: Bools) -> Bools:
     return end[..., 0] & ~end[..., 1:].all(axis=-1)
 
 
-def _passes_front(_flow: Flow, front: Bools, _end: Bools) -> Bools:
+def _passes_front(front: Bools, _end: Bools) -> Bools:
     return front[..., 0] & ~front[..., 1:].all(axis=-1)

@@ -4,7 +4,6 @@ A *load* is the time in which a device is busy for one micro-batch; the largest 
 takes per micro-batch. The conventions by which programs count it differ in few points, and those are data here:
 
     convention        rule          an output is               factor   memory
-    ours              "links"       one message per worker     1        in flight by depth or M, remat as an option
     dnn-partitioning  "added"       paid once at either end    1        sum of sizes
     Piper             "added"       one per edge               2 / bw   a * (position from the end) + b, two options
     PipeDream         "relayed"     passed on by every stage   2 / bw   none
@@ -16,12 +15,12 @@ Multidimensional Planner for DNN Parallelization, NeurIPS 2021; Narayanan et al.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from assigner.errors import FormatError
 
-TransferRule = Literal["added", "overlapped", "relayed", "links"]
+TransferRule = Literal["added", "relayed"]
 
 
 @dataclass(frozen=True)
@@ -33,15 +32,12 @@ class Option:
         seconds: Per device class the node's time per micro-batch; inf: not on this class.
         stored: Bytes for each micro-batch in flight.
         fixed: Bytes once.
-        peak: Bytes of which a device needs only the largest among its nodes (a recomputed activation); 0 in the first
-            of two options.
     """
 
     name: str
     seconds: tuple[float, ...]
     stored: float = 0.0
     fixed: float = 0.0
-    peak: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -52,14 +48,12 @@ class Node:
         name: Its name.
         options: How it can be run: one way, or two of which the second is slower and smaller.
         colour: Nodes of one colour share a device; None: on its own.
-        workspace: Bytes of which a device needs only the largest among its nodes.
         sync: Seconds that synchronising its parameters takes among infinitely many replicas, per micro-batch.
     """
 
     name: str
     options: tuple[Option, ...]
     colour: int | str | None = None
-    workspace: float = 0.0
     sync: float = 0.0
 
 
@@ -70,20 +64,12 @@ class Output:
     Args:
         source: The node that makes it.
         targets: The nodes that read it.
-        cost: Time of one transfer under "added" and "overlapped", before the factor.
-        held: Bytes per micro-batch in flight on every device that reads it.
-        gradients: Per target, whether a gradient of the same size travels back ("links").
-        seconds: Time of one message by class of the sender and of the receiver ("links").
-        bytes: Room for one message being sent, and one gradient received, on the device that it leaves.
+        cost: Time of one transfer, before the factor.
     """
 
     source: int
     targets: tuple[int, ...]
     cost: float = 0.0
-    held: float = 0.0
-    gradients: tuple[bool, ...] = ()
-    seconds: tuple[tuple[float, ...], ...] = ()
-    bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -107,47 +93,17 @@ class DeviceClass:
 class Transfer:
     """Who pays for a value that changes device, and how.
 
-    "added": either end pays, once per value and device, and the time adds to its compute. "overlapped": the same,
-    but compute, all that comes in and all that goes out run side by side, the longest counts. "relayed": as
-    "overlapped", and a value goes through every stage on its way to the last that reads it. "links": every directed
-    pair of devices is a server of its own; the ends lose only their busy shares.
+    "added": either end pays, once per value and device, and the time adds to its compute. "relayed": compute, all that
+    comes in and all that goes out run side by side, the longest counts, and a value goes through every stage on its way
+    to the last that reads it.
 
     Args:
-        rule: One of the three.
+        rule: One of the two.
         factor: Multiplies every `Output.cost`.
-        sender_busy: Share of a message's time that its sender cannot compute, by classes ("links").
-        receiver_busy: The same for its receiver.
     """
 
     rule: TransferRule
     factor: float = 1.0
-    sender_busy: tuple[tuple[float, ...], ...] = ()
-    receiver_busy: tuple[tuple[float, ...], ...] = ()
-
-    @property
-    def busy(self) -> bool:
-        """True if a message keeps an end from computing."""
-        return any(any(row) for table in (self.sender_busy, self.receiver_busy) for row in table)
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """How many micro-batches a stage keeps: `most`, under 1F1B no more than its position from the end, from 1."""
-
-    most: float = 1
-    from_end: bool = False
-
-    def at(self, position: int) -> float:
-        """Of the stage at this position from the end."""
-        return min(self.most, position) if self.from_end else self.most
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Bytes that several nodes hold in common: every one after the first on a device saves its part."""
-
-    nodes: tuple[int, ...]
-    saves: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -160,9 +116,7 @@ class LoadProblem:
         order: Pairs (u, v): v's stage is not before u's. With it stages are convex and devices form a line.
         devices: Classes of devices.
         transfer: The convention for transfers.
-        in_flight: How many micro-batches a stage keeps.
-        apart: Pairs of nodes that must not share a device.
-        shared: Bytes held in common.
+        from_end: A stage keeps as many micro-batches as its position from the end, from 1; else one.
         contiguous: False: a device may hold any set of nodes, and `order` says nothing.
         replicas: So many devices of a class may run one stage, micro-batches in turn. On r of them a stage takes
             (compute + (r - 1) / r * sync) / r, and its transfers 1 / r of their time (PipeDream, section 3.1).
@@ -173,9 +127,7 @@ class LoadProblem:
     order: tuple[tuple[int, int], ...]
     devices: tuple[DeviceClass, ...]
     transfer: Transfer
-    in_flight: InFlight = InFlight()
-    apart: tuple[tuple[int, int], ...] = ()
-    shared: tuple[Shared, ...] = ()
+    from_end: bool = False
     contiguous: bool = True
     replicas: int = 1
 
@@ -187,21 +139,18 @@ class LoadProblem:
                     f"{len(self.devices)} classes of devices",
                     hint="give one or two options, each with one time per class",
                 )
-            if len(node.options) > 1 and node.options[0].peak:
-                raise FormatError(f"node {node.name}: a peak of {node.options[0].peak} in the first of two options")
         if self.replicas > 1 and (
-            not self.contiguous
-            or self.in_flight.from_end
-            or self.transfer.rule == "links"
-            or any(len(node.options) > 1 for node in self.nodes)
+            not self.contiguous or self.from_end or any(len(node.options) > 1 for node in self.nodes)
         ):
-            raise FormatError(
-                "replicas need a line with one option per node, no links, and memory alike at every place"
-            )
-        if not self.contiguous and self.transfer.rule in ("relayed", "links"):
-            raise FormatError(f"transfers by the rule {self.transfer.rule!r} need a line; a free placement has none")
-        if not self.contiguous and (self.in_flight.from_end or any(len(node.options) > 1 for node in self.nodes)):
+            raise FormatError("replicas need a line with one option per node, and memory alike at every place")
+        if not self.contiguous and self.transfer.rule == "relayed":
+            raise FormatError("relayed transfers need a line; a free placement has none")
+        if not self.contiguous and (self.from_end or any(len(node.options) > 1 for node in self.nodes)):
             raise FormatError("a free placement knows neither positions in a line nor options")
+
+    def in_flight(self, position: int) -> int:
+        """How many micro-batches a stage keeps at this position from the end."""
+        return position if self.from_end else 1
 
     @property
     def device_count(self) -> int:
@@ -238,7 +187,6 @@ class LoadAnswer:
         proven_by: What proved the bound.
         seconds: The search took.
         infeasible: There is no placement, and that is proven.
-        notes: How the search went.
     """
 
     stages: tuple[Stage, ...]
@@ -248,7 +196,6 @@ class LoadAnswer:
     proven_by: str
     seconds: float
     infeasible: bool = False
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def gap(self) -> float:

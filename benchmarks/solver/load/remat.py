@@ -45,9 +45,7 @@ class Choice:
 
 
 def choose(problem: LoadProblem, nodes: Sequence[int], *, device: int, position: int) -> Choice | None:
-    """The cheapest second options with which a stage fits its device; None: it does not fit.
-
-    The largest peak among them is enumerated; below each, what is left is a minimum knapsack.
+    """The cheapest second options with which a stage fits its device, a minimum knapsack; None: it does not fit.
 
     Args:
         problem: What is placed.
@@ -56,11 +54,10 @@ def choose(problem: LoadProblem, nodes: Sequence[int], *, device: int, position:
         position: Its position from the end of the line.
     """
     base = stage_memory(problem, Stage(device, tuple(nodes), (0,) * len(nodes)), position=position)
-    least_peak = max((problem.nodes[node].options[0].peak for node in nodes), default=0.0)
-    excess = base - least_peak - problem.devices[device].memory * (1 + 1e-12)
-    if excess + least_peak <= 0:
+    need = base - problem.devices[device].memory * (1 + 1e-12)
+    if need <= 0:
         return Choice((), 0.0, 0.0)
-    depth = problem.in_flight.at(position)
+    depth = problem.in_flight(position)
     items = []
     for node in nodes:
         first, *second = problem.nodes[node].options
@@ -68,22 +65,10 @@ def choose(problem: LoadProblem, nodes: Sequence[int], *, device: int, position:
             saved = (depth * (first.stored - other.stored)) + first.fixed - other.fixed
             added = other.seconds[device] - first.seconds[device]
             if saved > 0 and math.isfinite(added):
-                items.append(_Item(node, max(0.0, added), saved, other.peak))
-    items.sort(key=lambda item: (item.added / item.saved, item.node))
-    best: Choice | None = None
-    bound = math.inf
-    for top in sorted({item.peak for item in items}, reverse=True):
-        taken = [item for item in items if item.peak <= top]
-        need = excess + max(top, least_peak)
-        if sum(item.saved for item in taken) < need:
-            continue
-        found = _cover(taken, need, math.inf if best is None else best.added)
-        bound = min(bound, found.bound)
-        if best is None or found.added < best.added:
-            best = found
-    if best is None:
+                items.append(_Item(node, max(0.0, added), saved))
+    if sum(item.saved for item in items) < need:
         return None
-    return Choice(tuple(sorted(best.again)), best.added, min(bound, best.added))
+    return _cover(sorted(items, key=lambda item: (item.added / item.saved, item.node)), need)
 
 
 @dataclass(frozen=True)
@@ -91,11 +76,10 @@ class _Item:
     node: int
     added: float
     saved: float
-    peak: float
 
 
-def _cover(items: Sequence[_Item], need: float, cutoff: float) -> Choice:
-    """The cheapest items that save `need`, cheapest per byte first, depth first; nothing below `cutoff`: added inf.
+def _cover(items: Sequence[_Item], need: float) -> Choice:
+    """The cheapest items that save `need`, cheapest per byte first, depth first; added inf: none was found in time.
 
     Filling up in that order, the last item in part, is the lower bound at each step.
     """
@@ -111,7 +95,7 @@ def _cover(items: Sequence[_Item], need: float, cutoff: float) -> Choice:
         return added_up_to[filled] - added_up_to[at] - over * last.added
 
     root = bound(0, need)
-    best, found, steps = cutoff, None, 0
+    best, found, steps = math.inf, None, 0
     work: list[tuple[int, float, float, _Trail | None]] = [(0, need, 0.0, None)]
     while work and steps < _STEPS:
         steps += 1
@@ -125,9 +109,7 @@ def _cover(items: Sequence[_Item], need: float, cutoff: float) -> Choice:
         item = items[at]
         work.append((at + 1, missing, added, taken))
         work.append((at + 1, missing - item.saved, added + item.added, _Trail(item.node, taken)))
-    if found is None:
-        return Choice((), math.inf, root if work else cutoff)
-    return Choice(_nodes(found), best, max(root, 0.0) if work else best)
+    return Choice(tuple(sorted(_nodes(found))), best, max(root, 0.0) if work else best)
 
 
 @dataclass(frozen=True)
@@ -154,7 +136,7 @@ class Choices:
     """
 
     def __init__(self, items: Items, device: int, position: int) -> None:
-        problem, depth = items.problem, items.problem.in_flight.at(position)
+        problem, depth = items.problem, items.problem.in_flight(position)
         found = []
         for number, members in enumerate(items.members):
             for node in members:

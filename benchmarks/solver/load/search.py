@@ -11,19 +11,16 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from assigner.solver.problem.options import SolverName
 from load.anneal import Annealer
-from load.climb import climb
 from load.downsets import all_downsets, along, some_orders
 from load.evaluate import evaluate
-from load.items import Items, contract
+from load.items import contract
 from load.lattice import Lattice, OutOfTimeError
-from load.linked import LinkedLattice
-from load.merge import alike, merged, state_count, unmerged
 from load.problem import LoadAnswer
 from load.remat import choose
 
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 
 _DOWNSETS = 150_000
 _MANY = 10_000
-_STATES = 600
 _ORDERS = 6
 _ROUNDS = 8
 _FRUITLESS = 5
@@ -51,18 +47,14 @@ class LoadOptions:
         seed: Of everything random.
         time_limit: Seconds.
         gap: Stop when the value is proven to be within this share of the best possible.
-        states: With more ways to use devices by class, those that differ in links alone count as one.
         downsets: Beyond so many, integer programs prove the bound instead of the dynamic program.
-        progress: Called with the best value and the proven bound now and then.
     """
 
     solver: SolverName = "highs"
     seed: int = 0
     time_limit: float = 30.0
     gap: float = 1e-6
-    states: int = _STATES
     downsets: int = _DOWNSETS
-    progress: Callable[[float, float], None] | None = None
 
 
 def solve_load(problem: LoadProblem, options: LoadOptions | None = None) -> LoadAnswer:
@@ -84,7 +76,6 @@ def solve_load(problem: LoadProblem, options: LoadOptions | None = None) -> Load
     except KeyboardInterrupt:
         if not search.found:
             raise
-        search.notes.append("interrupted")
     return search.answer()
 
 
@@ -99,7 +90,6 @@ class _Search:
         self._stages: tuple[Stage, ...] = ()
         self._value, self._bound = math.inf, 0.0
         self._found_by = self._proven_by = ""
-        self.notes: list[str] = []
         whole = Lattice(self._items, [0, (1 << self._items.count) - 1])
         self._raise_bound(whole.least_load(), "total work")
 
@@ -109,7 +99,7 @@ class _Search:
         return LoadAnswer(
             self._stages, self._value, min(self._bound, self._value),
             self._found_by, self._proven_by,
-            time.monotonic() - self._start, infeasible, tuple(self.notes),
+            time.monotonic() - self._start, infeasible,
         )  # fmt: skip
 
     @property
@@ -119,32 +109,14 @@ class _Search:
 
     def line(self) -> None:
         """A contiguous placement."""
-        groups = alike(self._problem)
-        if state_count(self._problem) > self._options.states and len(groups) < len(self._problem.devices):
-            self._coarse(groups)
-            return
         self._orders()
         if self._closed():
             return
         downsets = all_downsets(self._items, most=self._options.downsets)
         if downsets is not None:
             self._lattice(downsets)
-        if not self._closed() and self._problem.transfer.rule == "links" and self._stages:
-            self._take(climb(self._problem, self._stages, deadline=self._soon(0.3)), "local search")
-        if not self._closed() and downsets is None:
-            if self._problem.replicas == 1:
-                self._staircases()
-            else:
-                self.notes.append("too many downsets, and no integer program knows replicas")
-
-    def _coarse(self, groups: list[list[int]]) -> None:
-        """Of too many classes: those that differ in links alone as one, then local search."""
-        coarse = replace(self._options, time_limit=0.6 * self._options.time_limit, progress=None)
-        found = solve_load(merged(self._problem, groups), coarse)
-        self._raise_bound(found.bound, f"devices that differ in links alone as one: {found.proven_by}")
-        if found.stages:
-            stages = unmerged(self._problem, groups, found.stages)
-            self._take(climb(self._problem, stages, deadline=self._deadline), "local search")
+        if not self._closed() and downsets is None and self._problem.replicas == 1:  # no integer program knows those
+            self._staircases()
 
     def _orders(self) -> None:
         orders = some_orders(self._items, count=_ORDERS, seed=self._options.seed)
@@ -154,35 +126,24 @@ class _Search:
             if tuple(downsets) in tried:
                 continue
             tried.add(tuple(downsets))
-            if self._problem.transfer.rule == "links":
-                self._along(LinkedLattice(self._items, downsets))
-            self._along(Lattice(self._items, downsets))
-
-    def _along(self, lattice: Lattice) -> None:
-        """The best line on a few downsets; proves nothing."""
-        try:
-            found = lattice.search(limit=self._value, deadline=self._soon(0.3), gap=self._options.gap)
-        except OutOfTimeError:
-            return
-        self._take(found.stages, "dynamic program along orders")
+            with suppress(OutOfTimeError):
+                found = Lattice(self._items, downsets).search(
+                    limit=self._value, deadline=self._soon(0.3), gap=self._options.gap
+                )
+                self._take(found.stages, "dynamic program along orders")
 
     def _lattice(self, downsets: Sequence[int]) -> None:
         name = f"dynamic program over {len(downsets)} downsets"
-        links = self._problem.transfer.rule == "links"
-        for kind in [LinkedLattice, Lattice] if links else [Lattice]:
-            proves = kind is Lattice or is_chain(self._items)
-            lattice = kind(self._items, downsets)
-            for limit in self._limits(many=proves and len(downsets) > _MANY):
-                try:
-                    found = lattice.search(limit=limit, deadline=self._deadline, gap=self._options.gap)
-                except OutOfTimeError:
-                    self.notes.append(f"{name}: out of time")
-                    break
-                self._take(found.stages, name)
-                if proves:
-                    self._raise_bound(found.bound, name)
-                if self._closed():
-                    return
+        lattice = Lattice(self._items, downsets)
+        for limit in self._limits(many=len(downsets) > _MANY):
+            try:
+                found = lattice.search(limit=limit, deadline=self._deadline, gap=self._options.gap)
+            except OutOfTimeError:
+                return
+            self._take(found.stages, name)
+            self._raise_bound(found.bound, name)
+            if self._closed():
+                return
 
     def _limits(self, *, many: bool) -> list[float]:
         """Limits of the search over downsets: of many, first one half-way to the bound, which far fewer can meet."""
@@ -191,32 +152,17 @@ class _Search:
         return [self._value]
 
     def _staircases(self) -> None:
-        from assigner.solver.ilp.backend import Backend
-        from load.model import PlacementModel
-
         counts = [device.count for device in self._problem.devices]
         sequences = list(itertools.islice(_sequences(counts), 1000))
-        if len(sequences) == 1000:
-            self.notes.append("too many orders of unlike devices for staircase programs")
+        if len(sequences) == 1000:  # too many orders of unlike devices
             return
         bound = math.inf
         for left, sequence in zip(range(len(sequences), 0, -1), sequences, strict=True):
-            unit = self._unit()
-            model = PlacementModel(self._items, sequence, cutoff=self._value, unit=unit)
-            outcome = Backend(self._options.solver, self._options.seed, self._watch).search(
-                model.problem, gap=self._options.gap, cutoff=self._value / unit,
-                time_limit=max(0.1, (self._deadline - time.monotonic()) / left),
-            ).scaled(unit)  # fmt: skip
-            bound = min(bound, outcome.bound)
-            if outcome.found:
-                self._take_items(model.placement(), sequence, "staircase program")
+            bound = min(bound, self._program(sequence, "staircase program", left))
         self._raise_bound(bound, f"{len(sequences)} staircase programs")
 
     def free(self) -> None:
         """A placement of any items on any device."""
-        from assigner.solver.ilp.backend import Backend
-        from load.model import PlacementModel
-
         classes = [c for c, device in enumerate(self._problem.devices) for _ in range(device.count)]
         start = self._first_free(classes)
         if start is not None:
@@ -224,21 +170,28 @@ class _Search:
             self._anneal(start, classes)
         if self._closed():
             return
-        unit = self._unit()
+        self._raise_bound(self._program(classes, "integer program", 1), "integer program")
+
+    def _program(self, classes: Sequence[int], name: str, parts: int) -> float:
+        """A bound of placements on devices of these classes, by the ILP in one of so many parts of the time left."""
+        from assigner.solver.ilp.backend import Backend
+        from load.model import PlacementModel
+
+        unit = (self._value if math.isfinite(self._value) else self._bound) / 1000 or 1.0
         model = PlacementModel(self._items, classes, cutoff=self._value, unit=unit)
-        outcome = Backend(self._options.solver, self._options.seed, self._watch).search(
+        outcome = Backend(self._options.solver, self._options.seed).search(
             model.problem, gap=self._options.gap, cutoff=self._value / unit,
-            time_limit=max(0.1, self._deadline - time.monotonic()),
+            time_limit=max(0.1, (self._deadline - time.monotonic()) / parts),
         ).scaled(unit)  # fmt: skip
         if outcome.found:
-            self._take_items(model.placement(), classes, "integer program")
-        self._raise_bound(outcome.bound, "integer program")
+            self._take_items(model.placement(), classes, name)
+        return outcome.bound
 
     def _first_free(self, classes: list[int]) -> list[int] | None:
         """The best line as a free placement, an item's device each; None: no line was found."""
         line = replace(self._problem, contiguous=True)
         seconds = self._soon(0.2) - time.monotonic()
-        found = solve_load(line, replace(self._options, time_limit=seconds, progress=None))
+        found = solve_load(line, replace(self._options, time_limit=seconds))
         if found.stages:
             free = list(range(len(classes)))
             where: dict[int, int] = {}
@@ -282,7 +235,6 @@ class _Search:
         value = evaluate(self._problem, stages).value
         if value < self._value:
             self._stages, self._value, self._found_by = stages, value, name
-            self._watch()
 
     def _raise_bound(self, bound: float, name: str) -> None:
         if bound > self._bound or not self._proven_by:
@@ -293,27 +245,9 @@ class _Search:
             return math.isinf(self._bound)
         return self._value - self._bound <= max(self._options.gap, _TIGHT) * self._value
 
-    def _watch(self) -> None:
-        if self._options.progress is not None:
-            self._options.progress(self._value, min(self._bound, self._value))
-
     def _soon(self, share: float) -> float:
         """The moment when so much of the time is gone."""
         return self._start + share * self._options.time_limit
-
-    def _unit(self) -> float:
-        size = self._value if math.isfinite(self._value) else self._bound
-        return size / 1000 or 1.0
-
-
-def is_chain(items: Items) -> bool:
-    """True if the items form one path, along which every value goes to the next one only."""
-    path = all(items.before[i] == ({i - 1} if i else frozenset()) for i in range(items.count))
-    item = {node: number for number, members in enumerate(items.members) for node in members}
-    return path and all(
-        {item[target] for target in output.targets} <= {item[output.source], item[output.source] + 1}
-        for output in items.problem.outputs
-    )
 
 
 def _sequences(counts: list[int]) -> Iterator[list[int]]:
