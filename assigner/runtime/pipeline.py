@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from assigner.errors import UsageError
 from assigner.formats.plan import Plan, load_plan
 from assigner.launch.steptimes import StepClock
-from assigner.model.deferred.memento import Memento
 from assigner.model.marking.casting import refuse_other_casting
 from assigner.runtime.checkpoints.wholestate import UnreadState
 from assigner.runtime.forward.lossvalues import LossValues
 from assigner.runtime.forward.randomness import kept_generators
-from assigner.runtime.forward.remat import Remat, Rematerialisation
+from assigner.runtime.forward.remat import Rematerialisation
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
 from assigner.runtime.messages.rendezvous import asked_backend
@@ -29,7 +28,7 @@ from assigner.runtime.recording.memory import held_bytes
 from assigner.runtime.relocation import OutsideValues, relocate, removals
 from assigner.runtime.stages.updaters import holder_counts, shares_of
 from assigner.runtime.step.results import StepResult, shared_result
-from assigner.runtime.tracing import TraceSettings, traced
+from assigner.runtime.tracing import traced
 from assigner.runtime.update.optimizer import PipelineOptimizer
 from assigner.runtime.update.scaling import GradientScaling
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from assigner.formats.terms import Backend
+    from assigner.formats.terms import Backend, RunRemat
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Batch, Workload
     from assigner.runtime.step.batchnorm import BatchNorm
@@ -84,7 +83,7 @@ class Pipeline(ModelState):
         workload: Workload,
         plan: Plan | Path | str,
         *,
-        remat: Remat = "plan",
+        remat: RunRemat = "plan",
         batch_norm: BatchNorm = "deferred",
         timeout_s: float = 600.0,
         backend: Backend | None = None,
@@ -105,7 +104,7 @@ class Pipeline(ModelState):
         self._base_bytes = held_bytes(self._member.device) or 0
         self.steps = self._batches = 0
         self._unread, self._outside = UnreadState(self.graph, self.rank), OutsideValues(self.graph)
-        self._loss_memory, self._loss_values = Memento((), [workload.loss], parameters=True), LossValues(workload)
+        self._loss_values = LossValues(workload)
         with self._member.guarded("the building of the partitions"):
             if not training:
                 workload = without_training(workload)
@@ -151,7 +150,6 @@ class Pipeline(ModelState):
 
     def _install(self, remat: Rematerialisation) -> Installation:
         """Build this rank's part of the plan and what executes it."""
-        self._trace_settings = TraceSettings(self.plan, self.worker, remat.choice, self._base_bytes)
         self._clock = StepClock(self.plan, remat.choice)
         self._updated, self._waiting = True, False
         return Installation(
@@ -209,8 +207,7 @@ class Pipeline(ModelState):
         self._outside.check_kept(self.state_dict, training=False)
         self._outside.check_moved(self.plan, plan, outside)
         last = self.graph.last.name
-        remembers = self._loss_values.remembers or self._loss_memory.has_changed(ignoring="plain")
-        if self.plan.holders[last] != plan.holders[last] and remembers:
+        if self.plan.holders[last] != plan.holders[last] and self._loss_values.remembers:
             raise UsageError(
                 f"Workload.loss keeps something from call to call, or was trained, and {last!r} goes to"
                 f" {plan.holders[last][0]}: what the loss has kept would stay behind",
@@ -526,6 +523,9 @@ class Pipeline(ModelState):
             WorkerError: another rank failed; the message has its error.
         """
         self._compare("trace()", "the start of a trace", shown=f"trace({str(path)!r})")
-        with traced(Path(path), self._trace_settings, self._member, self._installed.executor, last=last, force=force):
+        with traced(
+            Path(path), self.plan, self._member, self._installed.executor,
+            remat=self._remat, base_bytes=self._base_bytes, last=last, force=force,
+        ):  # fmt: skip
             yield
             self._compare("the end of trace()", "the end of a trace")

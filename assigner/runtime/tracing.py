@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,10 +16,8 @@ import torch
 from assigner.errors import UsageError
 from assigner.files import refuse_existing
 from assigner.formats.document import decode, encode, now
-from assigner.formats.plan import Plan
 from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTrace, save_trace
 from assigner.machine.starvation import StarvationWatch
-from assigner.runtime.forward.remat import Remat
 from assigner.runtime.ranks.process import float32_precision
 from assigner.runtime.recording.clock import ClockComparison, PeersClock
 from assigner.runtime.recording.memory import MemoryGauge
@@ -32,35 +30,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from assigner.runtime.messages.transport import Transport
+    from assigner.formats.plan import Plan
+    from assigner.formats.terms import RunRemat
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.step.executor import Executor
-
-
-@dataclass(frozen=True)
-class TraceSettings:
-    """What a trace says of its run.
-
-    Args:
-        plan: The run's plan.
-        worker: This rank's worker; None: it holds no stage.
-        remat: What is rematerialised.
-        base_bytes: What this process held before it built its partitions.
-    """
-
-    plan: Plan
-    worker: str | None
-    remat: Remat
-    base_bytes: int
 
 
 class Tracing:
     """One trace, from this rank. All ranks make one at the same time.
 
     Args:
-        settings: What it says of the run.
-        transport: To the other ranks; None: there are none.
-        device: What this rank computes on.
+        plan: The run's plan.
+        member: This process in the run.
+        remat: What is rematerialised.
+        base_bytes: What this process held before it built its partitions.
         last: How many steps are kept.
 
     Attributes:
@@ -73,20 +56,19 @@ class Tracing:
         LostConnectionError: another rank is gone.
     """
 
-    def __init__(
-        self, settings: TraceSettings, transport: Transport | None, *, device: torch.device, last: int
-    ) -> None:
-        self.settings, self.transport, self.device = settings, transport, device
-        self.reference = measure_reference(device)
+    def __init__(self, plan: Plan, member: Membership, *, remat: RunRemat, base_bytes: int, last: int) -> None:
+        self.plan, self.member, self.remat, self.base_bytes = plan, member, remat, base_bytes
+        self.reference = measure_reference(member.device)
         self.first = self._compare_clocks()
         self.starvation, self.starved = StarvationWatch(torch.get_num_threads()), 0.0
-        self.gauge = MemoryGauge(device)
+        self.gauge = MemoryGauge(member.device)
         self.gauge.reset_peak()
         self.recorder = Recorder(self.gauge, last=last)
         self.peak_bytes = 0
 
     def _compare_clocks(self) -> ClockComparison:
-        return ClockComparison(0.0) if self.transport is None else self.transport.compare_clocks()
+        transport = self.member.transport
+        return ClockComparison(0.0) if transport is None else transport.compare_clocks()
 
     def stop(self) -> None:
         """Nothing more is recorded."""
@@ -102,13 +84,14 @@ class Tracing:
         """
         self.recorder.settle()
         comparison = self._compare_clocks()
-        self.reference = self.reference.together(measure_reference(self.device))
+        self.reference = self.reference.together(measure_reference(self.member.device))
         mine = json.dumps(encode(self._worker_trace(comparison))).encode()
-        texts = [mine] if self.transport is None else self.transport.gather(mine)
+        transport = self.member.transport
+        texts = [mine] if transport is None else transport.gather(mine)
         if not texts:
             return None
         found = {each.worker: each for each in (decode(WorkerTrace, json.loads(text)) for text in texts)}
-        plan = self.settings.plan
+        plan = self.plan
         return Trace(
             created_at=now(),
             tool_version=__version__,
@@ -124,26 +107,34 @@ class Tracing:
             schedule=plan.schedule,
             micro_batches=plan.micro_batches,
             micro_batch_size=plan.micro_batch_size,
-            remat=self.settings.remat,
+            remat=self.remat,
             steps=len(self.recorder.steps),
             workers=_from_zero([found[worker] for worker in plan.workers]),
         )
 
     def _worker_trace(self, last: ClockComparison) -> WorkerTrace:
         clock = PeersClock(self.first, last)
-        base = self.settings.base_bytes
+        base = self.base_bytes
         actions = tuple(
             _traced(number, span, clock, base) for number, step in enumerate(self.recorder.steps) for span in step.spans
         )
         peak = max(0, self.peak_bytes - base)
-        return WorkerTrace(self.settings.worker or "", actions, peak, base, clock.error_s, self.starved, self.reference)
+        return WorkerTrace(self.member.worker or "", actions, peak, base, clock.error_s, self.starved, self.reference)
 
 
 @contextlib.contextmanager
 def traced(
-    path: Path, settings: TraceSettings, member: Membership, executor: Executor, *, last: int, force: bool
+    path: Path,
+    plan: Plan,
+    member: Membership,
+    executor: Executor,
+    *,
+    remat: RunRemat,
+    base_bytes: int,
+    last: int,
+    force: bool,
 ) -> Iterator[None]:
-    """Record the steps of the block and write them; see `Pipeline.trace`."""
+    """Record the steps of the block and write them; see `Pipeline.trace`, and `Tracing` for the arguments."""
     if last < 1:
         raise UsageError(f"last={last}: a trace has one step or more")
     if executor.recorder is not None:
@@ -157,7 +148,7 @@ def traced(
         ),
     )
     with member.guarded("the start of a trace"):
-        tracing = Tracing(settings, member.transport, device=member.device, last=last)
+        tracing = Tracing(plan, member, remat=remat, base_bytes=base_bytes, last=last)
     executor.recorder = tracing.recorder
     try:
         yield
@@ -166,7 +157,7 @@ def traced(
         tracing.stop()
     if not tracing.recorder.steps:
         raise UsageError(
-            f"{path}: no step to write: none had {settings.plan.workload.batch_size} rows and an update",
+            f"{path}: no step to write: none had {plan.workload.batch_size} rows and an update",
             hint="make steps of the plan's batch size in the block",
         )
     with member.guarded("the end of a trace"):

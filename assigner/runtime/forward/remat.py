@@ -9,14 +9,13 @@ section 2.2, `checkpoint="except_last"`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 from assigner.errors import UsageError
+from assigner.formats.terms import RunRemat
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
-
-Remat = Literal["plan", "always", "except_last", "never"]
 
 
 class Rematerialisation:
@@ -31,9 +30,9 @@ class Rematerialisation:
         UsageError: `choice` is none of these.
     """
 
-    def __init__(self, choice: Remat, plan: Plan) -> None:
-        if choice not in get_args(Remat):
-            raise UsageError(f"remat={choice!r} is not allowed", hint=f"one of {', '.join(get_args(Remat))}")
+    def __init__(self, choice: RunRemat, plan: Plan) -> None:
+        if choice not in get_args(RunRemat):
+            raise UsageError(f"remat={choice!r} is not allowed", hint=f"one of {', '.join(get_args(RunRemat))}")
         self.choice = choice
         planned = frozenset(name for stage in plan.stages for name in stage.rematerialise)
         everything = frozenset(plan.partitions)
