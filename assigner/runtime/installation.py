@@ -30,7 +30,7 @@ from assigner.runtime.training import Training
 from assigner.schedule.replication import is_exchanged, tie_holders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import nn
 
@@ -102,7 +102,7 @@ class Installation:
         member.open_groups(tie_holders(plan, tie) for tie in graph.ties if is_exchanged(plan, tie))
         check_alike(self.share, plan, member, MADE_UNLIKE)
         check_same_loss(workload, plan, graph.last.name, member)
-        self.programs = Programs(plan, graph, member.transport, workload.fineness)
+        self.programs = Programs(plan, graph, member.transport)
         statistics = DeferredStatistics(self.share.modules, batch_norm, self.share.groups(plan, member))
         variants = Variants(graph, plan, self.programs, self.share.modules, member, trained=self.trained)
         written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
@@ -176,8 +176,9 @@ class Installation:
             self.member.before_sums()
             check_alike(self.share, self.plan, self.member, CHANGED_UNLIKE)
             self._begun = True
-        program = self.programs.training(self.cutting.row_count(inputs))
-        return program, self.cutting.split((inputs, targets), program.plan.micro_batches, weights=weights)
+        count = self.cutting.count(self.cutting.row_count(inputs), self.plan)
+        micro_batches = self.cutting.split((inputs, targets), count, weights=weights)
+        return self.programs.counted(count, training=True), micro_batches
 
     def go_on_from(self, other: Installation) -> None:
         """Take over the state that goes from batch to batch from what ran another plan."""
@@ -219,10 +220,10 @@ class Installation:
     def _note(self, at: str) -> None:
         self.member.at = at
 
-    def ran_as_planned(self, program: Program) -> bool:
-        """The last step, which ran this program, was the plan's own: of its rows, micro-batches and graph."""
-        ran, planned = program.plan, self.programs.plan
-        same = (ran.workload, ran.micro_batches) == (planned.workload, planned.micro_batches)
+    def ran_as_planned(self, micro_batches: Sequence[MicroBatch]) -> bool:
+        """The last step, of these micro-batches, was the plan's own: of its rows, micro-batches and graph."""
+        rows, count = sum(each.rows for each in micro_batches), len(micro_batches)
+        same = (rows, count) == (self.plan.workload.batch_size, self.plan.micro_batches)
         return same and self.training.as_planned
 
     def forget(self) -> None:

@@ -315,7 +315,7 @@ class Pipeline(ModelState):
         with self._member.guarded("the end of the step"):
             result = shared_result(found, self.workload, self._member)
         self._outside.note_moved(self._installed.share.state)
-        whole = update and self._installed.ran_as_planned(program)
+        whole = update and self._installed.ran_as_planned(micro_batches)
         self._clock.end_step(whole=whole)
         if recorder is not None:
             recorder.end_step(whole=whole)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from assigner.runtime.batch.microbatch import MicroBatch
     from assigner.runtime.batch.needs import Needs
     from assigner.runtime.batch.recurrence import CarriedState
-    from assigner.runtime.batch.variants import Variant, VariantGroup, Variants
+    from assigner.runtime.batch.variants import Variant, Variants
     from assigner.runtime.forward.remat import Rematerialisation
     from assigner.runtime.forward.state import PartitionState
     from assigner.runtime.ranks.membership import Membership
@@ -106,8 +106,8 @@ class Training:
         check_groups(self.workload, groups)
         self.carried.bring(groups)
         self.needs.check_groups(groups, loss=True)
-        programs = [self._program(group, program) for group in groups]
-        self.as_planned = len(groups) == 1 and (programs[0] is program or programs[0].actions == program.actions)
+        programs = [group.variant.programs.counted(len(group.places), training=True) for group in groups]
+        self.as_planned = len(groups) == 1 and programs[0].actions == program.actions
         found: dict[int, list[float]] = {}
         outputs = None if outputs_to is None else BatchOutputs(groups, self.workload, self.variants.plan, outputs_to)
         self.watch.begin(training=True)
@@ -129,12 +129,6 @@ class Training:
         for group in groups:
             self._executor(group.variant).stores.commit()
         return found, outputs
-
-    @staticmethod
-    def _program(group: VariantGroup, planned: Program) -> Program:
-        if group.variant.is_planned and len(group.places) == planned.plan.micro_batches:
-            return planned
-        return group.variant.programs.counted(len(group.places), training=True)
 
     def forget(self) -> None:
         """Drop what an unfinished step holds."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
-from assigner.formats.fineness import ANY, micro_batch_count
 from assigner.location import rank_of
 from assigner.model.marking import PartitionGraph
 from assigner.model.marking.cut import recut
@@ -35,47 +34,26 @@ if TYPE_CHECKING:
 
     import torch
 
-    from assigner.formats.fineness import Fineness
     from assigner.formats.plan import Plan
     from assigner.runtime.messages.transport import Transport
     from assigner.runtime.ranks.membership import Membership
 
 _MOST_VARIANTS = 64  # of each mode; what is run longest ago goes first
 _MOST_KEYS = 1024
-_MOST_BUILT = 32
 
 
 class Programs:
-    """Programs that have been built, by number of rows or of micro-batches.
-
-    Of those by rows the ones used last are kept, of those by micro-batches all: a batch has no more than planned. The
-    transport goes on knowing the routes of one that was dropped, so that every rank numbers them alike for ever.
+    """Programs that have been built, by number of micro-batches: no batch has more of them than planned.
 
     Args:
         plan: What they execute.
         graph: The model's partitions.
         transport: Gets to know their routes; None: there are no other ranks.
-        fineness: How finely the workload allows its batches to be cut.
     """
 
-    def __init__(
-        self, plan: Plan, graph: PartitionGraph, transport: Transport | None, fineness: Fineness = ANY
-    ) -> None:
-        self.plan, self.graph, self.transport, self.fineness = plan, graph, transport, fineness
-        self._built: OrderedDict[int, Program] = OrderedDict()  # the one that was used last at the end
+    def __init__(self, plan: Plan, graph: PartitionGraph, transport: Transport | None) -> None:
+        self.plan, self.graph, self.transport = plan, graph, transport
         self._counted: dict[tuple[int, bool], Program] = {}
-
-    def training(self, rows: int) -> Program:
-        """The program for a batch of so many rows: as many micro-batches as planned, or fewer where rows are few."""
-        if rows in self._built:
-            self._built.move_to_end(rows)
-        else:
-            count = micro_batch_count(rows, self.plan.micro_batches, self.plan.micro_batch_size, self.fineness)
-            plan = self.plan.cut(count, -(-rows // count), batch_size=rows)
-            self._built[rows] = self._known(build_program(plan, self.graph.edges, self.graph.ties))
-            if len(self._built) > _MOST_BUILT:
-                self._built.popitem(last=False)
-        return self._built[rows]
 
     def counted(self, count: int, *, training: bool) -> Program:
         """The program for so many micro-batches of whatever size; without `training` their forwards alone."""
@@ -83,13 +61,10 @@ class Programs:
             plan = self.plan.cut(count, 1, batch_size=count)
             edges, ties = self.graph.edges, self.graph.ties
             program = build_program(plan, edges, ties) if training else build_forward_program(plan, edges)
-            self._counted[count, training] = self._known(program)
+            if self.transport is not None:
+                self.transport.know((*program.routes, *header_routes(self.graph, program)))
+            self._counted[count, training] = program
         return self._counted[count, training]
-
-    def _known(self, program: Program) -> Program:
-        if self.transport is not None:
-            self.transport.know((*program.routes, *header_routes(self.graph, program)))
-        return program
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,9 +198,7 @@ class Variants:
             graph = recut(base, key.structure, leaves, training=training)
             _check_ownership(graph, base)
             check_stores(self.plan, graph)
-            programs = Programs(
-                _with_partitions(self.plan, graph), graph, self.member.transport, self.planned.programs.fineness
-            )
+            programs = Programs(_with_partitions(self.plan, graph), graph, self.member.transport)
             programs.counted(1, training=training)
         except (MarkingError, FormatError) as error:
             _check_kind(key, base.domain.example, error)
