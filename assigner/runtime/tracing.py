@@ -86,10 +86,13 @@ class Tracing:
         comparison = self._compare_clocks()
         self.reference = self.reference.together(measure_reference(self.member.device))
         mine = json.dumps(encode(self._worker_trace(comparison))).encode()
-        transport = self.member.transport
-        texts = [mine] if transport is None else transport.gather(mine)
-        if not texts:
-            return None
+        transport, texts = self.member.transport, [mine]
+        if transport is not None:
+            if self.member.rank:
+                transport.put(mine, 0)
+                transport.flush()
+                return None
+            texts += [transport.get(rank) for rank in self.member.ranks[1:]]
         found = {each.worker: each for each in (decode(WorkerTrace, json.loads(text)) for text in texts)}
         plan = self.plan
         return Trace(

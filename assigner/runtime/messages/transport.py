@@ -87,9 +87,9 @@ class _Posted:
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """A contiguous tensor's memory as bytes, in parts that a message may have."""
-    if not tensor.numel():
-        return []
+    """A contiguous tensor's memory in parts that a message may have; of one without elements there are none."""
+    if tensor.nbytes <= _LARGEST_PART:
+        return [tensor] if tensor.numel() else []
     flat = tensor.reshape(-1).view(torch.uint8)
     return [flat[at : at + _LARGEST_PART] for at in range(0, len(flat), _LARGEST_PART)]
 
@@ -308,46 +308,14 @@ class Transport:
         """
         self._sends.flush()
 
-    def share(self, value: torch.Tensor, root: int) -> torch.Tensor:
-        """A small CPU tensor of rank `root` on every rank.
-
-        Raises:
-            LostConnectionError: a rank is gone.
-        """
-        if dist.get_rank() == root:
-            for rank in range(dist.get_world_size()):
-                if rank != root:
-                    self._start_send(f"worker:{rank}", value, rank, tag=0)
-            return value
-        return self._take(value, root)
-
-    def _take(self, buffer: torch.Tensor, source: int) -> torch.Tensor:
-        """What rank `source` sends outside of the program."""
-        name = f"worker:{source}"
-        work = checked(name, lambda: self._carrier.irecv(buffer, source, 0))
-        checked(name, lambda: self._wait(work))
-        return buffer
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """Every rank's bytes, on rank 0 and in the ranks' order; the others get none. `data` is not empty.
-
-        Raises:
-            LostConnectionError: a rank is gone.
-        """
-        if dist.get_rank():
-            self.put(data, 0)
-            self.flush()
-            return []
-        return [data, *(self.get(rank) for rank in range(1, dist.get_world_size()))]
-
     def put(self, data: bytes, target: int) -> None:
         """Send bytes to a rank, outside of the program; returns at once. `data` is not empty.
 
         Raises:
             LostConnectionError: the rank is gone.
         """
-        for part in (torch.tensor(len(data), device="cpu"), torch.frombuffer(bytearray(data), dtype=torch.uint8)):
-            self._start_send(f"worker:{target}", part, target, tag=0)
+        self.put_tensor(torch.tensor(len(data), device="cpu"), target)
+        self.put_tensor(torch.frombuffer(bytearray(data), dtype=torch.uint8), target)
 
     def get(self, source: int) -> bytes:
         """The bytes that a rank puts next.
@@ -355,8 +323,8 @@ class Transport:
         Raises:
             LostConnectionError: the rank is gone.
         """
-        size = int(self._take(torch.tensor(0, device="cpu"), source))
-        return self._take(torch.empty(size, dtype=torch.uint8, device="cpu"), source).numpy().tobytes()
+        size = int(self.get_tensor(source, (), torch.int64))
+        return self.get_tensor(source, (size,), torch.uint8).numpy().tobytes()
 
     def put_tensor(self, tensor: torch.Tensor, target: int) -> None:
         """Send a contiguous CPU tensor's values to a rank, outside of the program; returns at once.
@@ -368,10 +336,15 @@ class Transport:
             self._start_send(f"worker:{target}", part, target, tag=0)
 
     def get_tensor(self, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor that a rank puts next, on the CPU."""
-        made = torch.empty(shape, dtype=dtype, device="cpu")
+        """The tensor that a rank puts next, on the CPU.
+
+        Raises:
+            LostConnectionError: the rank is gone.
+        """
+        name, made = f"worker:{source}", torch.empty(shape, dtype=dtype, device="cpu")
         for part in _parts(made):
-            self._take(part, source)
+            work = checked(name, functools.partial(self._carrier.irecv, part, source, 0))
+            checked(name, functools.partial(self._wait, work))
         return made
 
     def compare_clocks(self) -> ClockComparison:

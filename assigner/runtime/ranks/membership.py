@@ -188,13 +188,12 @@ class Membership:
         """One rank's text, which is not empty, on every rank; what this one has sent has left when it returns."""
         if self.transport is None:
             return text
-        if rank == self.rank:
-            for other in self.ranks:
-                if other != rank:
-                    self.transport.put(text.encode(), other)
-            self.transport.flush()
-            return text
-        return self.transport.get(rank).decode()
+        if rank != self.rank:
+            return self.transport.get(rank).decode()
+        for other in self.others:
+            self.transport.put(text.encode(), other)
+        self.transport.flush()
+        return text
 
     @property
     def name(self) -> str:
@@ -260,8 +259,10 @@ class Membership:
         """
         held = dict(given)
         if self.transport is not None:
-            for rank in sorted(held, key=lambda rank: rank != self.rank):  # nobody waits for another one's send
-                held[rank] = self.transport.share(held[rank], rank)
+            for target in self.others if self.rank in held else ():  # first: nobody waits for another one's send
+                self.transport.put_tensor(held[self.rank], target)
+            for rank in (each for each in given if each != self.rank):
+                held[rank] = self.transport.get_tensor(rank, tuple(held[rank].shape), held[rank].dtype)
             self.transport.flush()
         return held
 
@@ -271,7 +272,7 @@ class Membership:
         Args:
             number: Of the comparison; a rank answers when it has come to it.
         """
-        return {} if self._watch is None else ask(self._watch.store, {*range(self.world)} - {self.rank}, number)
+        return {} if self._watch is None else ask(self._watch.store, self.others, number)
 
     def _answer(self, store: Store, number: int) -> bool:
         """The watching thread's answer to a question; False: this rank has not come to that comparison yet."""
@@ -291,6 +292,11 @@ class Membership:
     def ranks(self) -> range:
         """All ranks of the run."""
         return range(dist.get_world_size() if dist.is_initialized() else 1)
+
+    @property
+    def others(self) -> list[int]:
+        """All ranks but this one."""
+        return [rank for rank in self.ranks if rank != self.rank]
 
     def stop_requested(self, signals: Sequence[str], grace_s: float) -> bool:
         """Whether one of the signals has come to any rank; see `Pipeline`. The first call has each rank note them.
