@@ -123,9 +123,10 @@ class Executor:
         finish = self._finish if piece is self.graph.last else None
         differentiates = any(value.partition and self.graph.values[value].gradient for value in piece.reads)
         return PartitionRunner(
-            piece, module, self.device, remat is not None and name in remat.partitions, gradients, finish,
+            piece, module, self.device, remat is not None and name in remat.partitions, gradients,
+            self.states.get(name) or PartitionState(module), finish,
             run=compiled(module, name, workload.compile), keep_last=remat is not None and remat.keeps_last,
-            statistics=self.statistics, state=self.states.get(name), stores=self.stores, differentiates=differentiates,
+            statistics=self.statistics, stores=self.stores, differentiates=differentiates,
         )  # fmt: skip
 
     def run(
