@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from assigner.runtime.stages.reduction import in_buckets, parts_of
+from assigner.runtime.stages.reduction import copy_gradients, in_buckets, parts_of
 from assigner.schedule.program import Action, ActionKind
 from assigner.schedule.rings import BUCKET_BYTES
 
@@ -81,7 +81,7 @@ class Gathering:
             size = sum(each.numel() for each in held) + (len(held) if gradients else 0)
             flat = torch.empty(size, dtype=held[0].dtype, device=held[0].device)
             if source == worker:
-                (_give_gradients if gradients else _give_values)(bucket, flat)
+                (copy_gradients if gradients else _give_values)(bucket, flat)
             begun.append(self._groups[stage].hand_out(flat, source))
         for (source, bucket), pending in zip(buckets, begun, strict=True):
             flat = pending.wait()
@@ -97,15 +97,6 @@ def _give_values(bucket: Bucket, flat: torch.Tensor) -> None:
 def _take_values(bucket: Bucket, flat: torch.Tensor) -> None:
     for parameter, part in zip(bucket.values(), parts_of(flat, bucket), strict=True):
         parameter.detach().copy_(part)
-
-
-def _give_gradients(bucket: Bucket, flat: torch.Tensor) -> None:
-    """Gradients, and behind them a mark for each parameter that has one."""
-    flat.zero_()
-    for n, (parameter, part) in enumerate(zip(bucket.values(), parts_of(flat, bucket), strict=True)):
-        if parameter.grad is not None:
-            part.copy_(parameter.grad.detach().to_dense())
-            flat[n - len(bucket)] = 1
 
 
 def _take_gradients(bucket: Bucket, flat: torch.Tensor) -> None:
