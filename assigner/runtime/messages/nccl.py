@@ -119,6 +119,17 @@ def use_many_queues() -> None:
     os.environ.setdefault(_QUEUES, _MOST_QUEUES)
 
 
+def aborted(groups: Iterable[dist.ProcessGroup]) -> bool:
+    """End what is on its way in groups of NCCL's, and them with it; False: this torch cannot, or all are left."""
+    end = getattr(dist.distributed_c10d, "_abort_process_group", None)  # torch has no public one
+    if end is None or not dist.is_initialized():
+        return False
+    for group in groups:
+        with suppress(RuntimeError):  # it has failed already; leaving the world group ends what is left
+            end(group)
+    return True
+
+
 class DirectChannels:
     """The channels of this rank.
 
@@ -240,14 +251,9 @@ class DirectChannels:
 
         What is under way ends then, so that the device and the threads that wait for it come free.
         """
-        end = getattr(dist.distributed_c10d, "_abort_process_group", None)  # torch has no public one
-        if end is None or not dist.is_initialized() or self.device.type != "cuda":
-            return
-        for channel, group in self._groups.items():
-            if self.rank in channel:
-                with suppress(RuntimeError):  # it has failed already; leaving the world group ends what is left
-                    end(group)
-        self._groups.clear()
+        mine = [group for channel, group in self._groups.items() if self.rank in channel]
+        if self.device.type == "cuda" and aborted(mine):
+            self._groups.clear()
 
     def close(self) -> None:
         """Leave the groups, where the world group has not been left with them in it."""

@@ -211,6 +211,7 @@ def in_buckets(parameters: Iterable[tuple[str, nn.Parameter]], most_bytes: int) 
     return found
 
 
+@torch.no_grad()
 def copy_gradients(parameters: Mapping[str, nn.Parameter], flat: torch.Tensor) -> None:
     """Copy gradients into a flat tensor, zeros where there is none, and behind them a mark for each that there is."""
     held = list(parameters.values())
