@@ -16,10 +16,10 @@ from assigner.runtime.checkpoints.wholestate import UnreadState
 from assigner.runtime.forward.lossvalues import LossValues
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.forward.remat import Rematerialisation
-from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
 from assigner.runtime.messages.rendezvous import asked_backend
 from assigner.runtime.modelstate import ModelState
+from assigner.runtime.passes import without_training
 from assigner.runtime.plangraph import check_seeds, plan_graph
 from assigner.runtime.ranks.membership import Membership
 from assigner.runtime.ranks.memorycheck import check_memory
@@ -297,7 +297,7 @@ class Pipeline(ModelState):
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor
             found, outputs = self._installed.training.run(
-                program, micro_batches, self._batches, loss_factor=factor, outputs_to=outputs_to,
+                micro_batches, self._batches, loss_factor=factor, outputs_to=outputs_to,
                 reduction=self._installed.gradients.reduction,
             )  # fmt: skip
             self._installed.share.read_elsewhere.check()
@@ -365,7 +365,7 @@ class Pipeline(ModelState):
         with self._member.guarded("the start of an evaluation"), kept_generators(self._member.device):
             self._outside.check_kept(self.state_dict, training=False)
             call += self._loss_values.begin()
-            result = self._installed.inference.evaluate(call, batch, self._batches, outputs_to)
+            result = self._installed.evaluate(call, batch, self._batches, outputs_to)
             self._installed.share.read_elsewhere.check()
             self._loss_values.end()
         return result
@@ -403,7 +403,7 @@ class Pipeline(ModelState):
         refuse_other_casting(self.workload.autocast, self._member.device.type)
         with self._member.guarded("the start of a forward"), kept_generators(self._member.device):
             self._outside.check_kept(self.state_dict, training=False)
-            return self._installed.inference.forward(inputs, self._batches, to)
+            return self._installed.forward(inputs, self._batches, to)
 
     def _note(self, call: str) -> None:
         """A call that has every rank for itself is compared with the next one that has them all."""

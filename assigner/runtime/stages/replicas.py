@@ -241,7 +241,7 @@ class ReplicaWatch:
     def begin(self, *, training: bool) -> None:
         """The forwards of a step or of an evaluation come next; modules are in their modes.
 
-        In an evaluation a module that is left training moves buffers, which are put back (see `inference`).
+        In an evaluation a module that is left training moves buffers, which are put back (see `passes`).
         """
         self.copies.begin()
         for name in self._shared:
