@@ -13,7 +13,7 @@ from assigner.runtime.batch.callcomparison import CallComparison
 from assigner.runtime.batch.microbatch import Cutting, MicroBatch
 from assigner.runtime.batch.needs import Needs, given_pair
 from assigner.runtime.batch.recurrence import CarriedState
-from assigner.runtime.batch.variants import Programs, Variants
+from assigner.runtime.batch.variants import Variants
 from assigner.runtime.forward.nodes import count_retained
 from assigner.runtime.forward.state import PartitionState, WrittenTensors
 from assigner.runtime.passes import BatchPasses
@@ -64,7 +64,6 @@ class Installation:
         share: The partitions with their weights.
         trained: Their parameters that are trained.
         updated: Those of them that this rank updates, for other workers too where the plan says so.
-        programs: Of the plan.
         training: Forwards and backwards.
         executor: What runs the plan's own graph in training.
         needs: What this rank needs of a batch.
@@ -104,9 +103,8 @@ class Installation:
         member.open_groups(tie_holders(plan, tie) for tie in graph.ties if is_exchanged(plan, tie))
         check_alike(self.share, plan, member, MADE_UNLIKE)
         check_same_loss(workload, plan, graph.last.name, member)
-        self.programs = Programs(plan, graph, member.transport)
         statistics = DeferredStatistics(self.share.modules, batch_norm, self.share.groups(plan, member))
-        variants = Variants(graph, plan, self.programs, self.share.modules, member, trained=self.trained)
+        variants = Variants(graph, plan, self.share.modules, member, trained=self.trained)
         written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
         states = {name: PartitionState(module, written) for name, module in self.share.modules.items()}
         self.needs = Needs(workload, variants, member)
@@ -170,7 +168,7 @@ class Installation:
             self.member.before_sums()
             check_alike(self.share, self.plan, self.member, CHANGED_UNLIKE)
             self._begun = True
-        return self.programs.counted(len(micro_batches), training=True), micro_batches
+        return self.training.variants.planned.program(len(micro_batches), training=True), micro_batches
 
     def _cut(self, call: str, batch: tuple[Any, Any], *, loss: bool = True) -> list[MicroBatch]:
         """A batch of which all ranks have the same, as micro-batches; `loss`: of its targets, too."""

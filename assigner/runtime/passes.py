@@ -121,9 +121,9 @@ class BatchPasses:
         self.needs.check_groups(groups, loss=loss)
         if loss:
             check_groups(self.workload, groups)
-        programs = [group.variant.programs.counted(len(group.places), training=self.trains) for group in groups]
+        programs = [group.variant.program(len(group.places), training=self.trains) for group in groups]
         if self.trains:
-            planned = self.variants.planned.programs.counted(len(micro_batches), training=True)
+            planned = self.variants.planned.program(len(micro_batches), training=True)
             self.as_planned = len(groups) == 1 and programs[0].actions == planned.actions
         outputs = None
         if outputs_to is not None:

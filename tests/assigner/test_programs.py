@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workloads import graph_of, make_plan, skips
 
-from assigner.runtime.batch.variants import Programs
+from assigner.runtime.batch.variants import Variant
 
 
 def test_a_program_is_built_once_for_each_number_of_micro_batches():
@@ -17,9 +17,9 @@ def test_a_program_is_built_once_for_each_number_of_micro_batches():
 
     graph = graph_of(skips())
     plan = make_plan(skips(), [(0, ["parts.0", "parts.1"]), (1, ["parts.2", "last"])])
-    programs = Programs(plan, graph, Knows())
-    first, forwards = programs.counted(1, training=True), programs.counted(1, training=False)
-    assert programs.counted(1, training=True) is first
-    assert programs.counted(1, training=False) is forwards
+    variant = Variant(graph, plan, {}, Knows())
+    first, forwards = variant.program(1, training=True), variant.program(1, training=False)
+    assert variant.program(1, training=True) is first
+    assert variant.program(1, training=False) is forwards
     assert known == [first.routes, forwards.routes]
     assert len(forwards.routes) < len(first.routes)

@@ -164,7 +164,7 @@ class CarriedState:
         yield from zip(numbers, part.leaves, strict=True)
 
     def _wants(self, group: VariantGroup) -> Iterator[_Want]:
-        graph, plan = group.variant.graph, group.variant.programs.plan
+        graph, plan = group.variant.graph, group.variant.plan
         readers: dict[int, set[int]] = {}
         for piece in graph.pieces:
             for value in piece.reads:
@@ -198,7 +198,7 @@ class CarriedState:
             self.parts = parts
 
     def _part(self, group: VariantGroup, place: int, cut: MicroBatch, made: Made) -> StatePart:
-        output, plan = group.variant.graph.output, group.variant.programs.plan
+        output, plan = group.variant.graph.output, group.variant.plan
         structures, leaves = {}, []
         for target, source in self.places.items():
             numbers, structure = check_output(output, source)

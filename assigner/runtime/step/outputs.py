@@ -208,7 +208,7 @@ class BatchOutputs:
 
 def _maker_of(group: VariantGroup) -> Iterator[tuple[int, MicroBatch, int]]:
     """(number, micro-batch, rank that makes its output) of each micro-batch."""
-    plan = group.variant.programs.counted(len(group.places), training=False).plan
+    plan = group.variant.program(len(group.places), training=False).plan
     last = next(n for n, stage in enumerate(plan.stages) if group.variant.graph.last.name in stage.partitions)
     for place, cut, worker in zip(group.places, group.micro_batches, takers(plan, last), strict=True):
         yield place, cut, rank_of(worker)
