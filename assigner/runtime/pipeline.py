@@ -192,14 +192,17 @@ class Pipeline(ModelState):
         self.plan = new
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded("the move to another plan"):
-            moved = relocate(self.graph, old, new, self._installed.share, self.optimizer, member=self._member)
+            found, moments = relocate(self.graph, old, new, self._installed.share, self.optimizer, member=self._member)
             self._installed.gradients.drop()
             before = self._installed
             self._installed = self._install(remat)
             self._installed.go_on_from(before)
             del before
             self.optimizer.move(self._installed.updated, self._installed.updated_elsewhere)
-            moved.unpack(self._installed.share, self.optimizer)
+            for partition, state in found.items():
+                state.unpack(partition, self._installed.share)
+            for of_parameters in moments:
+                of_parameters.add(self._installed.share.updated, self.optimizer)
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
 
     def _check_move(self, plan: Plan, outside: Mapping[int, Sequence[float]]) -> None:
