@@ -150,7 +150,7 @@ class Pipeline(ModelState):
 
     def _install(self, remat: Rematerialisation) -> Installation:
         """Build this rank's part of the plan and what executes it."""
-        self._clock = StepClock(self.plan, remat.choice)
+        self._clock = StepClock(self.plan, self._remat)
         self._updated, self._waiting = True, False
         return Installation(
             self.workload, self.plan, self.graph, self._member,

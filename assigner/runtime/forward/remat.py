@@ -26,6 +26,14 @@ class Rematerialisation:
             micro-batches of a step but its last one; "never": nothing.
         plan: The run's plan.
 
+    Attributes:
+        partitions: Those that it rematerialises.
+        keeps_last: The step's last micro-batch keeps its graph everywhere.
+        takes_planned_memory: Such a run takes as much memory as the plan's prediction says, or more: what is too large
+            will not fit. With everything rematerialised it takes less. With all but the last micro-batch it takes more
+            than a plan that rematerialises everything, and mostly less than one that keeps graphs: nobody has predicted
+            that run.
+
     Raises:
         UsageError: `choice` is none of these.
     """
@@ -33,22 +41,8 @@ class Rematerialisation:
     def __init__(self, choice: RunRemat, plan: Plan) -> None:
         if choice not in get_args(RunRemat):
             raise UsageError(f"remat={choice!r} is not allowed", hint=f"one of {', '.join(get_args(RunRemat))}")
-        self.choice = choice
         planned = frozenset(name for stage in plan.stages for name in stage.rematerialise)
         everything = frozenset(plan.partitions)
         self.partitions = {"plan": planned, "never": frozenset[str]()}.get(choice, everything)
-        self._at_least_planned = choice in ("plan", "never") or (choice == "except_last" and planned == everything)
-
-    @property
-    def keeps_last(self) -> bool:
-        """The step's last micro-batch keeps its graph everywhere."""
-        return self.choice == "except_last"
-
-    @property
-    def takes_planned_memory(self) -> bool:
-        """Such a run takes as much memory as the plan's prediction says, or more: what is too large will not fit.
-
-        With everything rematerialised it takes less. With all but the last micro-batch it takes more than a plan that
-        rematerialises everything, and mostly less than one that keeps graphs: nobody has predicted that run.
-        """
-        return self._at_least_planned
+        self.keeps_last = choice == "except_last"
+        self.takes_planned_memory = choice in ("plan", "never") or (self.keeps_last and planned == everything)

@@ -96,7 +96,7 @@ def direct_ranks(workers: Sequence[str], device: torch.device, backend: Backend 
             f"backend 'nccl': {shared} shares its GPU with another rank",
             hint="leave it out: messages then go through the host where ranks share a GPU",
         )
-    return alone if len(alone) > 1 and all(map(_has_nccl, told)) else frozenset()
+    return alone if len(alone) > 1 and all(told) else frozenset()
 
 
 def _device_name(device: torch.device) -> str:
@@ -108,10 +108,6 @@ def _device_name(device: torch.device) -> str:
     if None in places or not _BOOT_ID.exists():
         return str(facts.uuid)
     return f"{_BOOT_ID.read_text().strip()} {places}"
-
-
-def _has_nccl(name: str) -> bool:
-    return name != ""
 
 
 def use_many_queues() -> None:
