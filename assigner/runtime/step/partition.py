@@ -129,7 +129,7 @@ class PartitionRunner:
         state: What its forwards change beside their outputs.
         finish: Applied to what the module returned, to the micro-batch's number and to whether this forward will run
             again: the last partition's loss, or what has its gradients without one.
-        run: What runs its forward in the place of the module: the module, compiled.
+        run: What runs its forward in the place of the module: the module, compiled; None: it is not.
         keep_last: The step's last micro-batch keeps its graph all the same.
         statistics: Of its BatchNorm modules, where they are deferred.
         stores: What they store once a step.
@@ -160,9 +160,9 @@ class PartitionRunner:
     def __post_init__(self) -> None:
         if self.statistics is not None and not self.statistics.has(self.piece.name):
             self.statistics = None
-        self._call: Forward = self.run or self.module
-        self._is_compiled = self.run is not None and getattr(self.run, "__self__", None) is not self.module
-        if self._is_compiled and self.statistics is not None:
+        # nobody hooks into a partition itself, and its __call__ takes time
+        self._call: Forward = self.run or self.module.forward
+        if self.run is not None and self.statistics is not None:
             self.statistics.run_eagerly(self.piece.name)
         has_code = has_user_code(self.module)
         # cuDNN's dropout between layers has a generator of its own, which nothing seeds anew
@@ -187,7 +187,7 @@ class PartitionRunner:
         this thread made all of its nodes, by whose order a backward is known to have left a partition, and no hook of
         the forward's own runs where it comes to one. A compiled forward would be compiled again for what has a graph.
         """
-        is_plain = self._is_plain and self.state.was_watched and not self._is_compiled
+        is_plain = self._is_plain and self.state.was_watched and self.run is None
         return bool(is_plain) and not self.recomputes(place) and not self.state.is_written()
 
     def forward(
@@ -434,7 +434,7 @@ class PartitionRunner:
         self, start: ForwardStart, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
     ) -> tuple[tuple[torch.Tensor, ...], LateWrites | None]:
         """The first forward, and what it is seen to write; a compiled one would not run compiled while it is seen."""
-        if self._is_compiled:
+        if self.run is not None:
             return (outputs := self._run(place, reads, sizes)), self.state.end(start)
         gradients, values = self.state.gradients(), self.state.values() if self._users else None
         with Writes() as writes, GradientUses() as asked:
