@@ -223,22 +223,17 @@ class Installation:
         self.executor.update(optimizer.applied if good else None, number)
         if good and self.plan.is_divided:
             self.member.before_sums()
-            self.gathering.run(
-                self.member.name, self.executor.recorder, note=self._note, gradients=optimizer.changes_gradients
-            )
+            self.gathering.run(self.member, self.executor.recorder, gradients=optimizer.changes_gradients)
         if good:
             self.tell_settings(optimizer)
 
     def tell_settings(self, optimizer: PipelineOptimizer) -> None:
         """Give ranks that update nothing what a step has noted in the groups of the others."""
         if optimizer.notes_settings and 0 < len(self.updating) < self.member.world:
-            self._note("the exchange of what the optimizer notes in its groups")
+            self.member.at = "the exchange of what the optimizer notes in its groups"
             first = self.updating[0]
             packed = PackedValue.of(optimizer.told_settings, "param_groups") if self.member.rank == first else None
             optimizer.take_settings(broadcast(self.member, first, packed).value)
-
-    def _note(self, at: str) -> None:
-        self.member.at = at
 
     def ran_as_planned(self, micro_batches: Sequence[MicroBatch]) -> bool:
         """The last step, of these micro-batches, was the plan's own: of its rows, micro-batches and graph."""
