@@ -146,7 +146,7 @@ class CopyingTransport(Transport):
     """
 
     def __init__(self, mailbox: Mailbox, rank: int) -> None:
-        self._mailbox, self._rank = mailbox, rank
+        self._mailbox, self._rank, self.direct = mailbox, rank, None
         self._expected: dict[Message, tuple[tuple[int, ...], torch.dtype]] = {}
 
     def know(self, routes: Iterable[Route]) -> None:
@@ -233,7 +233,7 @@ class CopyingMembership(Membership):
         self.rank, self.worker, self.device = rank, worker, torch.device("cpu")
         self.transport: Transport | None = CopyingTransport(mailbox, rank)
         self._ranks = mailbox.ranks
-        self._watch, self._direct, self._stop, self._groups = None, None, None, None
+        self._watch, self._stop, self._groups = None, None, None
         self.groups = {}
         self.calls = ()
         self._left = self._owns_group = self.failed = False

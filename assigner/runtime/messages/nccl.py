@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import nullcontext, suppress
-from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +31,7 @@ from assigner.schedule.program import Payload
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from datetime import timedelta
 
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Backend
@@ -53,14 +53,6 @@ def check_workers(plan: Plan, backend: Backend | None) -> None:
             raise UsageError(
                 f"backend 'nccl': {worker} is no GPU", hint="leave it out: NCCL is used wherever it can be"
             )
-
-
-def direct_channels(
-    workers: Sequence[str], device: torch.device, *, timeout_s: float, backend: Backend | None = None
-) -> DirectChannels | None:
-    """The channels of this rank, not yet open; None: nothing passes through NCCL. Arguments as `direct_ranks`."""
-    ranks = direct_ranks(workers, device, backend)
-    return DirectChannels(ranks, device=device, timeout=timedelta(seconds=timeout_s)) if ranks else None
 
 
 def alone_on_theirs(devices: Mapping[int, str]) -> frozenset[int]:

@@ -20,9 +20,6 @@ from assigner.launch.stopping import StopSignals
 from assigner.location import rank_of
 from assigner.runtime.failures.failure import FailureWatch, watched_run
 from assigner.runtime.failures.inquiry import answer, ask
-from assigner.runtime.messages.carriers import open_carrier
-from assigner.runtime.messages.hostmemory import host_memory
-from assigner.runtime.messages.nccl import direct_channels
 from assigner.runtime.messages.rendezvous import farewell, group_connections, group_store, leave_group
 from assigner.runtime.messages.sending import LostConnectionError
 from assigner.runtime.messages.transport import Transport
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Backend
     from assigner.runtime.failures.callrecord import CallRecord, CallSums
-    from assigner.runtime.messages.nccl import DirectChannels
     from assigner.runtime.ranks.workergroups import WorkerGroup
 
 
@@ -76,7 +72,6 @@ class Membership:
         self.groups: Mapping[tuple[str, ...], WorkerGroup] = {}
         self._groups: WorkerGroups | None = None
         self._watch: FailureWatch | None = None
-        self._direct: DirectChannels | None = None
         self._left = False
         self._stop: StopSignals | None = None
         self._owns_group = join_run(plan, timeout_s, backend)
@@ -90,13 +85,8 @@ class Membership:
         with self.guarded("taking its place in the run"):
             self.take_place(plan)
             if self._watch is not None:
-                carrier = open_carrier(backend, timeout_s=timeout_s)
-                direct = direct_channels(plan.workers, self.device, timeout_s=timeout_s, backend=backend)
-                self._direct = direct
-                memory = host_memory(self.device) if carrier.name == "gloo" else None
-                self.transport = Transport(
-                    device=self.device, timeout_s=timeout_s, direct=direct, memory=memory, carrier=carrier
-                )
+                self.transport = Transport.opened(plan.workers, self.device, timeout_s=timeout_s, backend=backend)
+                direct = self.transport.direct
                 reached = frozenset[int]() if direct is None else direct.ranks
                 self._groups = WorkerGroups(self.rank, self.device, reached, timeout_s=timeout_s)
                 self._open_groups(plan)
@@ -345,8 +335,8 @@ class Membership:
 
         In this order: a thread that waits for a message wakes up when the group's connections are closed.
         """
-        if failed and self._direct is not None:
-            self._direct.abort()
+        if failed and self.transport is not None and self.transport.direct is not None:
+            self.transport.direct.abort()
         if failed and self._groups is not None:
             self._groups.hang_up()
         if self._stop is not None:
