@@ -229,8 +229,8 @@ class CarriedState:
 
     def _rows_of(self, output: ModelOutput, source: StatePlace) -> list[int | None]:
         """In which dimensions a graph's output has the rows, leaf by leaf of what is carried."""
-        numbers, _ = output_leaves(output, source)
-        planned, _ = output_leaves(self._planned, source)
+        numbers, _ = output_leaves(output.structure, source)
+        planned, _ = output_leaves(self._planned.structure, source)
         if output.rows_known or len(planned) != len(numbers):
             return [output.rows[number] for number in numbers]
         return [self._planned.rows[number] for number in planned]
