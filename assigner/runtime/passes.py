@@ -129,10 +129,10 @@ class BatchPasses:
         if outputs_to is not None:
             outputs = BatchOutputs(groups, self.workload, self.variants.plan, outputs_to, alone=not loss)
         found: dict[int, list[float]] = {}
+        executors = [self.executor(group.variant) for group in groups]
         with contextlib.nullcontext() if self.trains else self._eval_mode():
             self.watch.begin(training=self.trains)
-            for group, program in zip(groups, programs, strict=True):
-                executor = self.executor(group.variant)
+            for group, program, executor in zip(groups, programs, executors, strict=True):
                 if self.trains:
                     executor.recorder = self.executor(self.variants.planned).recorder
                 numbers = executor.run(
@@ -142,14 +142,14 @@ class BatchPasses:
                 for rank in group.variant.makers:
                     found[rank] = added(found.get(rank) or nothing(self.workload), numbers)
             self.watch.end()
-        self.carried.keep([(group, self.executor(group.variant).made) for group in groups])
+        self.carried.keep([(group, executor.made) for group, executor in zip(groups, executors, strict=True)])
         if self.statistics is not None:
             self.member.at = "the exchange of BatchNorm statistics"
             self.member.before_sums()
             self.statistics.exchange(len(micro_batches))
             self.statistics.commit()
-        for group in groups:
-            self.executor(group.variant).stores.commit()
+        for executor in executors:
+            executor.stores.commit()
         return found, outputs
 
     @contextlib.contextmanager
