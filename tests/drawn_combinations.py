@@ -19,9 +19,9 @@ from assigner.formats.orders import BACKWARD, INPUT, WEIGHT, ListedStep, written
 from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import Replica, Stage
+from assigner.formats.terms import RunRemat
 from assigner.model.marking import partition_graph
 from assigner.model.marking.writing import STORES
-from assigner.runtime.forward.remat import Remat
 from assigner.schedule.orders import listed
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def drawn_combination(
         plan = in_parts(plan, rng)
         batches = [(min(rows, each), update) for each, update in batches]
     batches[-1] = batches[-1][0], True
-    return Combination(plan, rng.choice(get_args(Remat)), tuple(batches))
+    return Combination(plan, rng.choice(get_args(RunRemat)), tuple(batches))
 
 
 def _stages(

@@ -15,9 +15,6 @@ import torch
 import torch.distributed as dist
 
 from assigner.location import Location
-from assigner.runtime.messages.carriers import open_carrier
-from assigner.runtime.messages.hostmemory import host_memory
-from assigner.runtime.messages.nccl import direct_channels
 from assigner.runtime.messages.ordering import Message
 from assigner.runtime.messages.transport import Transport
 from assigner.schedule.program import Payload, Route
@@ -59,13 +56,7 @@ class Lane:
     ) -> None:
         self.rank, self.workers, self.device = rank, len(names), device
         self.names = tuple(names)
-        self._direct = direct_channels(names, device, timeout_s=timeout_s, backend=backend)
-        carrier = open_carrier(backend, timeout_s=timeout_s)
-        memory = host_memory(device) if carrier.name == "gloo" else None
-        self._carrier = carrier.name
-        self._transport = Transport(
-            device=device, timeout_s=timeout_s, direct=self._direct, memory=memory, carrier=carrier
-        )
+        self._transport = Transport.opened(names, device, timeout_s=timeout_s, backend=backend)
         self._sent: Counter[int] = Counter()
         self._posted: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
@@ -78,8 +69,9 @@ class Lane:
 
     def carrier_to(self, target: int) -> str:
         """What carries the messages to a rank: `gloo`, `nccl` or `mpi`."""
-        is_direct = self._direct is not None and self._direct.carries(_route(self.rank, target))
-        return "nccl" if is_direct else self._carrier
+        direct = self._transport.direct
+        is_direct = direct is not None and direct.carries(_route(self.rank, target))
+        return "nccl" if is_direct else self._transport.carrier.name
 
     def reaches_gpu(self, link: tuple[int, int]) -> bool:
         """Whether one of a link's ends is a GPU."""

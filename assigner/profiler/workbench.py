@@ -15,6 +15,7 @@ from assigner.profiler.partitionbench import PartitionBench, PartitionBytes, Too
 from assigner.profiler.tasks import Point
 from assigner.profiler.walk import KindInputs
 from assigner.runtime.forward.compiling import compiled
+from assigner.runtime.forward.state import PartitionState
 from assigner.runtime.step.partition import PartitionRunner
 
 _DEPTH = 4
@@ -105,6 +106,7 @@ class Workbench:
             self.device,
             rematerialise=False,
             gradients=self.graph.output_gradients(piece),
+            state=PartitionState(module),
             finish=self._loss(given) if piece is self.graph.last else None,
             run=compiled(module, piece.name, self.workload.compile),
             differentiates=any(needs),

@@ -3,8 +3,8 @@
     pipeline, modelstate            what a training script calls: steps; the run and the state of its model
     installation, relocation        all that executes one plan on a rank; to another plan during a run, and what cannot
                                     go there
-    plangraph, training, inference  the partitions that a plan speaks of; steps and forwards through the graphs that a
-                                    batch needs
+    plangraph, passes               the partitions that a plan speaks of; batches through the graphs that they need, in
+                                    training and without
     tracing                         a run's trace: all ranks', on one clock, in one file
 
 Below them, from the top down; a package imports those below it alone:

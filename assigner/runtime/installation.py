@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,10 +13,10 @@ from assigner.runtime.batch.callcomparison import CallComparison
 from assigner.runtime.batch.microbatch import Cutting, MicroBatch
 from assigner.runtime.batch.needs import Needs, given_pair
 from assigner.runtime.batch.recurrence import CarriedState
-from assigner.runtime.batch.variants import Programs, Variants
+from assigner.runtime.batch.variants import Variants
 from assigner.runtime.forward.nodes import count_retained
 from assigner.runtime.forward.state import PartitionState, WrittenTensors
-from assigner.runtime.inference import Inference
+from assigner.runtime.passes import BatchPasses
 from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 from assigner.runtime.ranks.process import settle_vector_maths
 from assigner.runtime.stages.gathering import Gathering
@@ -26,11 +26,11 @@ from assigner.runtime.stages.replicas import CHANGED_UNLIKE, MADE_UNLIKE, Replic
 from assigner.runtime.stages.updaters import updaters, updating_ranks
 from assigner.runtime.step.batchnorm import DeferredStatistics
 from assigner.runtime.step.gradients import Gradients
-from assigner.runtime.training import Training
+from assigner.runtime.step.results import shared_result
 from assigner.schedule.replication import is_exchanged, tie_holders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import nn
 
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from assigner.runtime.forward.remat import Rematerialisation
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.step.batchnorm import BatchNorm
-    from assigner.runtime.step.executor import Executor
+    from assigner.runtime.step.outputs import Receiver
+    from assigner.runtime.step.results import StepResult
     from assigner.runtime.update.optimizer import PipelineOptimizer
     from assigner.runtime.update.scaling import GradientScaling
     from assigner.schedule.program import Program
@@ -63,8 +64,8 @@ class Installation:
         share: The partitions with their weights.
         trained: Their parameters that are trained.
         updated: Those of them that this rank updates, for other workers too where the plan says so.
-        programs: Of the plan.
         training: Forwards and backwards.
+        executor: What runs the plan's own graph in training.
         needs: What this rank needs of a batch.
         cutting: Of batches into micro-batches.
         comparison: Of the calls that all ranks make.
@@ -102,26 +103,24 @@ class Installation:
         member.open_groups(tie_holders(plan, tie) for tie in graph.ties if is_exchanged(plan, tie))
         check_alike(self.share, plan, member, MADE_UNLIKE)
         check_same_loss(workload, plan, graph.last.name, member)
-        self.programs = Programs(plan, graph, member.transport, workload.fineness)
         statistics = DeferredStatistics(self.share.modules, batch_norm, self.share.groups(plan, member))
-        variants = Variants(graph, plan, self.programs, self.share.modules, member, trained=self.trained)
+        variants = Variants(graph, plan, self.share.modules, member, trained=self.trained)
         written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
         states = {name: PartitionState(module, written) for name, module in self.share.modules.items()}
         self.needs = Needs(workload, variants, member)
         self.cutting, self.comparison = Cutting(workload), CallComparison(member, self.needs, plan.micro_batches)
-        carried = [
-            CarriedState(workload.carried, cutting=self.cutting, planned=graph.output, plan=plan, member=member)
-            for _ in range(2)
-        ]
         self.watch = ReplicaWatch(self.share, plan, workload, graph.last.name, member)
-        self.training = Training(
-            variants, member, workload, remat=remat, statistics=statistics, states=states, needs=self.needs,
-            carried=carried[0], watch=self.watch,
-        )  # fmt: skip
-        self.inference = Inference(
-            variants, member, workload,
-            cutting=self.cutting, comparison=self.comparison, needs=self.needs, carried=carried[1], watch=self.watch,
-        )  # fmt: skip
+
+        def passes(**of_training: Any) -> BatchPasses:
+            carried = CarriedState(
+                workload.carried, cutting=self.cutting, planned=graph.output, plan=plan, member=member
+            )
+            return BatchPasses(
+                variants, member, workload, needs=self.needs, carried=carried, watch=self.watch, **of_training
+            )
+
+        self.training, self.inference = passes(remat=remat, statistics=statistics, states=states), passes()
+        self.executor = self.training.executor(variants.planned)
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)
         self.gathering = Gathering(dict(self._divided()) if trains else {})
         self.updating = updating_ranks(graph, plan)
@@ -146,11 +145,6 @@ class Installation:
             }
             yield n, SharedStage(group, updated)
 
-    @property
-    def executor(self) -> Executor:
-        """What runs the plan's own graph in training."""
-        return self.training.executor
-
     def begin(self, call: str, batch: Batch | None) -> tuple[Program, list[MicroBatch]]:
         """The program for a training batch, and the batch cut for it.
 
@@ -168,16 +162,43 @@ class Installation:
                 "a step was called under torch.no_grad() or torch.inference_mode(): it would train nothing",
                 hint="call it outside of that block; pipeline.evaluate and pipeline.forward need no such block",
             )
-        pair = given_pair(batch)
-        self.graph.check_read()
-        inputs, targets, weights = self.comparison.given(call, pair, weigh=self.cutting.weigher(self.programs.plan))
+        micro_batches = self._cut(call, given_pair(batch))
         if not self._begun:
             self.member.at = "the comparison of weights that several workers hold"
             self.member.before_sums()
             check_alike(self.share, self.plan, self.member, CHANGED_UNLIKE)
             self._begun = True
-        program = self.programs.training(self.cutting.row_count(inputs))
-        return program, self.cutting.split((inputs, targets), program.plan.micro_batches, weights=weights)
+        return self.training.variants.planned.program(len(micro_batches), training=True), micro_batches
+
+    def _cut(self, call: str, batch: tuple[Any, Any], *, loss: bool = True) -> list[MicroBatch]:
+        """A batch of which all ranks have the same, as micro-batches; `loss`: of its targets, too."""
+        self.graph.check_read()
+        weigh = self.cutting.weigher(self.plan) if loss else None
+        inputs, targets, weights = self.comparison.given(call, batch, loss=loss, weigh=weigh)
+        count = self.cutting.count(self.cutting.row_count(inputs), self.plan)
+        return self.cutting.split((inputs, targets), count, weighed=loss, weights=weights)
+
+    def evaluate(self, call: str, batch: Batch | None, number: int, outputs_to: Receiver | None = None) -> StepResult:
+        """The loss and the metrics over a batch; see `Pipeline.evaluate`.
+
+        Args:
+            call: What is called, with its arguments but the batch.
+            batch: (inputs, targets); None for what this rank was not given.
+            number: Of the batch that is trained on next.
+            outputs_to: Who wants the model's outputs; None: nobody.
+        """
+        found, outputs = self.inference.run(self._cut(call, given_pair(batch)), number, outputs_to=outputs_to)
+        result = shared_result(found, self.inference.workload, self.member)
+        if outputs is not None:
+            result.outputs = outputs.carry(self.member)
+        return result
+
+    def forward(self, inputs: Any, number: int, to: int | None) -> Any:
+        """The model's output on rank `to`; see `Pipeline.forward`."""
+        micro_batches = self._cut(f"forward(to={to})", (inputs, None), loss=False)
+        _, outputs = self.inference.run(micro_batches, number, loss=False, outputs_to="all" if to is None else to)
+        assert outputs is not None
+        return outputs.carry(self.member)
 
     def go_on_from(self, other: Installation) -> None:
         """Take over the state that goes from batch to batch from what ran another plan."""
@@ -202,27 +223,22 @@ class Installation:
         self.executor.update(optimizer.applied if good else None, number)
         if good and self.plan.is_divided:
             self.member.before_sums()
-            self.gathering.run(
-                self.member.name, self.executor.recorder, note=self._note, gradients=optimizer.changes_gradients
-            )
+            self.gathering.run(self.member, self.executor.recorder, gradients=optimizer.changes_gradients)
         if good:
             self.tell_settings(optimizer)
 
     def tell_settings(self, optimizer: PipelineOptimizer) -> None:
         """Give ranks that update nothing what a step has noted in the groups of the others."""
         if optimizer.notes_settings and 0 < len(self.updating) < self.member.world:
-            self._note("the exchange of what the optimizer notes in its groups")
+            self.member.at = "the exchange of what the optimizer notes in its groups"
             first = self.updating[0]
             packed = PackedValue.of(optimizer.told_settings, "param_groups") if self.member.rank == first else None
             optimizer.take_settings(broadcast(self.member, first, packed).value)
 
-    def _note(self, at: str) -> None:
-        self.member.at = at
-
-    def ran_as_planned(self, program: Program) -> bool:
-        """The last step, which ran this program, was the plan's own: of its rows, micro-batches and graph."""
-        ran, planned = program.plan, self.programs.plan
-        same = (ran.workload, ran.micro_batches) == (planned.workload, planned.micro_batches)
+    def ran_as_planned(self, micro_batches: Sequence[MicroBatch]) -> bool:
+        """The last step, of these micro-batches, was the plan's own: of its rows, micro-batches and graph."""
+        rows, count = sum(each.rows for each in micro_batches), len(micro_batches)
+        same = (rows, count) == (self.plan.workload.batch_size, self.plan.micro_batches)
         return same and self.training.as_planned
 
     def forget(self) -> None:

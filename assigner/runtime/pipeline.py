@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 from assigner.errors import UsageError
 from assigner.formats.plan import Plan, load_plan
 from assigner.launch.steptimes import StepClock
-from assigner.model.deferred.memento import Memento
 from assigner.model.marking.casting import refuse_other_casting
 from assigner.runtime.checkpoints.wholestate import UnreadState
 from assigner.runtime.forward.lossvalues import LossValues
 from assigner.runtime.forward.randomness import kept_generators
-from assigner.runtime.forward.remat import Remat, Rematerialisation
-from assigner.runtime.inference import without_training
+from assigner.runtime.forward.remat import Rematerialisation
 from assigner.runtime.installation import Installation
 from assigner.runtime.messages.rendezvous import asked_backend
 from assigner.runtime.modelstate import ModelState
+from assigner.runtime.passes import without_training
 from assigner.runtime.plangraph import check_seeds, plan_graph
 from assigner.runtime.ranks.membership import Membership
 from assigner.runtime.ranks.memorycheck import check_memory
@@ -29,7 +28,7 @@ from assigner.runtime.recording.memory import held_bytes
 from assigner.runtime.relocation import OutsideValues, relocate, removals
 from assigner.runtime.stages.updaters import holder_counts, shares_of
 from assigner.runtime.step.results import StepResult, shared_result
-from assigner.runtime.tracing import TraceSettings, traced
+from assigner.runtime.tracing import traced
 from assigner.runtime.update.optimizer import PipelineOptimizer
 from assigner.runtime.update.scaling import GradientScaling
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from assigner.formats.terms import Backend
+    from assigner.formats.terms import Backend, RunRemat
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Batch, Workload
     from assigner.runtime.step.batchnorm import BatchNorm
@@ -84,7 +83,7 @@ class Pipeline(ModelState):
         workload: Workload,
         plan: Plan | Path | str,
         *,
-        remat: Remat = "plan",
+        remat: RunRemat = "plan",
         batch_norm: BatchNorm = "deferred",
         timeout_s: float = 600.0,
         backend: Backend | None = None,
@@ -105,7 +104,7 @@ class Pipeline(ModelState):
         self._base_bytes = held_bytes(self._member.device) or 0
         self.steps = self._batches = 0
         self._unread, self._outside = UnreadState(self.graph, self.rank), OutsideValues(self.graph)
-        self._loss_memory, self._loss_values = Memento((), [workload.loss], parameters=True), LossValues(workload)
+        self._loss_values = LossValues(workload)
         with self._member.guarded("the building of the partitions"):
             if not training:
                 workload = without_training(workload)
@@ -151,8 +150,7 @@ class Pipeline(ModelState):
 
     def _install(self, remat: Rematerialisation) -> Installation:
         """Build this rank's part of the plan and what executes it."""
-        self._trace_settings = TraceSettings(self.plan, self.worker, remat.choice, self._base_bytes)
-        self._clock = StepClock(self.plan, remat.choice)
+        self._clock = StepClock(self.plan, self._remat)
         self._updated, self._waiting = True, False
         return Installation(
             self.workload, self.plan, self.graph, self._member,
@@ -194,14 +192,17 @@ class Pipeline(ModelState):
         self.plan = new
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded("the move to another plan"):
-            moved = relocate(self.graph, old, new, self._installed.share, self.optimizer, member=self._member)
+            found, moments = relocate(self.graph, old, new, self._installed.share, self.optimizer, member=self._member)
             self._installed.gradients.drop()
             before = self._installed
             self._installed = self._install(remat)
             self._installed.go_on_from(before)
             del before
             self.optimizer.move(self._installed.updated, self._installed.updated_elsewhere)
-            moved.unpack(self._installed.share, self.optimizer)
+            for partition, state in found.items():
+                state.unpack(partition, self._installed.share)
+            for of_parameters in moments:
+                of_parameters.add(self._installed.share.updated, self.optimizer)
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
 
     def _check_move(self, plan: Plan, outside: Mapping[int, Sequence[float]]) -> None:
@@ -209,8 +210,7 @@ class Pipeline(ModelState):
         self._outside.check_kept(self.state_dict, training=False)
         self._outside.check_moved(self.plan, plan, outside)
         last = self.graph.last.name
-        remembers = self._loss_values.remembers or self._loss_memory.has_changed(ignoring="plain")
-        if self.plan.holders[last] != plan.holders[last] and remembers:
+        if self.plan.holders[last] != plan.holders[last] and self._loss_values.remembers:
             raise UsageError(
                 f"Workload.loss keeps something from call to call, or was trained, and {last!r} goes to"
                 f" {plan.holders[last][0]}: what the loss has kept would stay behind",
@@ -300,7 +300,7 @@ class Pipeline(ModelState):
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor
             found, outputs = self._installed.training.run(
-                program, micro_batches, self._batches, loss_factor=factor, outputs_to=outputs_to,
+                micro_batches, self._batches, loss_factor=factor, outputs_to=outputs_to,
                 reduction=self._installed.gradients.reduction,
             )  # fmt: skip
             self._installed.share.read_elsewhere.check()
@@ -318,7 +318,7 @@ class Pipeline(ModelState):
         with self._member.guarded("the end of the step"):
             result = shared_result(found, self.workload, self._member)
         self._outside.note_moved(self._installed.share.state)
-        whole = update and self._installed.ran_as_planned(program)
+        whole = update and self._installed.ran_as_planned(micro_batches)
         self._clock.end_step(whole=whole)
         if recorder is not None:
             recorder.end_step(whole=whole)
@@ -368,7 +368,7 @@ class Pipeline(ModelState):
         with self._member.guarded("the start of an evaluation"), kept_generators(self._member.device):
             self._outside.check_kept(self.state_dict, training=False)
             call += self._loss_values.begin()
-            result = self._installed.inference.evaluate(call, batch, self._batches, outputs_to)
+            result = self._installed.evaluate(call, batch, self._batches, outputs_to)
             self._installed.share.read_elsewhere.check()
             self._loss_values.end()
         return result
@@ -406,7 +406,7 @@ class Pipeline(ModelState):
         refuse_other_casting(self.workload.autocast, self._member.device.type)
         with self._member.guarded("the start of a forward"), kept_generators(self._member.device):
             self._outside.check_kept(self.state_dict, training=False)
-            return self._installed.inference.forward(inputs, self._batches, to)
+            return self._installed.forward(inputs, self._batches, to)
 
     def _note(self, call: str) -> None:
         """A call that has every rank for itself is compared with the next one that has them all."""
@@ -526,6 +526,9 @@ class Pipeline(ModelState):
             WorkerError: another rank failed; the message has its error.
         """
         self._compare("trace()", "the start of a trace", shown=f"trace({str(path)!r})")
-        with traced(Path(path), self._trace_settings, self._member, self._installed.executor, last=last, force=force):
+        with traced(
+            Path(path), self.plan, self._member, self._installed.executor,
+            remat=self._remat, base_bytes=self._base_bytes, last=last, force=force,
+        ):  # fmt: skip
             yield
             self._compare("the end of trace()", "the end of a trace")

@@ -121,26 +121,6 @@ def _state_removals(graph: PartitionGraph, old: Plan, new: Plan) -> Iterator[tup
             yield names, source, target
 
 
-@dataclass(frozen=True)
-class RelocatedShare:
-    """What a rank holds under its new plan.
-
-    Args:
-        partitions: What belongs to each of its partitions.
-        moments: The optimizer's state of the parameters that it updates.
-    """
-
-    partitions: dict[str, RelocatedState]
-    moments: list[OptimizerState]
-
-    def unpack(self, share: LocalPartitions, optimizer: PipelineOptimizer) -> None:
-        """Put it in its place."""
-        for partition, each in self.partitions.items():
-            each.unpack(partition, share)
-        for moments in self.moments:
-            moments.add(share.updated, optimizer)
-
-
 def relocate(
     graph: PartitionGraph,
     old: Plan,
@@ -149,7 +129,7 @@ def relocate(
     optimizer: PipelineOptimizer,
     *,
     member: Membership,
-) -> RelocatedShare:
+) -> tuple[dict[str, RelocatedState], list[OptimizerState]]:
     """Send what leaves this rank and receive what comes to it; every rank calls this.
 
     Args:
@@ -159,6 +139,9 @@ def relocate(
         share: What this rank holds now.
         optimizer: With the state.
         member: This process in the run.
+
+    Returns:
+        What belongs to each partition that this rank is to hold, and the optimizer's state of what it is to update.
 
     Raises:
         LostConnectionError: a rank is gone.
@@ -185,7 +168,7 @@ def relocate(
         elif rank == target:
             tensors, plain = receive_value(member, source).value
             moments.append(OptimizerState(tensors, json.loads(plain)))
-    return RelocatedShare(found, moments)
+    return found, moments
 
 
 def _look(tensor: torch.Tensor) -> tuple[Any, ...]:

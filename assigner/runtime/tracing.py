@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,10 +16,8 @@ import torch
 from assigner.errors import UsageError
 from assigner.files import refuse_existing
 from assigner.formats.document import decode, encode, now
-from assigner.formats.plan import Plan
 from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTrace, save_trace
 from assigner.machine.starvation import StarvationWatch
-from assigner.runtime.forward.remat import Remat
 from assigner.runtime.ranks.process import float32_precision
 from assigner.runtime.recording.clock import ClockComparison, PeersClock
 from assigner.runtime.recording.memory import MemoryGauge
@@ -32,118 +30,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from assigner.runtime.messages.transport import Transport
+    from assigner.formats.plan import Plan
+    from assigner.formats.terms import RunRemat
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.step.executor import Executor
 
 
-@dataclass(frozen=True)
-class TraceSettings:
-    """What a trace says of its run.
-
-    Args:
-        plan: The run's plan.
-        worker: This rank's worker; None: it holds no stage.
-        remat: What is rematerialised.
-        base_bytes: What this process held before it built its partitions.
-    """
-
-    plan: Plan
-    worker: str | None
-    remat: Remat
-    base_bytes: int
-
-
-class Tracing:
-    """One trace, from this rank. All ranks make one at the same time.
-
-    Args:
-        settings: What it says of the run.
-        transport: To the other ranks; None: there are none.
-        device: What this rank computes on.
-        last: How many steps are kept.
-
-    Attributes:
-        recorder: For the executor.
-        peak_bytes: The most that this process held until `stop`.
-        starved: The share of its processor time that other programs had until then.
-        reference: How fast this worker does fixed pieces of work, at the start, and in the end the mean with that.
-
-    Raises:
-        LostConnectionError: another rank is gone.
-    """
-
-    def __init__(
-        self, settings: TraceSettings, transport: Transport | None, *, device: torch.device, last: int
-    ) -> None:
-        self.settings, self.transport, self.device = settings, transport, device
-        self.reference = measure_reference(device)
-        self.first = self._compare_clocks()
-        self.starvation, self.starved = StarvationWatch(torch.get_num_threads()), 0.0
-        self.gauge = MemoryGauge(device)
-        self.gauge.reset_peak()
-        self.recorder = Recorder(self.gauge, last=last)
-        self.peak_bytes = 0
-
-    def _compare_clocks(self) -> ClockComparison:
-        return ClockComparison(0.0) if self.transport is None else self.transport.compare_clocks()
-
-    def stop(self) -> None:
-        """Nothing more is recorded."""
-        self.peak_bytes = max(self.recorder.highest_bytes, self.gauge.peak() or 0)
-        self.gauge.close()
-        self.starved = self.starvation.share()
-
-    def collect(self) -> Trace | None:
-        """The whole trace on rank 0, None on the others; every rank comes here after it has stopped.
-
-        Raises:
-            LostConnectionError: another rank is gone.
-        """
-        self.recorder.settle()
-        comparison = self._compare_clocks()
-        self.reference = self.reference.together(measure_reference(self.device))
-        mine = json.dumps(encode(self._worker_trace(comparison))).encode()
-        texts = [mine] if self.transport is None else self.transport.gather(mine)
-        if not texts:
-            return None
-        found = {each.worker: each for each in (decode(WorkerTrace, json.loads(text)) for text in texts)}
-        plan = self.settings.plan
-        return Trace(
-            created_at=now(),
-            tool_version=__version__,
-            environment={
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "system": platform.platform(),
-                "float32": float32_precision(),
-                "ranks": len(texts),
-            },
-            workload=plan.workload,
-            stages=plan.stages,
-            schedule=plan.schedule,
-            micro_batches=plan.micro_batches,
-            micro_batch_size=plan.micro_batch_size,
-            remat=self.settings.remat,
-            steps=len(self.recorder.steps),
-            workers=_from_zero([found[worker] for worker in plan.workers]),
-        )
-
-    def _worker_trace(self, last: ClockComparison) -> WorkerTrace:
-        clock = PeersClock(self.first, last)
-        base = self.settings.base_bytes
-        actions = tuple(
-            _traced(number, span, clock, base) for number, step in enumerate(self.recorder.steps) for span in step.spans
-        )
-        peak = max(0, self.peak_bytes - base)
-        return WorkerTrace(self.settings.worker or "", actions, peak, base, clock.error_s, self.starved, self.reference)
-
-
 @contextlib.contextmanager
 def traced(
-    path: Path, settings: TraceSettings, member: Membership, executor: Executor, *, last: int, force: bool
+    path: Path,
+    plan: Plan,
+    member: Membership,
+    executor: Executor,
+    *,
+    remat: RunRemat,
+    base_bytes: int,
+    last: int,
+    force: bool,
 ) -> Iterator[None]:
-    """Record the steps of the block and write them; see `Pipeline.trace`."""
+    """Record the steps of the block and write them; see `Pipeline.trace`. All ranks enter and leave it together.
+
+    Args:
+        path: The trace's file.
+        plan: The run's plan.
+        member: This process in the run.
+        executor: Runs the steps.
+        remat: What is rematerialised.
+        base_bytes: What this process held before it built its partitions.
+        last: How many steps are kept.
+        force: Replace an existing file.
+    """
     if last < 1:
         raise UsageError(f"last={last}: a trace has one step or more")
     if executor.recorder is not None:
@@ -157,22 +73,80 @@ def traced(
         ),
     )
     with member.guarded("the start of a trace"):
-        tracing = Tracing(settings, member.transport, device=member.device, last=last)
-    executor.recorder = tracing.recorder
+        reference = measure_reference(member.device)
+        first = _compare_clocks(member)
+        starvation = StarvationWatch(torch.get_num_threads())
+        gauge = MemoryGauge(member.device)
+        gauge.reset_peak()
+        recorder = Recorder(gauge, last=last)
+    executor.recorder = recorder
     try:
         yield
     finally:
         executor.recorder = None
-        tracing.stop()
-    if not tracing.recorder.steps:
+        peak_bytes = max(recorder.highest_bytes, gauge.peak() or 0)
+        gauge.close()
+        starved = starvation.share()
+    if not recorder.steps:
         raise UsageError(
-            f"{path}: no step to write: none had {settings.plan.workload.batch_size} rows and an update",
+            f"{path}: no step to write: none had {plan.workload.batch_size} rows and an update",
             hint="make steps of the plan's batch size in the block",
         )
     with member.guarded("the end of a trace"):
-        trace = tracing.collect()
-        if trace is not None:
-            save_trace(trace, path, force=force)
+        recorder.settle()
+        clock = PeersClock(first, _compare_clocks(member))
+        reference = reference.together(measure_reference(member.device))
+        actions = tuple(
+            _traced(number, span, clock, base_bytes)
+            for number, step in enumerate(recorder.steps)
+            for span in step.spans
+        )
+        peak = max(0, peak_bytes - base_bytes)
+        mine = WorkerTrace(member.worker or "", actions, peak, base_bytes, clock.error_s, starved, reference)
+        workers = _gathered(mine, member)
+        if workers:
+            save_trace(_trace(plan, workers, remat=remat, steps=len(recorder.steps)), path, force=force)
+
+
+def _compare_clocks(member: Membership) -> ClockComparison:
+    return ClockComparison(0.0) if member.transport is None else member.transport.compare_clocks()
+
+
+def _gathered(mine: WorkerTrace, member: Membership) -> list[WorkerTrace]:
+    """All ranks' traces, on rank 0; none on the others."""
+    if member.transport is None:
+        return [mine]
+    data = json.dumps(encode(mine)).encode()
+    if member.rank:
+        member.transport.put(data, 0)
+        member.transport.flush()
+        return []
+    texts = [data, *(member.transport.get(rank) for rank in member.others)]
+    return [decode(WorkerTrace, json.loads(text)) for text in texts]
+
+
+def _trace(plan: Plan, workers: Sequence[WorkerTrace], *, remat: RunRemat, steps: int) -> Trace:
+    """The whole trace, of all ranks' parts."""
+    found = {each.worker: each for each in workers}
+    return Trace(
+        created_at=now(),
+        tool_version=__version__,
+        environment={
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "float32": float32_precision(),
+            "ranks": len(workers),
+        },
+        workload=plan.workload,
+        stages=plan.stages,
+        schedule=plan.schedule,
+        micro_batches=plan.micro_batches,
+        micro_batch_size=plan.micro_batch_size,
+        remat=remat,
+        steps=steps,
+        workers=_from_zero([found[worker] for worker in plan.workers]),
+    )
 
 
 def _traced(step: int, span: RecordedSpan, clock: PeersClock, base: int) -> TracedAction:

@@ -12,8 +12,8 @@ from assigner.errors import AssignerError, MarkingError
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
 from assigner.runtime.forward.remat import Rematerialisation
-from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
+from assigner.runtime.passes import without_training
 from assigner.runtime.update.optimizer import PipelineOptimizer
 from assigner.runtime.update.scaling import GradientScaling
 from assigner.usercode import user_line
@@ -51,7 +51,7 @@ class _Seat:
             program, cuts = installed.begin("step", batch)
             installed.gradients.drop()
             installed.gradients.begin()
-            found, _ = installed.training.run(program, cuts, step, loss_factor=1.0)
+            found, _ = installed.training.run(cuts, step)
             installed.gradients.end(program, installed.executor, step)
         return found[self.member.rank][0] if self.member.rank in found else 0.0
 
@@ -66,7 +66,7 @@ class _Seat:
         """The loss over the first batch in eval mode."""
         self.installed.inference.carried.reset()
         with self.member.guarded("an evaluation"):
-            return self.installed.inference.evaluate("evaluate", exercise.batch(0), STEPS)
+            return self.installed.evaluate("evaluate", exercise.batch(0), STEPS)
 
 
 class Partitions:

@@ -134,7 +134,7 @@ class Mailbox:
     def __init__(self, turns: Turns, ranks: int) -> None:
         self.turns, self.ranks = turns, ranks
         self.messages: dict[Message, deque[torch.Tensor]] = defaultdict(deque)  # a sender may be a program ahead
-        self.shared: dict[int, list[torch.Tensor]] = defaultdict(list)
+        self.told: dict[tuple[int, int], deque[torch.Tensor]] = defaultdict(deque)  # beside programs
 
 
 class CopyingTransport(Transport):
@@ -146,9 +146,8 @@ class CopyingTransport(Transport):
     """
 
     def __init__(self, mailbox: Mailbox, rank: int) -> None:
-        self._mailbox, self._rank = mailbox, rank
+        self._mailbox, self._rank, self.direct = mailbox, rank, None
         self._expected: dict[Message, tuple[tuple[int, ...], torch.dtype]] = {}
-        self._taken: dict[int, int] = defaultdict(int)
 
     def know(self, routes: Iterable[Route]) -> None:
         """Messages have no numbers here."""
@@ -199,15 +198,15 @@ class CopyingTransport(Transport):
     def flush(self) -> None:
         """What was sent has left at once."""
 
-    def share(self, value: torch.Tensor, root: int) -> torch.Tensor:
-        """The value of `root`, on every worker; all of them call this in the same order."""
-        if root == self._rank:
-            self._mailbox.shared[root].append(value)
-            return value
-        number = self._taken[root]
-        self._taken[root] += 1
-        self._mailbox.turns.wait_until(lambda: len(self._mailbox.shared[root]) > number)
-        return self._mailbox.shared[root][number].clone()
+    def put_tensor(self, tensor: torch.Tensor, target: int) -> None:
+        """Send a copy to a worker, beside the program."""
+        self._mailbox.told[self._rank, target].append(tensor.clone())
+
+    def get_tensor(self, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:  # noqa: ARG002
+        """What a worker puts next."""
+        waiting = self._mailbox.told[source, self._rank]
+        self._mailbox.turns.wait_until(lambda: bool(waiting))
+        return waiting.popleft()
 
     def meet(self) -> None:
         """Nobody leaves before the others."""
@@ -234,7 +233,7 @@ class CopyingMembership(Membership):
         self.rank, self.worker, self.device = rank, worker, torch.device("cpu")
         self.transport: Transport | None = CopyingTransport(mailbox, rank)
         self._ranks = mailbox.ranks
-        self._watch, self._direct, self._stop, self._groups = None, None, None, None
+        self._watch, self._stop, self._groups = None, None, None
         self.groups = {}
         self.calls = ()
         self._left = self._owns_group = self.failed = False
@@ -248,17 +247,3 @@ class CopyingMembership(Membership):
         """This worker failed."""
         self.failed = isinstance(error, Exception)  # and was not stopped for another one's failure
         super().fail(at, error)
-
-    def text_from(self, rank: int, text: str) -> str:
-        """One worker's text, for all of them."""
-        assert self.transport is not None
-        mine = torch.tensor([*text.encode()], dtype=torch.uint8, device="cpu")
-        return bytes(self.transport.share(mine, rank).tolist()).decode()
-
-    def numbers(self, number: float) -> list[float]:
-        """Every worker's number, in their order."""
-        assert self.transport is not None
-        mine = torch.tensor(number, dtype=torch.float64, device="cpu")
-        found = {self.rank: self.transport.share(mine, self.rank)}
-        found.update({n: self.transport.share(mine, n) for n in range(self._ranks) if n != self.rank})
-        return [float(found[n]) for n in range(self._ranks)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chain import Chain
 
     from assigner.formats.plan import Plan, Schedule
-    from assigner.runtime.forward.remat import Remat
+    from assigner.formats.terms import RunRemat
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -42,7 +42,7 @@ class Assigner:
         remat: What to rematerialise.
     """
 
-    def __init__(self, chain: Chain, plan: Plan, *, remat: Remat = "never") -> None:
+    def __init__(self, chain: Chain, plan: Plan, *, remat: RunRemat = "never") -> None:
         self.batch = chain.batch
         self.pipeline = assigner.Pipeline(
             chain.workload, plan, graph=chain.graph, remat=remat, check_memory=False, timeout_s=120

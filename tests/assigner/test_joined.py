@@ -281,7 +281,7 @@ def test_sums_begin_within_a_joined_backward(monkeypatch):
                 seen.append((behind, {name: each.grad.clone() for name, each in held.items() if each.grad is not None}))
 
         training = pipeline._installed.training
-        program = training.variants.planned.programs.counted(2, training=True)
+        program = training.variants.planned.program(2, training=True)
         stage_steps = [(each.kind, each.stage, each.micro_batch) for each in program.actions["worker:0/cpu"]]
         last = max(n for n, each in enumerate(stage_steps) if each[1] == 0)
         executor._learn(program, [each for each in program.actions["worker:0/cpu"] if each.micro_batch >= 0])

@@ -16,6 +16,7 @@ from assigner.profiler.partitionbench import PartitionBench, counted_elsewhere, 
 from assigner.profiler.rank import largest_message
 from assigner.profiler.update import UpdateBench, trained
 from assigner.profiler.walk import chunks, collect_inputs, representatives
+from assigner.runtime.forward.state import PartitionState
 from assigner.runtime.step.partition import PartitionRunner
 
 CPU = torch.device("cpu")
@@ -41,8 +42,8 @@ def graph() -> PartitionGraph:
 
 def make_bench(graph: PartitionGraph, name: str) -> PartitionBench:
     given = collect_inputs(make_workload(), graph, [ROWS], CPU, budget_bytes=1e9, wanted=[name])[ROWS][name]
-    module = graph.build([name])[name]
-    runner = PartitionRunner(graph.piece[name], module, CPU, False, graph.output_gradients(graph.piece[name]))
+    piece, module = graph.piece[name], graph.build([name])[name]
+    runner = PartitionRunner(piece, module, CPU, False, graph.output_gradients(piece), PartitionState(module))
     needs = [bool(value.partition) for value in graph.piece[name].reads]
     return PartitionBench(runner, given.reads, needs, given.sizes, device=CPU, depth=3)
 

@@ -21,6 +21,7 @@ from assigner.profiler.stagegroups import StageBench
 from assigner.profiler.tasks import Point
 from assigner.profiler.update import UpdateBench, optimizer_share
 from assigner.profiler.walk import collect_inputs
+from assigner.runtime.forward.state import PartitionState
 from assigner.runtime.step.partition import PartitionRunner
 
 CPU = torch.device("cpu")
@@ -48,7 +49,8 @@ def make_bench(graph: PartitionGraph, free: float, *, rows: int = ROWS, optimize
     """A bench of partition 1 with so many bytes free at any time."""
     piece = graph.piece["1"]
     given = collect_inputs(make_workload(), graph, [rows], CPU, budget_bytes=1e9, wanted={"1"})[rows]["1"]
-    runner = PartitionRunner(piece, graph.build(["1"])["1"], CPU, False, graph.output_gradients(piece))
+    module = graph.build(["1"])["1"]
+    runner = PartitionRunner(piece, module, CPU, False, graph.output_gradients(piece), PartitionState(module))
     return PartitionBench(
         runner, given.reads, [True], given.sizes, device=CPU, depth=4, optimizer_bytes=optimizer_bytes,
         room=lambda: free,

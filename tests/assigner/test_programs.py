@@ -1,14 +1,14 @@
-"""Programs by number of rows: the ones used last are kept."""
+"""Programs by number of micro-batches: built once, with their routes known."""
 
 from __future__ import annotations
 
 from workloads import graph_of, make_plan, skips
 
-from assigner.runtime.batch.variants import Programs
+from assigner.runtime.batch.variants import Variant
 
 
-def test_row_counts_without_end():
-    """However many there were, some are kept; one that was dropped is built again, equal and with known routes."""
+def test_a_program_is_built_once_for_each_number_of_micro_batches():
+    """Whatever rows they have, and its routes are told to the transport when it is built."""
     known: list[object] = []
 
     class Knows:
@@ -17,14 +17,9 @@ def test_row_counts_without_end():
 
     graph = graph_of(skips())
     plan = make_plan(skips(), [(0, ["parts.0", "parts.1"]), (1, ["parts.2", "last"])])
-    programs = Programs(plan, graph, Knows())
-    first, second = programs.training(1), programs.training(2)
-    for rows in range(3, 34):
-        assert programs.training(rows) is programs.training(rows)
-        assert programs.training(1) is first
-    again = programs.training(2)
-    assert again is not second
-    assert again == second
-    assert len(programs._built) == 32
-    assert known[-1] == known[1]
-    assert len(known) == 34
+    variant = Variant(graph, plan, {}, Knows())
+    first, forwards = variant.program(1, training=True), variant.program(1, training=False)
+    assert variant.program(1, training=True) is first
+    assert variant.program(1, training=False) is forwards
+    assert known == [first.routes, forwards.routes]
+    assert len(forwards.routes) < len(first.routes)

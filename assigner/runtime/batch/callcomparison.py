@@ -33,8 +33,7 @@ import torch
 
 from assigner.errors import FormatError, UsageError, WorkerError
 from assigner.model.plainvalues import DTYPES, dtype_name, from_json, to_json
-from assigner.runtime.failures.callrecord import CallSums, TreeSums
-from assigner.usercode import calling_place
+from assigner.runtime.failures.callrecord import CallSums, ToldCall, TreeSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -96,7 +95,7 @@ class CallComparison:
         self._weights = micro_batches if needs.weighs else 0
         self._outlines: OrderedDict[int, str] = OrderedDict()
         self._covered = False
-        self._noted: list[tuple[str, str, tuple[str, int] | None]] = []
+        self._noted: list[ToldCall] = []
 
     @contextlib.contextmanager
     def covered(self) -> Iterator[None]:
@@ -123,7 +122,7 @@ class CallComparison:
         if exchanges:
             self._compare(self._begin(call, shown, None, None))
         else:
-            self._noted.append((call, shown, calling_place()))
+            self._noted.append(ToldCall.now(call, shown))
 
     def given(
         self,
@@ -168,7 +167,7 @@ class CallComparison:
     def _begin(self, call: str, shown: str, inputs: TreeSums | None, targets: TreeSums | None) -> CallSums:
         """A comparison of which other ranks can ask from now on."""
         before = self._member.calls[-1].number if self._member.calls else 0
-        calls = (*self._noted, (call, shown, calling_place()))
+        calls = (*self._noted, ToldCall.now(call, shown))
         self._noted.clear()
         sums = CallSums(before + 1, calls, inputs, targets)
         self._member.calls = (*self._member.calls[-1:], sums)
@@ -186,9 +185,9 @@ class CallComparison:
             weights: What the micro-batches count for, on that rank; None: it cannot say.
         """
         root = self._needs.inputs_rank if root is None else root
-        leaves = mine.calls[-1][0] == LEAVING
+        leaves = mine.calls[-1].name == LEAVING
         own = _CallHashes(
-            _digest(str([name for name, _, _ in mine.calls])),
+            _digest(str([each.name for each in mine.calls])),
             _digest_of(mine.inputs),
             key,
             _digest_of(mine.targets),

@@ -124,7 +124,7 @@ class Cutting:
         )
 
     def count(self, rows: int, plan: Plan) -> int:
-        """How many micro-batches a batch of so many rows is cut into."""
+        """How many micro-batches a batch of so many rows is cut into: as planned, or fewer where rows are few."""
         return micro_batch_count(rows, plan.micro_batches, plan.micro_batch_size, self._workload.fineness)
 
     def weigher(self, plan: Plan) -> Callable[[Batch], list[float]] | None:

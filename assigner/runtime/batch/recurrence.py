@@ -140,10 +140,11 @@ class CarriedState:
         sizes = [cut.rows for cut in micro_batches]
         if [part.rows for part in self.parts] != sizes:
             self._cut_again(sizes)
-        return [
-            _with_inputs(cut, *with_states(cut.inputs, cut.structure, part.trees()))
-            for cut, part in zip(micro_batches, self.parts, strict=True)
-        ]
+        found = []
+        for cut, part in zip(micro_batches, self.parts, strict=True):
+            inputs, structure = with_states(cut.inputs, cut.structure, part.trees())
+            found.append(replace(cut, inputs=inputs, structure=structure))
+        return found
 
     def bring(self, groups: Sequence[VariantGroup]) -> None:
         """Have every rank get the values that its partitions read of the state; all ranks call this.
@@ -164,7 +165,7 @@ class CarriedState:
         yield from zip(numbers, part.leaves, strict=True)
 
     def _wants(self, group: VariantGroup) -> Iterator[_Want]:
-        graph, plan = group.variant.graph, group.variant.programs.plan
+        graph, plan = group.variant.graph, group.variant.plan
         readers: dict[int, set[int]] = {}
         for piece in graph.pieces:
             for value in piece.reads:
@@ -198,7 +199,7 @@ class CarriedState:
             self.parts = parts
 
     def _part(self, group: VariantGroup, place: int, cut: MicroBatch, made: Made) -> StatePart:
-        output, plan = group.variant.graph.output, group.variant.programs.plan
+        output, plan = group.variant.graph.output, group.variant.plan
         structures, leaves = {}, []
         for target, source in self.places.items():
             numbers, structure = check_output(output, source)
@@ -228,8 +229,8 @@ class CarriedState:
 
     def _rows_of(self, output: ModelOutput, source: StatePlace) -> list[int | None]:
         """In which dimensions a graph's output has the rows, leaf by leaf of what is carried."""
-        numbers, _ = output_leaves(output, source)
-        planned, _ = output_leaves(self._planned, source)
+        numbers, _ = output_leaves(output.structure, source)
+        planned, _ = output_leaves(self._planned.structure, source)
         if output.rows_known or len(planned) != len(numbers):
             return [output.rows[number] for number in numbers]
         return [self._planned.rows[number] for number in planned]
@@ -310,8 +311,10 @@ class CarriedState:
                 transport.send(Message(route, want.place), leaf.value)
         for want, leaf, route in ways:
             if want.target == rank:
-                there = leaf.value.numel()
-                leaf.value = transport.receive(Message(route, want.place)) if there else self._here_empty(leaf.value)
+                if leaf.value.numel():
+                    leaf.value = transport.receive(Message(route, want.place))
+                else:
+                    leaf.value = torch.empty_like(leaf.value, device=self._member.device)
             leaf.holders |= {want.target}
 
     def _route(self, want: _Want) -> Route:
@@ -329,9 +332,6 @@ class CarriedState:
 
     def _here(self, value: Any) -> Any:
         return value.to(self._member.device) if isinstance(value, torch.Tensor) else value
-
-    def _here_empty(self, value: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(value, device=self._member.device)
 
     def reset(self) -> None:
         """The next batch begins with the state that it has itself."""
@@ -353,10 +353,6 @@ class _Want:
     leaf: int
     source: int
     target: int
-
-
-def _with_inputs(cut: MicroBatch, inputs: list[Any], structure: TreeSpec) -> MicroBatch:
-    return replace(cut, inputs=inputs, structure=structure)
 
 
 def _rank(plan: Plan, partition: str) -> int:

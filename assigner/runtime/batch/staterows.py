@@ -55,16 +55,12 @@ def input_leaves(structure: TreeSpec, place: StatePlace) -> list[int]:
         ) from None
 
 
-def output_leaves(output: ModelOutput, place: StatePlace) -> tuple[list[int], TreeSpec]:
-    """The numbers of an output's leaves among those of the model's output, and their structure.
+def output_leaves(structure: TreeSpec, place: StatePlace) -> tuple[list[int], TreeSpec]:
+    """The numbers of an output's leaves among those of the model's output, which has this structure; and their own.
 
     Raises:
         UsageError: there is no such output.
     """
-    return _output_leaves(output.structure, place)
-
-
-def _output_leaves(structure: TreeSpec, place: StatePlace) -> tuple[list[int], TreeSpec]:
     tree = _numbered(structure)
     try:
         found = getattr(tree, place) if isinstance(place, str) and not isinstance(tree, Mapping) else tree[place]
@@ -111,7 +107,7 @@ def with_states(
 def state_of(output: Any, place: StatePlace) -> Any:
     """The state in what the model returned, detached, in memory of its own."""
     leaves, structure = pytree.tree_flatten(output)
-    numbers, below = _output_leaves(structure, place)
+    numbers, below = output_leaves(structure, place)
     return pytree.tree_unflatten([kept(leaves[number]) for number in numbers], below)
 
 
@@ -135,7 +131,7 @@ def check_carried(workload: Workload, graph: PartitionGraph) -> None:
 
 def check_output(output: ModelOutput, place: StatePlace) -> tuple[list[int], TreeSpec]:
     """As `output_leaves`; raises UsageError also where they cannot be carried."""
-    numbers, structure = output_leaves(output, place)
+    numbers, structure = output_leaves(output.structure, place)
     for number in numbers:
         facts = output.tensors[number]
         if (facts is None and output.leaves[number] is LEAF) or (facts is not None and facts.shape is None):

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
 from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
-from assigner.formats.fineness import ANY, micro_batch_count
+from assigner.formats.plan import Plan
 from assigner.location import rank_of
 from assigner.model.marking import PartitionGraph
 from assigner.model.marking.cut import recut
@@ -27,6 +27,7 @@ from assigner.model.marking.domain import InputKey, input_key
 from assigner.model.marking.modules import TOO_FEW_VALUES
 from assigner.runtime.batch.headers import header_routes
 from assigner.runtime.batch.microbatch import MicroBatch
+from assigner.runtime.messages.transport import Transport
 from assigner.runtime.stages.replicas import check_stores
 from assigner.schedule.program import Program, build_forward_program, build_program
 
@@ -35,61 +36,10 @@ if TYPE_CHECKING:
 
     import torch
 
-    from assigner.formats.fineness import Fineness
-    from assigner.formats.plan import Plan
-    from assigner.runtime.messages.transport import Transport
     from assigner.runtime.ranks.membership import Membership
 
 _MOST_VARIANTS = 64  # of each mode; what is run longest ago goes first
 _MOST_KEYS = 1024
-_MOST_BUILT = 32
-
-
-class Programs:
-    """Programs that have been built, by number of rows or of micro-batches.
-
-    Of those by rows the ones used last are kept, of those by micro-batches all: a batch has no more than planned. The
-    transport goes on knowing the routes of one that was dropped, so that every rank numbers them alike for ever.
-
-    Args:
-        plan: What they execute.
-        graph: The model's partitions.
-        transport: Gets to know their routes; None: there are no other ranks.
-        fineness: How finely the workload allows its batches to be cut.
-    """
-
-    def __init__(
-        self, plan: Plan, graph: PartitionGraph, transport: Transport | None, fineness: Fineness = ANY
-    ) -> None:
-        self.plan, self.graph, self.transport, self.fineness = plan, graph, transport, fineness
-        self._built: OrderedDict[int, Program] = OrderedDict()  # the one that was used last at the end
-        self._counted: dict[tuple[int, bool], Program] = {}
-
-    def training(self, rows: int) -> Program:
-        """The program for a batch of so many rows: as many micro-batches as planned, or fewer where rows are few."""
-        if rows in self._built:
-            self._built.move_to_end(rows)
-        else:
-            count = micro_batch_count(rows, self.plan.micro_batches, self.plan.micro_batch_size, self.fineness)
-            plan = self.plan.cut(count, -(-rows // count), batch_size=rows)
-            self._built[rows] = self._known(build_program(plan, self.graph.edges, self.graph.ties))
-            if len(self._built) > _MOST_BUILT:
-                self._built.popitem(last=False)
-        return self._built[rows]
-
-    def counted(self, count: int, *, training: bool) -> Program:
-        """The program for so many micro-batches of whatever size; without `training` their forwards alone."""
-        if (count, training) not in self._counted:
-            plan = self.plan.cut(count, 1, batch_size=count)
-            edges, ties = self.graph.edges, self.graph.ties
-            program = build_program(plan, edges, ties) if training else build_forward_program(plan, edges)
-            self._counted[count, training] = self._known(program)
-        return self._counted[count, training]
-
-    def _known(self, program: Program) -> Program:
-        if self.transport is not None:
-            self.transport.know((*program.routes, *header_routes(self.graph, program)))
-        return program
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,15 +48,32 @@ class Variant:
 
     Args:
         graph: The model's partitions.
-        programs: What the workers do.
+        plan: Who holds which of them.
         modules: This rank's partitions by name.
+        transport: Gets to know the routes of its programs; None: there are no other ranks.
         is_planned: It is the graph that the plan was made for.
     """
 
     graph: PartitionGraph
-    programs: Programs
+    plan: Plan
     modules: Mapping[str, fx.GraphModule]
+    transport: Transport | None
     is_planned: bool = False
+    _programs: dict[tuple[int, bool], Program] = field(default_factory=dict)
+
+    def program(self, count: int, *, training: bool) -> Program:
+        """What the workers do with so many micro-batches of whatever size; without `training` forwards alone.
+
+        All of them are kept: no batch has more micro-batches than planned.
+        """
+        if (count, training) not in self._programs:
+            plan = self.plan.cut(count, 1, batch_size=count)
+            edges, ties = self.graph.edges, self.graph.ties
+            program = build_program(plan, edges, ties) if training else build_forward_program(plan, edges)
+            if self.transport is not None:
+                self.transport.know((*program.routes, *header_routes(self.graph, program)))
+            self._programs[count, training] = program
+        return self._programs[count, training]
 
     @cached_property
     def read_inputs(self) -> dict[int, str]:
@@ -117,7 +84,7 @@ class Variant:
     @property
     def makers(self) -> tuple[int, ...]:
         """The ranks that make the model's output, each of some micro-batches; that of the first worker first."""
-        return tuple(rank_of(worker) for worker in self.programs.plan.holders[self.graph.last.name])
+        return tuple(rank_of(worker) for worker in self.plan.holders[self.graph.last.name])
 
 
 @dataclass(frozen=True)
@@ -141,7 +108,6 @@ class Variants:
     Args:
         graph: The plan's own.
         plan: Who holds which partition.
-        programs: The plan's own.
         modules: This rank's partitions of it.
         member: This process in the run.
         trained: This rank's parameters that a script may freeze, by name.
@@ -151,13 +117,12 @@ class Variants:
         self,
         graph: PartitionGraph,
         plan: Plan,
-        programs: Programs,
         modules: Mapping[str, fx.GraphModule],
         member: Membership,
         *,
         trained: Mapping[str, torch.Tensor],
     ) -> None:
-        self.planned = Variant(graph, programs, modules, is_planned=True)
+        self.planned = Variant(graph, plan, modules, member.transport, is_planned=True)
         self.plan, self.member, self._trained = plan, member, trained
         self._made: dict[bool, list[Variant]] = {True: [self.planned], False: []}
         self._known: OrderedDict[tuple[InputKey, bool], Variant] = OrderedDict()
@@ -223,16 +188,15 @@ class Variants:
             graph = recut(base, key.structure, leaves, training=training)
             _check_ownership(graph, base)
             check_stores(self.plan, graph)
-            programs = Programs(
-                _with_partitions(self.plan, graph), graph, self.member.transport, self.planned.programs.fineness
-            )
-            programs.counted(1, training=training)
+            modules = graph.rebuild(self.planned.modules, self.member.device)
+            variant = Variant(graph, _with_partitions(self.plan, graph), modules, self.member.transport)
+            variant.program(1, training=training)
         except (MarkingError, FormatError) as error:
             _check_kind(key, base.domain.example, error)
             _check_values(key, error)
             # Its own cause is pages of torch.export; the message has the model's line.
             raise MarkingError(f"{what}: {error.message}", hint=error.hint) from None
-        return Variant(graph, programs, graph.rebuild(self.planned.modules, self.member.device))
+        return variant
 
 
 def _check_kind(given: InputKey, example: InputKey, error: AssignerError) -> None:

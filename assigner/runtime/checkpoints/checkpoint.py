@@ -154,9 +154,8 @@ class Saving:
 
     def _check(self) -> None:
         """Refuse before anything is written: what stands there, what cannot be kept, and what is not worth it."""
-        kept = self._share.kept_parameters
-        for name, parameter in kept.items():
-            if count := nan_count(parameter):
+        for name, tensor in self._share.state(kept=True).items():
+            if isinstance(tensor, torch.nn.Parameter) and (count := nan_count(tensor)):
                 raise UsageError(
                     f"{name!r} holds {count} NaN: it is not saved, and what stands at {self._named} stays",
                     hint="training has diverged: go on from an earlier checkpoint",
@@ -218,7 +217,7 @@ class Saving:
             "extra": {path: each.text for path, each in self._extra.items()},
             "plain": self._graph.plain_names,
         }
-        tensors = {**self._unread.state(), **self._share.kept_state(), **extra}
+        tensors = {**self._unread.state(), **self._share.state(kept=True), **extra}
         moments = self._moments
         with _written(self._named):
             write_shard(self._part, f"model-{self._rank:05}", tensors, sections)

@@ -30,7 +30,7 @@ def check_saved(state: StatePart | None, graph: PartitionGraph, places: Mapping[
         UsageError: it has another one.
     """
     if state is not None and state.structures != {
-        place: output_leaves(graph.output, source)[1] for place, source in places.items()
+        place: output_leaves(graph.output.structure, source)[1] for place, source in places.items()
     }:
         raise UsageError(
             "the carried state has another structure than with batches as Workload.batch makes them, and is not saved",
@@ -65,7 +65,7 @@ def read_state(folder: Path, graph: PartitionGraph, places: Mapping[StatePlace, 
     found = index.tensors(lambda _: True)
     structures, leaves = {}, []
     for place, source in places.items():
-        numbers, structures[place] = output_leaves(graph.output, source)
+        numbers, structures[place] = output_leaves(graph.output.structure, source)
         for n, number in enumerate(numbers):
             facts, key = graph.output.tensors[number], f"{place}/{n}"
             if facts is None:

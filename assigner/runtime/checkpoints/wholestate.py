@@ -233,7 +233,8 @@ class _GivenState:
             except Exception as error:
                 raise UsageError(f"the state_dict does not fit the model: {' '.join(str(error).split())}") from error
             tensors: dict[str, torch.Tensor] = {}
-            for name, tensor in (*_named(model), *model.named_buffers(remove_duplicate=False)):
+            parameters = model.named_parameters(remove_duplicate=False)
+            for name, tensor in (*parameters, *model.named_buffers(remove_duplicate=False)):
                 if name not in graph.persistent:
                     continue
                 if not tensor.is_meta:
@@ -312,10 +313,6 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (one.shape, one.dtype) == (other.shape, other.dtype) and bool(
         torch.equal(one, other) or torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
     )
-
-
-def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
 
 
 def extra_key(path: str) -> str:

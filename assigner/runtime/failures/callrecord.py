@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.formatting import Unquoted
 from assigner.model.plainvalues import dtype_name
+from assigner.usercode import calling_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,6 +86,12 @@ class ToldCall:
     name: str
     shown: str
     place: str
+
+    @classmethod
+    def now(cls, name: str, shown: str) -> ToldCall:
+        """A call that the script makes now."""
+        place = calling_place()
+        return cls(name, shown or name, "an unknown line" if place is None else f"{place[0]}:{place[1]}")
 
     def __str__(self) -> str:
         return f"{self.shown} at {self.place}"
@@ -177,25 +184,21 @@ class CallSums(NamedTuple):
 
     Args:
         number: How many comparisons this rank has made before.
-        calls: Names, words and places, the one that is about to run last.
+        calls: The one that is about to run last.
         inputs: None: there are none here.
         targets: Likewise.
     """
 
     number: int
-    calls: Sequence[tuple[str, str, tuple[str, int] | None]]
+    calls: tuple[ToldCall, ...]
     inputs: TreeSums | None
     targets: TreeSums | None
 
     def record(self) -> CallRecord:
         """For another rank."""
-        calls = [
-            ToldCall(name, shown or name, "an unknown line" if place is None else f"{place[0]}:{place[1]}")
-            for name, shown, place in self.calls
-        ]
         inputs = None if self.inputs is None else self.inputs.record("inputs")
         targets = None if self.targets is None else self.targets.record("targets")
-        return CallRecord(self.number, tuple(calls), inputs, targets)
+        return CallRecord(self.number, self.calls, inputs, targets)
 
 
 def _shortened(text: str, most: int) -> str:

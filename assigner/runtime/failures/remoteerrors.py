@@ -30,9 +30,7 @@ class OtherWorkerError(WorkerError):
         hint: What to do next.
 
     Attributes:
-        worker: As the argument.
-        where: As the argument.
-        trace: As the argument.
+        worker, where, trace: As the arguments.
     """
 
     def __init__(

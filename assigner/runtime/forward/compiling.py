@@ -26,8 +26,8 @@ _EAGER_RANDOM = {"fallback_random": True}
 _NO_GRAPHS = {"triton.cudagraphs": False}
 
 
-def compiled(module: fx.GraphModule, name: str, options: CompileOptions) -> Forward:
-    """What runs a partition's forward.
+def compiled(module: fx.GraphModule, name: str, options: CompileOptions) -> Forward | None:
+    """What runs a partition's forward in its place; None: it is not compiled.
 
     Args:
         module: The partition; its parameters keep their names.
@@ -38,7 +38,7 @@ def compiled(module: fx.GraphModule, name: str, options: CompileOptions) -> Forw
         UsageError: torch does not take the options, or (when the forward runs) cannot compile it.
     """
     if options is None or options is False:
-        return module.forward  # nobody hooks into a partition itself, and its __call__ takes time
+        return None
     try:
         run = torch.compile(module.forward, **_arguments({} if options is True else options))
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:

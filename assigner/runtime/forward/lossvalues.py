@@ -16,6 +16,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from assigner.model.deferred.contents import ATOMS
+from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.reach import reach
 
 if TYPE_CHECKING:
@@ -35,16 +36,14 @@ class LossValues:
 
     Args:
         workload: The loss, and metrics.
-
-    Attributes:
-        remembers: They have changed something themselves.
     """
 
     def __init__(self, workload: Workload) -> None:
         self._called = {"loss": workload.loss, **(workload.metrics or {})}
         self._first = self._last = plain_values(self._called)
         self._told: dict[str, Any] = {}
-        self.remembers = False
+        self._kept = Memento((), [workload.loss], parameters=True)
+        self._moves_values = False
 
     def begin(self) -> str:
         """A step or an evaluation comes next: what the script has changed so far, in words; empty: nothing."""
@@ -67,7 +66,12 @@ class LossValues:
         """It is done."""
         now = plain_values(self._called)
         if now != self._last:
-            self.remembers, self._last = True, now
+            self._moves_values, self._last = True, now
+
+    @property
+    def remembers(self) -> bool:
+        """Whether they have changed plain values themselves, or the loss keeps other tensors or objects now."""
+        return self._moves_values or self._kept.has_changed(ignoring="plain")
 
 
 def plain_values(called: Mapping[str, Any]) -> dict[str, Any]:

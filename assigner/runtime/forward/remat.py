@@ -9,14 +9,13 @@ section 2.2, `checkpoint="except_last"`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 from assigner.errors import UsageError
+from assigner.formats.terms import RunRemat
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
-
-Remat = Literal["plan", "always", "except_last", "never"]
 
 
 class Rematerialisation:
@@ -27,29 +26,23 @@ class Rematerialisation:
             micro-batches of a step but its last one; "never": nothing.
         plan: The run's plan.
 
+    Attributes:
+        partitions: Those that it rematerialises.
+        keeps_last: The step's last micro-batch keeps its graph everywhere.
+        takes_planned_memory: Such a run takes as much memory as the plan's prediction says, or more: what is too large
+            will not fit. With everything rematerialised it takes less. With all but the last micro-batch it takes more
+            than a plan that rematerialises everything, and mostly less than one that keeps graphs: nobody has predicted
+            that run.
+
     Raises:
         UsageError: `choice` is none of these.
     """
 
-    def __init__(self, choice: Remat, plan: Plan) -> None:
-        if choice not in get_args(Remat):
-            raise UsageError(f"remat={choice!r} is not allowed", hint=f"one of {', '.join(get_args(Remat))}")
-        self.choice = choice
+    def __init__(self, choice: RunRemat, plan: Plan) -> None:
+        if choice not in get_args(RunRemat):
+            raise UsageError(f"remat={choice!r} is not allowed", hint=f"one of {', '.join(get_args(RunRemat))}")
         planned = frozenset(name for stage in plan.stages for name in stage.rematerialise)
         everything = frozenset(plan.partitions)
         self.partitions = {"plan": planned, "never": frozenset[str]()}.get(choice, everything)
-        self._at_least_planned = choice in ("plan", "never") or (choice == "except_last" and planned == everything)
-
-    @property
-    def keeps_last(self) -> bool:
-        """The step's last micro-batch keeps its graph everywhere."""
-        return self.choice == "except_last"
-
-    @property
-    def takes_planned_memory(self) -> bool:
-        """Such a run takes as much memory as the plan's prediction says, or more: what is too large will not fit.
-
-        With everything rematerialised it takes less. With all but the last micro-batch it takes more than a plan that
-        rematerialises everything, and mostly less than one that keeps graphs: nobody has predicted that run.
-        """
-        return self._at_least_planned
+        self.keeps_last = choice == "except_last"
+        self.takes_planned_memory = choice in ("plan", "never") or (self.keeps_last and planned == everything)

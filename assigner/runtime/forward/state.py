@@ -170,7 +170,7 @@ class PartitionState:
 
     Args:
         module: The partition.
-        written: The rank's tensors that forwards write.
+        written: The rank's tensors that forwards write; None: no other partition has to know.
 
     Attributes:
         modules: The partition's, each once.
@@ -178,7 +178,8 @@ class PartitionState:
         writes: The tensors that it is known to write, by their ids.
     """
 
-    def __init__(self, module: nn.Module, written: WrittenTensors) -> None:
+    def __init__(self, module: nn.Module, written: WrittenTensors | None = None) -> None:
+        written = WrittenTensors([module]) if written is None else written
         self._module = module
         self.modules = list(module.modules())
         self._changeable = changeable_modules(module)
@@ -200,10 +201,9 @@ class PartitionState:
         self._last: list[int] | None = None  # None: `begin_step` says nowhere when others may change tensors
 
     @classmethod
-    def of_all(cls, states: Iterable[PartitionState | None]) -> PartitionState:
+    def of_all(cls, states: Sequence[PartitionState]) -> PartitionState:
         """Of partitions whose forwards write nothing that is known, as of one."""
-        some = [each for each in states if each is not None]
-        found = cls(nn.ModuleList([each._module for each in some]), some[0].written)
+        found = cls(nn.ModuleList([each._module for each in states]), states[0].written)
         found.was_watched = True
         return found
 

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 class MessageUnderWay(Protocol):
     """A send or a receive that was started."""
 
-    def is_completed(self) -> bool:
-        """Whether it has left, or is there; a carrier may know of it late."""
-
     def wait(self, timeout: timedelta) -> object:
-        """Wait for that; RuntimeError: the other end is gone, or late."""
+        """Wait until it has left, or is there; RuntimeError: the other end is gone, or late."""
 
 
 class Carrier(Protocol):

@@ -147,7 +147,7 @@ class MpiMessage:
         self._error: RuntimeError | None = None
 
     def is_completed(self) -> bool:
-        """See `MessageUnderWay`; MPI's RuntimeError where it failed."""
+        """Whether it has left, or is there; MPI's RuntimeError where it failed."""
         with _lock:
             self.look()
         if self._error is not None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import nullcontext, suppress
-from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +31,7 @@ from assigner.schedule.program import Payload
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from datetime import timedelta
 
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Backend
@@ -53,14 +53,6 @@ def check_workers(plan: Plan, backend: Backend | None) -> None:
             raise UsageError(
                 f"backend 'nccl': {worker} is no GPU", hint="leave it out: NCCL is used wherever it can be"
             )
-
-
-def direct_channels(
-    workers: Sequence[str], device: torch.device, *, timeout_s: float, backend: Backend | None = None
-) -> DirectChannels | None:
-    """The channels of this rank, not yet open; None: nothing passes through NCCL. Arguments as `direct_ranks`."""
-    ranks = direct_ranks(workers, device, backend)
-    return DirectChannels(ranks, device=device, timeout=timedelta(seconds=timeout_s)) if ranks else None
 
 
 def alone_on_theirs(devices: Mapping[int, str]) -> frozenset[int]:
@@ -96,7 +88,7 @@ def direct_ranks(workers: Sequence[str], device: torch.device, backend: Backend 
             f"backend 'nccl': {shared} shares its GPU with another rank",
             hint="leave it out: messages then go through the host where ranks share a GPU",
         )
-    return alone if len(alone) > 1 and all(map(_has_nccl, told)) else frozenset()
+    return alone if len(alone) > 1 and all(told) else frozenset()
 
 
 def _device_name(device: torch.device) -> str:
@@ -110,13 +102,20 @@ def _device_name(device: torch.device) -> str:
     return f"{_BOOT_ID.read_text().strip()} {places}"
 
 
-def _has_nccl(name: str) -> bool:
-    return name != ""
-
-
 def use_many_queues() -> None:
     """Called before CUDA starts in this process: see the module."""
     os.environ.setdefault(_QUEUES, _MOST_QUEUES)
+
+
+def aborted(groups: Iterable[dist.ProcessGroup]) -> bool:
+    """End what is on its way in groups of NCCL's, and them with it; False: this torch cannot, or all are left."""
+    end = getattr(dist.distributed_c10d, "_abort_process_group", None)  # torch has no public one
+    if end is None or not dist.is_initialized():
+        return False
+    for group in groups:
+        with suppress(RuntimeError):  # it has failed already; leaving the world group ends what is left
+            end(group)
+    return True
 
 
 class DirectChannels:
@@ -240,14 +239,9 @@ class DirectChannels:
 
         What is under way ends then, so that the device and the threads that wait for it come free.
         """
-        end = getattr(dist.distributed_c10d, "_abort_process_group", None)  # torch has no public one
-        if end is None or not dist.is_initialized() or self.device.type != "cuda":
-            return
-        for channel, group in self._groups.items():
-            if self.rank in channel:
-                with suppress(RuntimeError):  # it has failed already; leaving the world group ends what is left
-                    end(group)
-        self._groups.clear()
+        mine = [group for channel, group in self._groups.items() if self.rank in channel]
+        if self.device.type == "cuda" and aborted(mine):
+            self._groups.clear()
 
     def close(self) -> None:
         """Leave the groups, where the world group has not been left with them in it."""

@@ -33,9 +33,10 @@ import torch.distributed as dist
 from assigner.errors import UsageError
 from assigner.formats.terms import MOST_MICRO_BATCHES
 from assigner.location import rank_of
-from assigner.runtime.messages.carriers import GlooCarrier, MessageUnderWay
+from assigner.runtime.messages import nccl
+from assigner.runtime.messages.carriers import GlooCarrier, MessageUnderWay, open_carrier
 from assigner.runtime.messages.directmessages import DirectMessages
-from assigner.runtime.messages.hostmemory import is_elsewhere, unannounced
+from assigner.runtime.messages.hostmemory import host_memory, is_elsewhere, unannounced
 from assigner.runtime.messages.sending import LostConnectionError, PendingSends, checked
 from assigner.runtime.messages.staging import Staging
 from assigner.runtime.recording.clock import ClockComparison, answer_clock, compare_clock
@@ -44,6 +45,7 @@ from assigner.schedule.program import Payload
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from assigner.formats.terms import Backend
     from assigner.runtime.messages.carriers import Carrier
     from assigner.runtime.messages.hostmemory import HostMemory
     from assigner.runtime.messages.nccl import DirectChannels
@@ -87,9 +89,9 @@ class _Posted:
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """A contiguous tensor's memory as bytes, in parts that a message may have."""
-    if not tensor.numel():
-        return []
+    """A contiguous tensor's memory in parts that a message may have; of one without elements there are none."""
+    if tensor.nbytes <= _LARGEST_PART:
+        return [tensor] if tensor.numel() else []
     flat = tensor.reshape(-1).view(torch.uint8)
     return [flat[at : at + _LARGEST_PART] for at in range(0, len(flat), _LARGEST_PART)]
 
@@ -103,6 +105,10 @@ class Transport:
         direct: The channels to other GPUs; None: there are none.
         memory: What is shared with other CPU ranks; None: nothing.
         carrier: What carries all else; None: gloo.
+
+    Attributes:
+        direct: As the argument.
+        carrier: What carries all else.
     """
 
     def __init__(
@@ -116,14 +122,36 @@ class Transport:
     ) -> None:
         self._numbers: dict[Route, int] = {}
         self._between: Counter[frozenset[int]] = Counter()
-        self._carrier = GlooCarrier() if carrier is None else carrier
+        self.carrier, self.direct = GlooCarrier() if carrier is None else carrier, direct
         self.device = device
         self.timeout = timedelta(seconds=timeout_s)
         self._memory = memory
         self._staging = Staging(device) if device.type == "cuda" else None
         self._posted: dict[Message, _Posted] = {}
         self._sends = PendingSends(self.timeout, self._wait, self._staging.attend if self._staging else None)
-        self._direct = None if direct is None else DirectMessages(direct, self._sends, self._wait, self._tag)
+        self._direct_messages = None if direct is None else DirectMessages(direct, self._sends, self._wait, self._tag)
+
+    @classmethod
+    def opened(
+        cls, workers: Sequence[str], device: torch.device, *, timeout_s: float, backend: Backend | None
+    ) -> Transport:
+        """That of this rank in its run, by every way there is. Every rank calls this at the same time.
+
+        Args:
+            workers: Those that send and receive; the same on all ranks.
+            device: This rank's.
+            timeout_s: A wait for another rank that takes longer fails.
+            backend: See `Pipeline`.
+
+        Raises:
+            UsageError, WorkerError: what was asked for is not there, or ranks ask for unlike things.
+            LostConnectionError: a rank is gone.
+        """
+        carrier = open_carrier(backend, timeout_s=timeout_s)
+        ranks = nccl.direct_ranks(workers, device, backend)
+        direct = nccl.DirectChannels(ranks, device=device, timeout=timedelta(seconds=timeout_s)) if ranks else None
+        memory = host_memory(device) if carrier.name == "gloo" else None
+        return cls(device=device, timeout_s=timeout_s, direct=direct, memory=memory, carrier=carrier)
 
     def know(self, routes: Iterable[Route]) -> None:
         """Number the routes of a program that have no number yet; every rank knows the same programs in one order.
@@ -137,19 +165,19 @@ class Transport:
             if route not in self._numbers:
                 self._numbers[route] = self._between[ends]
                 self._between[ends] += 1
-            if 1 + (self._numbers[route] + 1) * _ROUTE_TAGS > self._carrier.most_tag:
+            if 1 + (self._numbers[route] + 1) * _ROUTE_TAGS > self.carrier.most_tag:
                 raise UsageError(
                     f"{route.source} and {route.target} exchange {self._between[ends]} values or more, and"
-                    f" {self._carrier.name} has tags for {self._carrier.most_tag // _ROUTE_TAGS} only",
+                    f" {self.carrier.name} has tags for {self.carrier.most_tag // _ROUTE_TAGS} only",
                     hint="backend='gloo' has more",
                 )
-        if self._direct is not None:
-            checked("another worker", functools.partial(self._direct.channels.open, routes))
+        if self.direct is not None:
+            checked("another worker", functools.partial(self.direct.open, routes))
 
     def begin(self, program: Program) -> None:
         """The messages of a program come next; its routes are known."""
-        if self._direct is not None:
-            self._direct.channels.begin(program)
+        if self.direct is not None:
+            self.direct.begin(program)
 
     def due(self, message: Message) -> Sequence[Message]:
         """What to post, in this order, so that `message` is posted: those before it, too, where there are no tags."""
@@ -159,7 +187,7 @@ class Transport:
 
     def _direct_of(self, message: Message) -> DirectMessages | None:
         """None: the message passes through the host."""
-        return self._direct if self._direct is not None and self._direct.channels.carries(message.route) else None
+        return self._direct_messages if self.direct is not None and self.direct.carries(message.route) else None
 
     def _staging_of(self, message: Message) -> Staging | None:
         """None: the message's tensor is on the CPU at this end; so are shapes everywhere."""
@@ -171,8 +199,8 @@ class Transport:
     def post(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Get ready to receive a message that is due."""
         name = message.route.source
-        if self._direct is not None:
-            self._direct.take_ready()
+        if self._direct_messages is not None:
+            self._direct_messages.take_ready()
         if (direct := self._direct_of(message)) is not None:
             direct.post(message, shape, dtype)
             return
@@ -190,7 +218,7 @@ class Transport:
         self, message: Message, buffer: torch.Tensor, announced: tuple[tuple[int, ...], torch.dtype] | None = None
     ) -> _Posted:
         name = message.route.source
-        work = checked(name, lambda: self._carrier.irecv(buffer, rank_of(name), self._tag(message)))
+        work = checked(name, lambda: self.carrier.irecv(buffer, rank_of(name), self._tag(message)))
         return _Posted(buffer, work, announced)
 
     def _post_announced(self) -> None:
@@ -267,7 +295,7 @@ class Transport:
             direct.send(message, data.to(self.device), span)
         elif (staging := self._staging_of(message)) is not None:
             buffer, copied = staging.to_host(data)
-            start = functools.partial(self._carrier.isend, buffer, rank_of(name), self._tag(message))
+            start = functools.partial(self.carrier.isend, buffer, rank_of(name), self._tag(message))
             self._sends.add_copied(name, buffer, copied, start, span)
         else:
             self._send_on_host(message, data, span)
@@ -294,7 +322,7 @@ class Transport:
     def _start_send(
         self, name: str, buffer: torch.Tensor, target: int, tag: int, span: RecordedSpan | None = None
     ) -> None:
-        work = checked(name, lambda: self._carrier.isend(buffer, target, tag))
+        work = checked(name, lambda: self.carrier.isend(buffer, target, tag))
         self._sends.add(name, buffer, work, span)
 
     def _wait(self, work: MessageUnderWay) -> None:
@@ -308,46 +336,14 @@ class Transport:
         """
         self._sends.flush()
 
-    def share(self, value: torch.Tensor, root: int) -> torch.Tensor:
-        """A small CPU tensor of rank `root` on every rank.
-
-        Raises:
-            LostConnectionError: a rank is gone.
-        """
-        if dist.get_rank() == root:
-            for rank in range(dist.get_world_size()):
-                if rank != root:
-                    self._start_send(f"worker:{rank}", value, rank, tag=0)
-            return value
-        return self._take(value, root)
-
-    def _take(self, buffer: torch.Tensor, source: int) -> torch.Tensor:
-        """What rank `source` sends outside of the program."""
-        name = f"worker:{source}"
-        work = checked(name, lambda: self._carrier.irecv(buffer, source, 0))
-        checked(name, lambda: self._wait(work))
-        return buffer
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """Every rank's bytes, on rank 0 and in the ranks' order; the others get none. `data` is not empty.
-
-        Raises:
-            LostConnectionError: a rank is gone.
-        """
-        if dist.get_rank():
-            self.put(data, 0)
-            self.flush()
-            return []
-        return [data, *(self.get(rank) for rank in range(1, dist.get_world_size()))]
-
     def put(self, data: bytes, target: int) -> None:
         """Send bytes to a rank, outside of the program; returns at once. `data` is not empty.
 
         Raises:
             LostConnectionError: the rank is gone.
         """
-        for part in (torch.tensor(len(data), device="cpu"), torch.frombuffer(bytearray(data), dtype=torch.uint8)):
-            self._start_send(f"worker:{target}", part, target, tag=0)
+        self.put_tensor(torch.tensor(len(data), device="cpu"), target)
+        self.put_tensor(torch.frombuffer(bytearray(data), dtype=torch.uint8), target)
 
     def get(self, source: int) -> bytes:
         """The bytes that a rank puts next.
@@ -355,8 +351,8 @@ class Transport:
         Raises:
             LostConnectionError: the rank is gone.
         """
-        size = int(self._take(torch.tensor(0, device="cpu"), source))
-        return self._take(torch.empty(size, dtype=torch.uint8, device="cpu"), source).numpy().tobytes()
+        size = int(self.get_tensor(source, (), torch.int64))
+        return self.get_tensor(source, (size,), torch.uint8).numpy().tobytes()
 
     def put_tensor(self, tensor: torch.Tensor, target: int) -> None:
         """Send a contiguous CPU tensor's values to a rank, outside of the program; returns at once.
@@ -368,10 +364,15 @@ class Transport:
             self._start_send(f"worker:{target}", part, target, tag=0)
 
     def get_tensor(self, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor that a rank puts next, on the CPU."""
-        made = torch.empty(shape, dtype=dtype, device="cpu")
+        """The tensor that a rank puts next, on the CPU.
+
+        Raises:
+            LostConnectionError: the rank is gone.
+        """
+        name, made = f"worker:{source}", torch.empty(shape, dtype=dtype, device="cpu")
         for part in _parts(made):
-            self._take(part, source)
+            work = checked(name, functools.partial(self.carrier.irecv, part, source, 0))
+            checked(name, functools.partial(self._wait, work))
         return made
 
     def compare_clocks(self) -> ClockComparison:
@@ -397,10 +398,10 @@ class Transport:
     def close(self, *, failed: bool = False) -> None:
         """Stop the threads; what is still on its way is given up, at once where the run has failed."""
         if failed:
-            self._carrier.close(failed=True)
+            self.carrier.close(failed=True)
         self._sends.close()
-        self._carrier.close(failed=failed)
-        if self._direct is not None:
-            self._direct.channels.close()
+        self.carrier.close(failed=failed)
+        if self.direct is not None:
+            self.direct.close()
         if self._memory is not None:
             self._memory.close()

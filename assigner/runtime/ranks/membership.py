@@ -20,9 +20,6 @@ from assigner.launch.stopping import StopSignals
 from assigner.location import rank_of
 from assigner.runtime.failures.failure import FailureWatch, watched_run
 from assigner.runtime.failures.inquiry import answer, ask
-from assigner.runtime.messages.carriers import open_carrier
-from assigner.runtime.messages.hostmemory import host_memory
-from assigner.runtime.messages.nccl import direct_channels
 from assigner.runtime.messages.rendezvous import farewell, group_connections, group_store, leave_group
 from assigner.runtime.messages.sending import LostConnectionError
 from assigner.runtime.messages.transport import Transport
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Backend
     from assigner.runtime.failures.callrecord import CallRecord, CallSums
-    from assigner.runtime.messages.nccl import DirectChannels
     from assigner.runtime.ranks.workergroups import WorkerGroup
 
 
@@ -76,7 +72,6 @@ class Membership:
         self.groups: Mapping[tuple[str, ...], WorkerGroup] = {}
         self._groups: WorkerGroups | None = None
         self._watch: FailureWatch | None = None
-        self._direct: DirectChannels | None = None
         self._left = False
         self._stop: StopSignals | None = None
         self._owns_group = join_run(plan, timeout_s, backend)
@@ -90,13 +85,8 @@ class Membership:
         with self.guarded("taking its place in the run"):
             self.take_place(plan)
             if self._watch is not None:
-                carrier = open_carrier(backend, timeout_s=timeout_s)
-                direct = direct_channels(plan.workers, self.device, timeout_s=timeout_s, backend=backend)
-                self._direct = direct
-                memory = host_memory(self.device) if carrier.name == "gloo" else None
-                self.transport = Transport(
-                    device=self.device, timeout_s=timeout_s, direct=direct, memory=memory, carrier=carrier
-                )
+                self.transport = Transport.opened(plan.workers, self.device, timeout_s=timeout_s, backend=backend)
+                direct = self.transport.direct
                 reached = frozenset[int]() if direct is None else direct.ranks
                 self._groups = WorkerGroups(self.rank, self.device, reached, timeout_s=timeout_s)
                 self._open_groups(plan)
@@ -188,13 +178,12 @@ class Membership:
         """One rank's text, which is not empty, on every rank; what this one has sent has left when it returns."""
         if self.transport is None:
             return text
-        if rank == self.rank:
-            for other in self.ranks:
-                if other != rank:
-                    self.transport.put(text.encode(), other)
-            self.transport.flush()
-            return text
-        return self.transport.get(rank).decode()
+        if rank != self.rank:
+            return self.transport.get(rank).decode()
+        for other in self.others:
+            self.transport.put(text.encode(), other)
+        self.transport.flush()
+        return text
 
     @property
     def name(self) -> str:
@@ -260,8 +249,10 @@ class Membership:
         """
         held = dict(given)
         if self.transport is not None:
-            for rank in sorted(held, key=lambda rank: rank != self.rank):  # nobody waits for another one's send
-                held[rank] = self.transport.share(held[rank], rank)
+            for target in self.others if self.rank in held else ():  # first: nobody waits for another one's send
+                self.transport.put_tensor(held[self.rank], target)
+            for rank in (each for each in given if each != self.rank):
+                held[rank] = self.transport.get_tensor(rank, tuple(held[rank].shape), held[rank].dtype)
             self.transport.flush()
         return held
 
@@ -271,7 +262,7 @@ class Membership:
         Args:
             number: Of the comparison; a rank answers when it has come to it.
         """
-        return {} if self._watch is None else ask(self._watch.store, {*range(self.world)} - {self.rank}, number)
+        return {} if self._watch is None else ask(self._watch.store, self.others, number)
 
     def _answer(self, store: Store, number: int) -> bool:
         """The watching thread's answer to a question; False: this rank has not come to that comparison yet."""
@@ -291,6 +282,11 @@ class Membership:
     def ranks(self) -> range:
         """All ranks of the run."""
         return range(dist.get_world_size() if dist.is_initialized() else 1)
+
+    @property
+    def others(self) -> list[int]:
+        """All ranks but this one."""
+        return [rank for rank in self.ranks if rank != self.rank]
 
     def stop_requested(self, signals: Sequence[str], grace_s: float) -> bool:
         """Whether one of the signals has come to any rank; see `Pipeline`. The first call has each rank note them.
@@ -339,8 +335,8 @@ class Membership:
 
         In this order: a thread that waits for a message wakes up when the group's connections are closed.
         """
-        if failed and self._direct is not None:
-            self._direct.abort()
+        if failed and self.transport is not None and self.transport.direct is not None:
+            self.transport.direct.abort()
         if failed and self._groups is not None:
             self._groups.hang_up()
         if self._stop is not None:

@@ -8,7 +8,6 @@ or NCCL's, where every member has a GPU for itself (see `nccl`). All are tried o
 from __future__ import annotations
 
 import functools
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -87,6 +86,12 @@ class WorkerGroup:
     def largest(self, tensor: torch.Tensor) -> torch.Tensor:
         """The largest of all members' values, element by element, in the tensor's own memory."""
         return self.begin_largest(tensor).wait()
+
+    def are_alike(self, numbers: Iterable[int]) -> list[bool]:
+        """Of so many whole numbers on each member, which are the same on all; all members find the same."""
+        found = torch.tensor([*numbers], device=self.device)
+        most, opposite = self.largest(torch.cat([found, -found])).chunk(2)
+        return (most == -opposite).tolist()
 
     def begin_largest(self, tensor: torch.Tensor) -> PendingTensor:
         """Begin `largest`; members begin it in one order with their sums."""
@@ -181,14 +186,10 @@ class WorkerGroups:
 
     def hang_up(self) -> None:
         """End what is on its way through NCCL: without its peers it would be waited for."""
-        end = getattr(dist.distributed_c10d, "_abort_process_group", None)  # torch has no public one
-        if end is None or not dist.is_initialized() or self._device.type != "cuda":
-            return
-        for (direct, ranks), group in list(self._groups.items()):
-            if group is not None and direct:
-                with suppress(RuntimeError):  # it has failed already
-                    end(group)
-                del self._groups[direct, ranks]
+        if self._device.type == "cuda":
+            mine = {key: group for key, group in self._groups.items() if key[0] and group is not None}
+            if nccl.aborted(mine.values()):
+                self._groups = {key: group for key, group in self._groups.items() if key not in mine}
 
     def close(self) -> None:
         """Leave the groups, where the world group has not been left with them in it."""

@@ -19,22 +19,14 @@ if TYPE_CHECKING:
 _NOTHING = contextlib.nullcontext()
 
 
-class Ranges:
-    """The ranges of one step of one worker; asks once whether somebody profiles.
+def is_profiled() -> bool:
+    """Whether somebody profiles now."""
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
-    Args:
-        stages: Of the plan.
-    """
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
-        self.stages = stages
-        self.active: bool = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-
-    def of(self, action: Action) -> contextlib.AbstractContextManager[object]:
-        """A range around an action; without a profiler nothing."""
-        if not self.active:
-            return _NOTHING
-        return torch.profiler.record_function(range_name(action, self.stages))
+def range_of(action: Action, stages: Sequence[Stage]) -> contextlib.AbstractContextManager[object]:
+    """A range around an action of a plan with these stages; without a profiler nothing."""
+    return torch.profiler.record_function(range_name(action, stages)) if is_profiled() else _NOTHING
 
 
 def range_name(action: Action, stages: Sequence[Stage]) -> str:

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from assigner.runtime.stages.reduction import in_buckets, parts_of
+from assigner.runtime.stages.reduction import copy_gradients, in_buckets, parts_of
 from assigner.schedule.program import Action, ActionKind
 from assigner.schedule.rings import BUCKET_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
+    from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.ranks.workergroups import PendingTensor
     from assigner.runtime.recording.recorder import Recorder
     from assigner.runtime.stages.reduction import SharedStage
@@ -47,27 +48,24 @@ class Gathering:
             ]
             self._rounds[stage] = [tuple(filter(None, each)) for each in itertools.zip_longest(*buckets)]
 
-    def run(
-        self, worker: str, recorder: Recorder | None, *, note: Callable[[str], None], gradients: bool = False
-    ) -> None:
+    def run(self, member: Membership, recorder: Recorder | None, *, gradients: bool = False) -> None:
         """Send what this worker has updated, and take over what the others have.
 
         Args:
-            worker: This rank's.
+            member: This process in the run.
             recorder: Notes it, while a trace is made.
-            note: Told what is being done, for errors.
             gradients: Of the parameters, too: the update may have changed them.
 
         Raises:
             LostConnectionError: a worker is gone.
         """
         for stage in sorted(self._rounds, reverse=True):
-            note(f"the exchange of the updated parameters of stage {stage} among its workers")
+            member.at = f"the exchange of the updated parameters of stage {stage} among its workers"
             span = None if recorder is None else recorder.begin(Action(ActionKind.GATHER, stage, -1))
             for buckets in self._rounds[stage]:
-                self._exchange(stage, buckets, worker)
+                self._exchange(stage, buckets, member.name)
                 if gradients:
-                    self._exchange(stage, buckets, worker, gradients=True)
+                    self._exchange(stage, buckets, member.name, gradients=True)
             if span is not None:
                 span.done()
 
@@ -81,31 +79,17 @@ class Gathering:
             size = sum(each.numel() for each in held) + (len(held) if gradients else 0)
             flat = torch.empty(size, dtype=held[0].dtype, device=held[0].device)
             if source == worker:
-                (_give_gradients if gradients else _give_values)(bucket, flat)
+                if gradients:
+                    copy_gradients(bucket, flat)
+                else:
+                    torch._foreach_copy_(parts_of(flat, bucket), [each.detach() for each in held])
             begun.append(self._groups[stage].hand_out(flat, source))
         for (source, bucket), pending in zip(buckets, begun, strict=True):
             flat = pending.wait()
-            if source != worker:
-                (_take_gradients if gradients else _take_values)(bucket, flat)
-
-
-def _give_values(bucket: Bucket, flat: torch.Tensor) -> None:
-    for parameter, part in zip(bucket.values(), parts_of(flat, bucket), strict=True):
-        part.copy_(parameter.detach())
-
-
-def _take_values(bucket: Bucket, flat: torch.Tensor) -> None:
-    for parameter, part in zip(bucket.values(), parts_of(flat, bucket), strict=True):
-        parameter.detach().copy_(part)
-
-
-def _give_gradients(bucket: Bucket, flat: torch.Tensor) -> None:
-    """Gradients, and behind them a mark for each parameter that has one."""
-    flat.zero_()
-    for n, (parameter, part) in enumerate(zip(bucket.values(), parts_of(flat, bucket), strict=True)):
-        if parameter.grad is not None:
-            part.copy_(parameter.grad.detach().to_dense())
-            flat[n - len(bucket)] = 1
+            if source != worker and gradients:
+                _take_gradients(bucket, flat)
+            elif source != worker:
+                torch._foreach_copy_([each.detach() for each in bucket.values()], parts_of(flat, bucket))
 
 
 def _take_gradients(bucket: Bucket, flat: torch.Tensor) -> None:

@@ -158,15 +158,18 @@ class LocalPartitions:
         Buffers may have other shapes by now.
         """
         put_attributes(self.modules[partition], attributes, self._device)
-        held, module = self.held_by(partition), self.modules[partition]
+        held = self.held_by(partition)
         for name in self._slots(partition).keys() - tensors.keys():
-            set_buffer(module, name, None)
+            self._put(partition, name, None, None)
         for name, tensor in tensors.items():
-            mine = held.get(name)
-            if mine is not None and (mine.shape, mine.dtype) == (tensor.shape, tensor.dtype):
-                mine.detach().copy_(tensor)
-            else:
-                set_buffer(module, name, tensor.to(self._device))
+            self._put(partition, name, held.get(name), tensor)
+
+    def _put(self, partition: str, name: str, now: torch.Tensor | None, tensor: torch.Tensor | None) -> None:
+        """Have a tensor of a partition, which is `now`, be like this one: in its place where that has its shape."""
+        if now is not None and tensor is not None and (now.shape, now.dtype) == (tensor.shape, tensor.dtype):
+            now.detach().copy_(tensor)
+        else:
+            set_buffer(self.modules[partition], name, None if tensor is None else tensor.to(self._device))
 
     @contextlib.contextmanager
     def keeping(self, patterns: Sequence[str]) -> Iterator[None]:
@@ -181,11 +184,7 @@ class LocalPartitions:
             yield
         finally:
             for (partition, name), kept in before.items():
-                now = self._slots(partition).get(name)
-                if now is not None and kept is not None and (now.shape, now.dtype) == (kept.shape, kept.dtype):
-                    now.detach().copy_(kept)
-                else:
-                    set_buffer(self.modules[partition], name, kept)
+                self._put(partition, name, self._slots(partition).get(name), kept)
 
     def _slots(self, partition: str) -> dict[str, torch.Tensor | None]:
         """Names of all buffers of a partition, also of those that are None."""
@@ -205,14 +204,11 @@ class LocalPartitions:
     def empty(self) -> dict[str, Callable[[torch.Tensor], None]]:
         """What sets a persistent buffer that is None now, by the buffer's name."""
         return {
-            name: functools.partial(self._fill, partition, name)
+            name: functools.partial(self._put, partition, name, None)
             for partition in self.partitions
             for name, tensor in self._slots(partition).items()
             if tensor is None and self._is_persistent(partition, name)
         }
-
-    def _fill(self, partition: str, name: str, tensor: torch.Tensor) -> None:
-        set_buffer(self.modules[partition], name, tensor.to(self._device))
 
     def _is_persistent(self, partition: str, name: str) -> bool:
         """As the modules say now; a buffer that the forward reads itself lies in a module of the pipeline's own."""
@@ -221,27 +217,13 @@ class LocalPartitions:
         path, _, leaf = name.rpartition(".")
         return leaf not in self.modules[partition].get_submodule(path)._non_persistent_buffers_set
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers under the model's own names; a shared parameter by its first name."""
-        return self._state_of(self.partitions)
+    def state(self, *, kept: bool = False) -> dict[str, torch.Tensor]:
+        """Parameters and buffers under the model's own names; a shared parameter by its first name.
 
-    def kept_state(self) -> dict[str, torch.Tensor]:
-        """As `state`, of those partitions whose first worker this rank is: it writes them into checkpoints."""
-        return self._state_of(self._kept)
-
-    @property
-    def kept_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters among the `kept_state`."""
-        return self._parameters_of(self._kept)
-
-    def parameters_of(self, partition: str) -> dict[str, nn.Parameter]:
-        """The parameters of a partition of this rank, by the model's own names."""
-        return self._parameters[partition]
-
-    def _parameters_of(self, partitions: Sequence[str]) -> dict[str, nn.Parameter]:
-        return {name: each for partition in partitions for name, each in self._parameters[partition].items()}
-
-    def _state_of(self, partitions: Sequence[str]) -> dict[str, torch.Tensor]:
+        Args:
+            kept: Only those of the partitions whose first worker this rank is: it writes them into checkpoints.
+        """
+        partitions = self._kept if kept else self.partitions
         buffers = {
             name: tensor
             for partition in partitions
@@ -250,8 +232,15 @@ class LocalPartitions:
         }
         return {**self._parameters_of(partitions), **buffers}
 
+    def parameters_of(self, partition: str) -> dict[str, nn.Parameter]:
+        """The parameters of a partition of this rank, by the model's own names."""
+        return self._parameters[partition]
+
+    def _parameters_of(self, partitions: Sequence[str]) -> dict[str, nn.Parameter]:
+        return {name: each for partition in partitions for name, each in self._parameters[partition].items()}
+
     def extra_state(self, *, kept: bool = False) -> dict[str, Any]:
-        """What `get_extra_state` of this rank's modules says, by the modules' names; `kept`: as in `kept_state`."""
+        """What `get_extra_state` of this rank's modules says, by the modules' names; `kept`: as in `state`."""
         return {
             path: module.get_extra_state()
             for path, module in self._named_modules(self._kept if kept else self.partitions)

@@ -86,13 +86,9 @@ class _Bucket:
         held = list(self.parameters.values())
         flat = self._memory(held)
         self.flat = flat if flat.device.type == "cpu" else None
-        flat[-len(held) :] = torch.tensor([float(each.grad is not None) for each in held], device="cpu")
-        for parameter, part in zip(held, parts_of(flat, self.parameters), strict=True):
-            gradient, parameter.grad = parameter.grad, None
-            if gradient is None:
-                part.zero_()
-            else:
-                part.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+        copy_gradients(self.parameters, flat)
+        for parameter in held:
+            parameter.grad = None
         self.span = None if recorder is None else recorder.begin(Action(ActionKind.REDUCE, stage, -1))
         self.pending, self.ended_s = group.add_up(flat), []  # a small sum is there before this returns
         if self.span is not None:
@@ -213,6 +209,18 @@ def in_buckets(parameters: Iterable[tuple[str, nn.Parameter]], most_bytes: int) 
         bucket[name] = parameter
         open_[parameter.dtype] = bucket, size + parameter.nbytes
     return found
+
+
+@torch.no_grad()
+def copy_gradients(parameters: Mapping[str, nn.Parameter], flat: torch.Tensor) -> None:
+    """Copy gradients into a flat tensor, zeros where there is none, and behind them a mark for each that there is."""
+    held = list(parameters.values())
+    flat[-len(held) :] = torch.tensor([float(each.grad is not None) for each in held], device="cpu")
+    for parameter, part in zip(held, parts_of(flat, parameters), strict=True):
+        if parameter.grad is None:
+            part.zero_()
+        else:
+            part.copy_(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
 
 
 def parts_of(flat: torch.Tensor, parameters: Mapping[str, nn.Parameter]) -> list[torch.Tensor]:

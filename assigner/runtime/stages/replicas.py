@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.stages.localpartitions import LocalPartitions
 
-_SAMPLE = 1024
 MADE_UNLIKE = (
     "the model's builder has made other values for it on one of them than on another",
     "draw them from torch's own generator, which is seeded, or seed what else draws in there",
@@ -154,10 +153,7 @@ def check_alike(share: LocalPartitions, plan: Plan, member: Membership, unlike: 
         for name, parameter in copies.get(workers, {}).items():
             if name not in seen:
                 digests[f"{', '.join(workers)} hold copies of {name}"] = _digest({name: parameter})
-        found = torch.tensor([*digests.values()], device=group.device)
-        ends = group.largest(torch.cat([found, -found]))
-        alike = ends[: len(found)] == -ends[len(found) :]
-        for who, is_alike in zip(digests, alike.tolist(), strict=True):
+        for who, is_alike in zip(digests, group.are_alike(digests.values()), strict=True):
             if not is_alike:
                 why, hint = unlike
                 raise UsageError(f"{who}, and {why}", hint=hint)
@@ -186,8 +182,7 @@ def check_same_loss(workload: Workload, plan: Plan, last: str, member: Membershi
         if isinstance(value, float | complex) or (name.endswith("]") and isinstance(value, int))
     }
     found = _added(checksum(sorted(numbers.items())), Memento((), called.values(), parameters=True).tensors)
-    told = torch.tensor([found, -found], device=group.device)
-    if group.largest(told).sum():
+    if not all(group.are_alike([found])):
         raise UsageError(
             f"{sharers(last, group.workers)}, and what Workload.loss or one of Workload.metrics reads has other values"
             " on one of them than on another",
@@ -199,9 +194,7 @@ def _digest(tensors: Mapping[str, torch.Tensor], module: nn.Module | None = None
     """Of some thousand values of each tensor, and of the values among its modules' attributes."""
     found = 0
     for name in sorted(tensors):
-        flat = tensors[name].detach().reshape(-1)
-        sample = flat[:: -(-len(flat) // _SAMPLE) or 1].cpu()
-        found = _added(found, [tuple(tensors[name].shape), sample])
+        found = _added(found, tensors[name])
     for _, each in () if module is None else changeable_modules(module):
         for name, value in sorted(each.__dict__.items()):
             if name not in STANDARD:
@@ -248,7 +241,7 @@ class ReplicaWatch:
     def begin(self, *, training: bool) -> None:
         """The forwards of a step or of an evaluation come next; modules are in their modes.
 
-        In an evaluation a module that is left training moves buffers, which are put back (see `inference`).
+        In an evaluation a module that is left training moves buffers, which are put back (see `passes`).
         """
         self.copies.begin()
         for name in self._shared:

@@ -25,7 +25,7 @@ from assigner.runtime.forward.nodes import hooks_so_far
 from assigner.runtime.forward.randomness import kept_generators, partition_seed, seed_device
 from assigner.runtime.forward.state import PartitionState, as_they_were
 from assigner.runtime.messages.staging import copied_to
-from assigner.runtime.recording.ranges import Ranges
+from assigner.runtime.recording.ranges import is_profiled, range_of
 from assigner.runtime.step.loss import StepLoss
 from assigner.runtime.step.partition import ForwardPlace, PartitionRunner
 from assigner.runtime.step.stepmessages import COMPUTE, StepMessages, posted_ahead
@@ -123,9 +123,10 @@ class Executor:
         finish = self._finish if piece is self.graph.last else None
         differentiates = any(value.partition and self.graph.values[value].gradient for value in piece.reads)
         return PartitionRunner(
-            piece, module, self.device, remat is not None and name in remat.partitions, gradients, finish,
+            piece, module, self.device, remat is not None and name in remat.partitions, gradients,
+            self.states.get(name) or PartitionState(module), finish,
             run=compiled(module, name, workload.compile), keep_last=remat is not None and remat.keeps_last,
-            statistics=self.statistics, state=self.states.get(name), stores=self.stores, differentiates=differentiates,
+            statistics=self.statistics, stores=self.stores, differentiates=differentiates,
         )  # fmt: skip
 
     def run(
@@ -173,13 +174,13 @@ class Executor:
         count = posted_ahead(self.graph, program, self.member.name, micro_batches)
         ahead = self.messages.post_ahead(actions, count, step)
         next(ahead, None)
-        ranges = Ranges(program.plan.stages)
+        profiled = is_profiled()
         with StandIns():
             for action in actions:
                 if action.kind in COMPUTE:
                     next(ahead, None)
-                if ranges.active:
-                    with ranges.of(action):
+                if profiled:
+                    with range_of(action, program.plan.stages):
                         self._act(program, action)
                 else:
                     self._act(program, action)
@@ -222,7 +223,7 @@ class Executor:
         action = Action(ActionKind.UPDATE, -1, -1)
         span = None if self.recorder is None else self.recorder.begin(action)
         if optimizer is not None:
-            with Ranges(()).of(action), contextlib.ExitStack() as kept:
+            with range_of(action, ()), contextlib.ExitStack() as kept:
                 if not is_known(optimizer):  # torch's own draw nothing
                     kept.enter_context(kept_generators(self.device))
                     seed_device(partition_seed(self.seed, number, "the update", -1), self.device)

@@ -27,7 +27,7 @@ from assigner.schedule.program import Payload, Route
 from assigner.schedule.replication import takers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
@@ -151,7 +151,7 @@ class BatchOutputs:
         world = dist.get_world_size() if dist.is_initialized() else 1
         self.alone = alone
         self._graph, self._plan, self._groups, self._makers = graphs[0], plan, groups, makers.pop()
-        self._routes = OutputRoutes(plan, self._makers[0], self._graph, range(world) if to == "all" else [to])
+        self._targets = range(world) if to == "all" else [to]
         self._counts = workload.reduction == "mean" and not (alone and workload.weight is not None)
         self._parts: dict[int, Part] = {}
 
@@ -187,7 +187,9 @@ class BatchOutputs:
         joined = join([self._parts[place] for place in sorted(self._parts)]) if self._parts else None
         self._parts.clear()
         member.at = "the transfer of the model's output"
-        leaves = self._routes.carry(joined, member)
+        leaves = _brought(
+            joined, self._graph, plan=self._plan, maker=self._makers[0], targets=self._targets, member=member
+        )
         return None if leaves is None else self._graph.rebuild_output(leaves)
 
     def _bring_together(self, member: Membership) -> None:
@@ -195,18 +197,18 @@ class BatchOutputs:
         first = self._makers[0]
         for group in self._groups:
             graph = group.variant.graph
-            routes = {maker: OutputRoutes(self._plan, maker, graph, [first]) for maker in self._makers}
             for place, cut, maker in _maker_of(group):
                 if maker != first:
                     part = self._parts.pop(place, None)
-                    kept = routes[maker].carry(None if part is None else part.leaves, member)
+                    leaves = None if part is None else part.leaves
+                    kept = _brought(leaves, graph, plan=self._plan, maker=maker, targets=[first], member=member)
                     if kept is not None:
                         self._put(graph, kept, place, cut)
 
 
 def _maker_of(group: VariantGroup) -> Iterator[tuple[int, MicroBatch, int]]:
     """(number, micro-batch, rank that makes its output) of each micro-batch."""
-    plan = group.variant.programs.counted(len(group.places), training=False).plan
+    plan = group.variant.program(len(group.places), training=False).plan
     last = next(n for n, stage in enumerate(plan.stages) if group.variant.graph.last.name in stage.partitions)
     for place, cut, worker in zip(group.places, group.micro_batches, takers(plan, last), strict=True):
         yield place, cut, rank_of(worker)
@@ -216,49 +218,48 @@ def _copied(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
-class OutputRoutes:
-    """The ways of an output's leaves to the ranks that want them; every rank makes the same.
+def _brought(
+    leaves: Sequence[Any] | None,
+    graph: PartitionGraph,
+    *,
+    plan: Plan,
+    maker: int,
+    targets: Collection[int],
+    member: Membership,
+) -> list[Any] | None:
+    """Bring an output's leaves to the ranks that want them; every rank calls this, and makes the same routes.
 
     Args:
-        plan: Names the workers.
-        maker: The rank that has the output.
+        leaves: On the rank that has made the output, all of them; None elsewhere.
         graph: Whose output.
+        plan: Names the workers.
+        maker: The rank that has made it.
         targets: The ranks that want it.
+        member: This process in the run.
+
+    Returns:
+        Where they are wanted those that the last partition returns, else None.
     """
-
-    def __init__(self, plan: Plan, maker: int, graph: PartitionGraph, targets: Iterable[int]) -> None:
-        self.targets, self.made = tuple(targets), graph.output.made
-        self.routes = {
-            (rank, index): Route(Payload.OUTPUT, graph.last.name, index, worker_of(plan, maker), worker_of(plan, rank))
-            for rank in self.targets
+    transport, made = member.transport, graph.output.made
+    found = None if leaves is None else [leaves[index] for index in made]
+    if transport is not None:
+        source = worker_of(plan, maker)
+        routes = {
+            rank: [Route(Payload.OUTPUT, graph.last.name, index, source, worker_of(plan, rank)) for index in made]
+            for rank in targets
             if rank != maker
-            for index in graph.output.made
         }
-
-    def carry(self, leaves: Sequence[Any] | None, member: Membership) -> list[Any] | None:
-        """Bring the leaves to the ranks that want them.
-
-        Args:
-            leaves: On the maker, all of them; None elsewhere.
-            member: This process in the run.
-
-        Returns:
-            Where they are wanted those that the last partition returns, else None.
-        """
-        transport = member.transport
-        found = None if leaves is None else [leaves[index] for index in self.made]
-        if self.routes and transport is not None:
-            transport.know(self.routes.values())
-            transport.know(header_route(route) for route in self.routes.values())
-            if leaves is not None:
-                for (_, index), route in self.routes.items():
-                    _send(transport, route, leaves[index])
-            elif member.rank in self.targets:
-                mine = [route for (rank, _), route in self.routes.items() if rank == member.rank]
-                found = [_receive(transport, route) for route in mine]
-        if transport is not None:
-            transport.flush()  # also the values between partitions: nothing else waits for them to leave
-        return found if member.rank in self.targets else None
+        every = [route for of_rank in routes.values() for route in of_rank]
+        transport.know(every)
+        transport.know(map(header_route, every))
+        if found is not None:
+            for of_rank in routes.values():
+                for route, leaf in zip(of_rank, found, strict=True):
+                    _send(transport, route, leaf)
+        elif member.rank in routes:
+            found = [_receive(transport, route) for route in routes[member.rank]]
+        transport.flush()  # also the values between partitions: nothing else waits for them to leave
+    return found if member.rank in targets else None
 
 
 def _send(transport: Transport, route: Route, leaf: Any) -> None:

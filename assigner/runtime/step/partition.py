@@ -37,7 +37,6 @@ from assigner.runtime.forward.state import (
     HeldTensor,
     LateWrites,
     PartitionState,
-    WrittenTensors,
     as_they_were,
     has_user_code,
 )
@@ -127,12 +126,12 @@ class PartitionRunner:
         device: Where it runs.
         rematerialise: Keep no graph, run the forward again before the backward.
         gradients: Which of its outputs get a gradient back.
+        state: What its forwards change beside their outputs.
         finish: Applied to what the module returned, to the micro-batch's number and to whether this forward will run
             again: the last partition's loss, or what has its gradients without one.
-        run: What runs its forward in the place of the module: the module, compiled.
+        run: What runs its forward in the place of the module: the module, compiled; None: it is not.
         keep_last: The step's last micro-batch keeps its graph all the same.
         statistics: Of its BatchNorm modules, where they are deferred.
-        state: What its forwards change beside their outputs; None: nobody else has to know.
         stores: What they store once a step.
         differentiates: Something that it reads gets a gradient back.
     """
@@ -142,11 +141,11 @@ class PartitionRunner:
     device: torch.device
     rematerialise: bool
     gradients: tuple[bool, ...]
+    state: PartitionState
     finish: Callable[[Sequence[torch.Tensor], int, bool], tuple[torch.Tensor, ...]] | None = None
     run: Forward | None = None
     keep_last: bool = False
     statistics: DeferredStatistics | None = None
-    state: PartitionState | None = None
     stores: StepStores = field(default_factory=StepStores)
     differentiates: bool = True
     _graphs: dict[int, _Graph] = field(default_factory=dict)
@@ -159,13 +158,11 @@ class PartitionRunner:
     _runs_python: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.state is None:
-            self.state = PartitionState(self.module, WrittenTensors([self.module]))
         if self.statistics is not None and not self.statistics.has(self.piece.name):
             self.statistics = None
-        self._call: Forward = self.run or self.module
-        self._is_compiled = self.run is not None and getattr(self.run, "__self__", None) is not self.module
-        if self._is_compiled and self.statistics is not None:
+        # nobody hooks into a partition itself, and its __call__ takes time
+        self._call: Forward = self.run or self.module.forward
+        if self.run is not None and self.statistics is not None:
             self.statistics.run_eagerly(self.piece.name)
         has_code = has_user_code(self.module)
         # cuDNN's dropout between layers has a generator of its own, which nothing seeds anew
@@ -190,8 +187,7 @@ class PartitionRunner:
         this thread made all of its nodes, by whose order a backward is known to have left a partition, and no hook of
         the forward's own runs where it comes to one. A compiled forward would be compiled again for what has a graph.
         """
-        assert self.state is not None
-        is_plain = self._is_plain and self.state.was_watched and not self._is_compiled
+        is_plain = self._is_plain and self.state.was_watched and self.run is None
         return bool(is_plain) and not self.recomputes(place) and not self.state.is_written()
 
     def forward(
@@ -210,7 +206,6 @@ class PartitionRunner:
         """
         if not torch.is_grad_enabled():
             return tuple(map(_apart, self._finished(self._run(place, reads, sizes), place)))
-        assert self.state is not None
         runs_again, hooks = self.recomputes(place), hooks_so_far()
         first = nodes_so_far() if self._is_plain is None else 0
         start = self.state.begin(runs_again=runs_again)
@@ -246,7 +241,6 @@ class PartitionRunner:
             if self._runs_python is None:
                 self._runs_python = runs_python(graph.roots)
             if graph.is_hooked or self._runs_python:
-                assert self.state is not None
                 graph.values = self.state.values()
 
     def forward_joined(
@@ -262,7 +256,6 @@ class PartitionRunner:
 
     def end_joined(self, place: ForwardPlace, late: LateWrites) -> None:
         """This forward, or one that it is joined with, wrote tensors that nobody knew to be written."""
-        assert self.state is not None
         graph = self._graphs.pop(place.micro_batch)
         mine = self.state.late_of(late)
         if mine.tensors:
@@ -279,7 +272,6 @@ class PartitionRunner:
         Raises:
             UsageError: one of them runs its forward again, and so reads it; or torch would not notice.
         """
-        assert self.state is not None
         kept = [each for each in (*self._graphs.values(), *self._rests.values()) if isinstance(each, _Graph)]
         name = self.state.name_of((late.tensors + late.loose)[0])
         if any(each.needs(late) for each in self._starts.values()) or (kept and late.uncounted):
@@ -334,7 +326,6 @@ class PartitionRunner:
             ):
                 self._differentiate(place, through, note, split=split)
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
-            assert self.state is not None
             assert start is not None
             with self.state.again(start), as_single_process():
                 hooks = hooks_so_far()
@@ -382,7 +373,6 @@ class PartitionRunner:
 
     def watched(self, shows_values: bool) -> Watched:
         """This partition as one that a backward may not change."""
-        assert self.state is not None
         return Watched(self.piece.name, self.state, shows_values)
 
     def shows_values(self, graph: _Graph) -> bool:
@@ -444,8 +434,7 @@ class PartitionRunner:
         self, start: ForwardStart, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
     ) -> tuple[tuple[torch.Tensor, ...], LateWrites | None]:
         """The first forward, and what it is seen to write; a compiled one would not run compiled while it is seen."""
-        assert self.state is not None
-        if self._is_compiled:
+        if self.run is not None:
             return (outputs := self._run(place, reads, sizes)), self.state.end(start)
         gradients, values = self.state.gradients(), self.state.values() if self._users else None
         with Writes() as writes, GradientUses() as asked:

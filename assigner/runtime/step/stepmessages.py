@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from assigner.model.marking import PartitionGraph, Value
 from assigner.runtime.batch.headers import Header, post_header, receive_header, send_header
 from assigner.runtime.messages.ordering import Message
-from assigner.runtime.recording.ranges import Ranges
+from assigner.runtime.recording.ranges import range_of
 from assigner.schedule.orders import LETTERS, ActionKind
 from assigner.schedule.program import Action, Payload, Program, Route
 
@@ -159,13 +159,12 @@ class StepMessages:
         routes = [
             action for action in program.actions.get(self.member.name, ()) if action.route and action.micro_batch < 0
         ]
-        ranges = Ranges(program.plan.stages)
         for action in routes:
             assert action.route is not None
             self.member.at = f"the exchange of shared parameter {self.graph.ties[action.route.output].parameter!r}"
             message, tie = Message(action.route, -1), action.route.output
             span = None if recorder is None else recorder.begin(action)
-            with ranges.of(action):
+            with range_of(action, program.plan.stages):
                 if action.kind is ActionKind.SEND:
                     self._send_gradient(message, gradients.get(tie), parameters[tie], span)
                 else:

@@ -15,17 +15,16 @@ import functools
 import hashlib
 import inspect
 from collections import Counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.likeness import in_likeness
 from assigner.model.deferred.originals import choosing_parameters
 from assigner.model.plainvalues import SINGLE
 from assigner.runtime.update.optimizermemory import OptimizerMemory
-from assigner.runtime.update.separability import StepBehaviour, check_separable, is_known
+from assigner.runtime.update.separability import StepBehaviour, check_separable, is_known, stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -391,7 +390,7 @@ _MEMBERS = ("params", "param_names")
 
 def stand_ins(model: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
     """All of a model's parameters by name, in its order, without memory."""
-    return [(name, _stand_in(each)) for name, each in model]
+    return [(name, stand_in(each)) for name, each in model]
 
 
 def built_optimizer(
@@ -423,11 +422,6 @@ def built_optimizer(
     for name in whole.keys() - held.keys():
         made.state.pop(whole[name], None)
     return made, names
-
-
-def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
-    """Shape, type, class and attributes of a parameter, without memory."""
-    return cast("nn.Parameter", in_likeness(parameter, torch.empty_like(parameter, device="meta")))
 
 
 def _check_groups(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]) -> None:

@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from assigner.errors import UsageError
+from assigner.model.deferred.likeness import in_likeness
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -147,7 +148,7 @@ def _tried(model: Sequence[tuple[str, nn.Parameter]], share: Collection[str], bu
     directions = {name: _random(each, generator).abs() + 0.1 for name, each in small.items()}
     held = {name: each for name, each in small.items() if name in share}
     before = {name: each.detach().clone() for name, each in held.items()}
-    optimizer = build({name: each if name in held else _without_values(each) for name, each in small.items()}, held)
+    optimizer = build({name: each if name in held else stand_in(each) for name, each in small.items()}, held)
     changed = False
     for scale in _SCALES:
         shares = {name: 10 ** (2 * float(torch.rand((), generator=generator, device="cpu")) - 1) for name in small}
@@ -163,18 +164,13 @@ def _small(parameter: nn.Parameter, generator: torch.Generator) -> nn.Parameter:
     """A parameter with the same number of dimensions and the same attributes, in float64: updates may be tiny."""
     sizes = [min(each, _MOST) for each in parameter.shape]
     kind = torch.float64 if parameter.is_floating_point() else parameter.dtype
-    return _like(parameter, _random(torch.empty(sizes, dtype=kind, device="cpu"), generator))
+    values = _random(torch.empty(sizes, dtype=kind, device="cpu"), generator)
+    return cast("nn.Parameter", in_likeness(parameter, values))
 
 
-def _without_values(parameter: nn.Parameter) -> nn.Parameter:
-    """As what another worker has is seen when the optimizer is built."""
-    return _like(parameter, torch.empty_like(parameter, device="meta"))
-
-
-def _like(parameter: nn.Parameter, tensor: torch.Tensor) -> nn.Parameter:
-    made = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
-    vars(made).update(vars(parameter))
-    return made
+def stand_in(parameter: nn.Parameter) -> nn.Parameter:
+    """A parameter without memory, as what another worker has is seen when the optimizer is built."""
+    return cast("nn.Parameter", in_likeness(parameter, torch.empty_like(parameter, device="meta")))
 
 
 def _random(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -1,0 +1,206 @@
+"""Batches through the graphs that their micro-batches need: nearly always the plan's own, and one program.
+
+In training forwards and backwards. Without it forwards alone, in eval mode, pipelined over the micro-batches: no graph
+is kept, nothing runs again, and a value is dropped when its last reader has run. Modules are in the mode of the model's
+own `eval()` meanwhile. Randomness, if eval mode leaves any, is that of the training step to come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import fx, nn
+
+from assigner.runtime.step.executor import Executor
+from assigner.runtime.step.loss import check_groups
+from assigner.runtime.step.outputs import BatchOutputs
+from assigner.runtime.step.results import added, nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from assigner.model.workload import Workload
+    from assigner.runtime.batch.microbatch import MicroBatch
+    from assigner.runtime.batch.needs import Needs
+    from assigner.runtime.batch.recurrence import CarriedState
+    from assigner.runtime.batch.variants import Variant, Variants
+    from assigner.runtime.forward.remat import Rematerialisation
+    from assigner.runtime.forward.state import PartitionState
+    from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.stages.reduction import Reduction
+    from assigner.runtime.stages.replicas import ReplicaWatch
+    from assigner.runtime.step.batchnorm import DeferredStatistics
+    from assigner.runtime.step.outputs import Receiver
+
+
+def without_training(workload: Workload) -> Workload:
+    """A workload for forwards alone: it needs no optimizer of the user's."""
+    return replace(workload, optimizer=lambda stand_ins: torch.optim.SGD([{"params": stand_ins}], lr=0.0))
+
+
+class BatchPasses:
+    """The forwards of this rank, and in training its backwards.
+
+    Args:
+        variants: The model's graphs.
+        member: This process in the run.
+        workload: The loss and the seed.
+        needs: What this rank needs of a batch.
+        carried: The state that goes from batch to batch: training has its own.
+        watch: Of what steps and evaluations change in stages that several workers share.
+        remat: What keeps no graph and runs its forward again; None: nothing is trained.
+        statistics: Of BatchNorm modules; None: nothing is trained.
+        states: What forwards change beside their outputs, by partition; None: nothing is trained.
+
+    Attributes:
+        as_planned: The last batch did what the plan says and nothing else: its program's actions, through one graph.
+            Micro-batches of one row have a graph of their own, mostly with the same actions.
+    """
+
+    def __init__(
+        self,
+        variants: Variants,
+        member: Membership,
+        workload: Workload,
+        *,
+        needs: Needs,
+        carried: CarriedState,
+        watch: ReplicaWatch,
+        remat: Rematerialisation | None = None,
+        statistics: DeferredStatistics | None = None,
+        states: Mapping[str, PartitionState] | None = None,
+    ) -> None:
+        self.variants, self.member, self.workload = variants, member, workload
+        self.needs, self.carried, self.watch = needs, carried, watch
+        self.remat, self.statistics, self.states = remat, statistics, states
+        self.trains = remat is not None
+        self.as_planned = True
+        self._flags = {} if self.trains else variants.planned.graph.deferred.flags(training=False)
+        self._executors: WeakKeyDictionary[Variant, Executor] = WeakKeyDictionary()
+
+    def executor(self, variant: Variant) -> Executor:
+        """What runs a graph."""
+        if variant not in self._executors:
+            self._executors[variant] = Executor(
+                variant.graph, variant.modules, self.member, self.workload,
+                remat=self.remat, statistics=self.statistics, states=self.states,
+                carried=self.carried.sources(variant.graph),
+            )  # fmt: skip
+        return self._executors[variant]
+
+    def run(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        number: int,
+        *,
+        loss: bool = True,
+        loss_factor: float = 1.0,
+        outputs_to: Receiver | None = None,
+        reduction: Reduction | None = None,
+    ) -> tuple[dict[int, list[float]], BatchOutputs | None]:
+        """Run all micro-batches of a batch forward, and in training backward; gradients add up in the parameters.
+
+        Args:
+            micro_batches: The batch, cut.
+            number: The batch's number in training, or that of the one that is trained on next.
+            loss: False: outputs alone are wanted, and of the batch there are no targets.
+            loss_factor: What the loss's gradient is multiplied by.
+            outputs_to: Who wants the model's outputs; None: nobody.
+            reduction: Adds up the gradients of stages that several workers share; it begins here where the step runs
+                one graph alone, with the plan's actions.
+
+        Returns:
+            By the ranks that make the model's output their numbers (see `step.results`), and the outputs.
+        """
+        groups = self.variants.groups(self.carried.given_to(micro_batches), training=self.trains)
+        self.carried.bring(groups)
+        self.needs.check_groups(groups, loss=loss)
+        if loss:
+            check_groups(self.workload, groups)
+        programs = [group.variant.program(len(group.places), training=self.trains) for group in groups]
+        if self.trains:
+            planned = self.variants.planned.program(len(micro_batches), training=True)
+            self.as_planned = len(groups) == 1 and programs[0].actions == planned.actions
+        outputs = None
+        if outputs_to is not None:
+            outputs = BatchOutputs(groups, self.workload, self.variants.plan, outputs_to, alone=not loss)
+        found: dict[int, list[float]] = {}
+        executors = [self.executor(group.variant) for group in groups]
+        with contextlib.nullcontext() if self.trains else self._eval_mode():
+            self.watch.begin(training=self.trains)
+            for group, program, executor in zip(groups, programs, executors, strict=True):
+                if self.trains:
+                    executor.recorder = self.executor(self.variants.planned).recorder
+                numbers = executor.run(
+                    program, group.micro_batches, number, places=group.places, loss_factor=loss_factor, outputs=outputs,
+                    reduction=reduction if self.as_planned else None,
+                )  # fmt: skip
+                for rank in group.variant.makers:
+                    found[rank] = added(found.get(rank) or nothing(self.workload), numbers)
+            self.watch.end()
+        self.carried.keep([(group, executor.made) for group, executor in zip(groups, executors, strict=True)])
+        if self.statistics is not None:
+            self.member.at = "the exchange of BatchNorm statistics"
+            self.member.before_sums()
+            self.statistics.exchange(len(micro_batches))
+            self.statistics.commit()
+        for executor in executors:
+            executor.stores.commit()
+        return found, outputs
+
+    @contextlib.contextmanager
+    def _eval_mode(self) -> Iterator[None]:
+        """This rank's modules, and the builder's, which a loss may ask, in the mode of `eval()`; then as they were.
+
+        Those with an `eval` or `train` of their own do what it does, as merging weights, and what `train()` does behind
+        it, as in a script's loop. Those that are left training, as some models do with BatchNorm, move their buffers:
+        these are put back.
+        """
+        named = [
+            (name, module) for held in self.variants.planned.modules.values() for name, module in held.named_modules()
+        ]
+        builders = self.variants.planned.graph.deferred.model.named_modules()
+        flagged = [(module, module.training, self._flags.get(name, False)) for name, module in (*named, *builders)]
+        training = [module for name, module in named if self._flags.get(name, False)]
+        buffers = [buffer for module in training for buffer in module.buffers(recurse=False)]
+        kept = [buffer.clone() for buffer in buffers]
+        own = _outermost(module for _, module in named if _has_own_mode(module))
+        try:
+            for module in own:
+                module.eval()
+            for module, _, flag in flagged:
+                module.training = flag
+            with torch.no_grad():
+                yield
+        finally:
+            for module in own:
+                module.train()
+            for module, flag, _ in flagged:
+                module.training = flag
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)
+
+    def forget(self) -> None:
+        """Drop what an unfinished batch holds."""
+        for executor in self._executors.values():
+            executor.forget()
+        self.watch.forget()
+
+
+def _has_own_mode(module: nn.Module) -> bool:
+    """True if a module's class has a `train` or `eval` of its own."""
+    kind = type(module)
+    return not isinstance(module, fx.GraphModule) and (
+        kind.train is not nn.Module.train or kind.eval is not nn.Module.eval
+    )
+
+
+def _outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Those modules that lie in none of the others."""
+    listed = list(modules)
+    inner = {id(each) for module in listed for each in module.modules() if each is not module}
+    return [module for module in listed if id(module) not in inner]
