@@ -31,8 +31,10 @@ class OnScreen:
             console.print(draw(_report(self), width=width))
         return "\n".join(line.rstrip() for line in drawn.get().splitlines())
 
-    def __rich__(self) -> RenderableType:
-        return _AsWideAsItIs(_report(self))
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from assigner.report.sheet import draw
+
+        yield draw(_report(self), width=options.max_width)
 
     def _repr_html_(self) -> str:
         """For notebooks."""
@@ -43,18 +45,6 @@ class OnScreen:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - as IPython calls it
         """For IPython in a terminal."""
         printer.text(str(self))
-
-
-class _AsWideAsItIs:
-    """A report for a console whose width is known when it is printed."""
-
-    def __init__(self, report: tuple[Part, ...]) -> None:
-        self._report = report
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        from assigner.report.sheet import draw
-
-        yield draw(self._report, width=options.max_width)
 
 
 def _report(result: OnScreen) -> tuple[Part, ...]:
