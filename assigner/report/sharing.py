@@ -9,8 +9,8 @@ from assigner.report.sheet import Line, Report
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import ActionKind
 from assigner.schedule.rings import BUCKET_BYTES, ways
-from assigner.schedule.simulate import check_fit, stage_s
-from assigner.schedule.timing import compute_s, reduced_bytes
+from assigner.schedule.simulate import check_fit
+from assigner.schedule.timing import compute_s, reduced_bytes, stage_s
 from assigner.solver.baselines import TITLES
 
 if TYPE_CHECKING:
