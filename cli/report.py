@@ -52,8 +52,8 @@ def report_command(
 def _pages(plans: list[Path], profile: Path | None, measured: list[Path], output: Path | None) -> "list[Shown]":
     """The plans, each priced with its profile and beside its runs; the output is none of the profiles."""
     from assigner.files import refuse_input
-    from assigner.formats.origin import file_hash, profile_path
-    from assigner.formats.plan import ProfileReference, load_plan
+    from assigner.formats.origin import profile_path, reference
+    from assigner.formats.plan import load_plan
     from assigner.formats.profile import load_profile
     from assigner.formats.trace import load_trace
     from assigner.report.comparison import Named, check_comparable
@@ -66,7 +66,7 @@ def _pages(plans: list[Path], profile: Path | None, measured: list[Path], output
     where = [profile_path(each.plan, path, profile) for each, path in zip(named, plans, strict=True)]
     if output is not None:
         refuse_input(output, where)
-    profiles = {path: (load_profile(path), ProfileReference(str(path), file_hash(path))) for path in set(where)}
+    profiles = {path: (load_profile(path), reference(path)) for path in set(where)}
     return [
         shown(each.name, each.plan, profiles[path][0], mine, source=profiles[path][1])
         for each, path, mine in zip(named, where, runs, strict=True)
