@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
-from assigner.formats.fineness import rows_each
+from assigner.formats.fineness import split_text
 from assigner.report.candidates import candidates
 from assigner.report.clock import clock_data, clock_table
 from assigner.report.memory import fullness, fullness_text, memory_bars, memory_data
@@ -59,11 +59,13 @@ def plan_report(
         everything: All partitions, workers, candidates and baselines, however many.
     """
     most = None if everything else _FEW
+    proven = (Line(describe_solver(plan.solver)),) if plan.solver else ()
     parts = (
         *headline(plan, notes), stages(plan, everything=everything), *bottleneck(plan, profile),
         *sharing(plan, profile),
         *clock_table(plan, profile, everything=everything), *memory_bars(plan, profile, everything=everything),
-        *what_if(plan), *candidates(plan, most=most), *quality(plan, most=most), *what_if_hint(plan, source=source),
+        *what_if(plan), *candidates(plan, most=most), *baselines(plan, most=most), *proven,
+        *what_if_hint(plan, source=source),
     )  # fmt: skip
     return with_hosts(parts, profile)
 
@@ -96,10 +98,8 @@ def objective_text(objective: Objective, value: float) -> str:
 
 def title(plan: Plan) -> Line:
     """What is planned, and how the batch is cut: `batch of 32 as 8 micro-batches of 4`."""
-    pieces = (
-        f"{fmt.plural(plan.micro_batches, 'micro-batch')} of {rows_each(plan.workload.batch_size, plan.micro_batches)}"
-    )
-    split = f"batch of {plan.workload.batch_size} as {pieces}"
+    batch = plan.workload.batch_size
+    split = f"batch of {batch} as {split_text(batch, plan.micro_batches)}"
     return Line(f"plan for {plan.workload.name} · {split} · {plan.schedule}", "strong")
 
 
@@ -137,13 +137,11 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
     found = plan.predicted_workers
     time = fmt.time_unit(*(each.compute_s for each in found.values()))
     memory = fmt.byte_unit(*(each.peak_bytes for each in found.values()))
-    seen: set[str] = set()
     rows = []
     for n, stage in enumerate(plan.stages):
         held = _whole(stage) if everything else _shortly(stage)
         for k, name in enumerate(stage.workers):
-            worker = found.get(name) if name not in seen else None
-            seen.add(name)
+            worker = found.get(name) if plan.held[name][0] == n else None
             rows.append(
                 (
                     *((str(n), name) if k == 0 else ("", name)),
@@ -220,12 +218,6 @@ def remat_text(partitions: Sequence[str], rematerialise: Iterable[str]) -> str:
     if not again:
         return fmt.NOTHING
     return "all" if again == set(partitions) else fmt.ranges([name for name in partitions if name in again])
-
-
-def quality(plan: Plan, *, most: int | None) -> Report:
-    """What is proven about a plan, and what simpler placements would take; `most` as in `baselines`."""
-    lines = [Line(describe_solver(plan.solver))] if plan.solver else []
-    return (*baselines(plan, most=most), *lines)
 
 
 def status(solver: SolverReport) -> str:
