@@ -89,13 +89,15 @@ _EXTRAS = (
 
 def examine() -> list[Finding]:
     """Everything that `doctor` reports, in its order."""
-    torch, solvers = _ask_torch(), _ask_solvers()
+    torch, solvers = _ask("torch", ASK_TORCH), _ask("pulp", ASK_SOLVERS)
     here = (_cores(), _threads(torch), _memory(), *_accelerators(torch), *_backends(torch), _lab())
     return [*_programs(solvers), *here, *_extras()]
 
 
-def _ask(code: str) -> dict[str, Any] | None:
-    """What a short program prints, run by this interpreter; None: it failed."""
+def _ask(package: str, code: str) -> dict[str, Any] | None:
+    """What a short program prints, run by this interpreter; None: it failed, or lacks its package."""
+    if installed(package) is None:
+        return None
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and our own text
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=TORCH_WAIT_S, check=True
@@ -103,14 +105,6 @@ def _ask(code: str) -> dict[str, Any] | None:
         return dict(json.loads(done.stdout.splitlines()[-1]))
     except (subprocess.SubprocessError, OSError, ValueError, IndexError):
         return None
-
-
-def _ask_torch() -> dict[str, Any] | None:
-    return None if installed("torch") is None else _ask(ASK_TORCH)
-
-
-def _ask_solvers() -> dict[str, Any] | None:
-    return None if installed("pulp") is None else _ask(ASK_SOLVERS)
 
 
 def _cores() -> Finding:

@@ -71,11 +71,6 @@ def what_if_hint(plan: Plan, *, source: Path | None = None) -> Report:
     return (Line(f"what more workers or wider links would bring: {command}"),)
 
 
-def gain(change: WhatIf, step_s: float | None) -> float | None:
-    """How many times as fast a step is after a change; None: not known, or nothing fits then."""
-    return None if change.step_s is None else fmt.against(step_s, change.step_s)
-
-
 def proven(change: WhatIf) -> bool:
     """Whether no step after the change can be shorter than the one that was found."""
     step, bound = change.step_s, change.bound_s
@@ -91,7 +86,9 @@ def _bound(change: WhatIf, time: fmt.Unit) -> str:
 def what_if_data(plan: Plan) -> list[dict[str, Any]]:
     """The same for `--json`."""
     step = plan.predicted_step_s
-    return [{**encode(each), "speed_up": gain(each, step), "proven": proven(each)} for each in plan.what_if]
+    return [
+        {**encode(each), "speed_up": fmt.against(step, each.step_s), "proven": proven(each)} for each in plan.what_if
+    ]
 
 
 def solve_flags(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -39,12 +39,7 @@ MOST = 6000
 
 
 def page_data(pages: Sequence[Shown], *, title: str) -> dict[str, Any]:
-    """The figures of all plans; the first one is the baseline.
-
-    Args:
-        pages: The plans.
-        title: Of the page.
-    """
+    """The figures of all plans; the first one is the baseline."""
     workload = pages[0].plan.workload
     return {
         "kind": "report",
@@ -84,12 +79,7 @@ class _Places:
 
 
 def _run(page: Shown, run: Run) -> dict[str, Any]:
-    """A run of a plan: `steps` has its median step, and its slowest and its fastest where they are not too large.
-
-    Args:
-        page: The plan.
-        run: Of it.
-    """
+    """A run of a plan: `steps` has its median step, and its slowest and its fastest where they are not too large."""
     trace, beside = run.trace, run.as_run or page
     line = timeline_figures(beside)
     places = _Places(beside, line)
