@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType
 
-    from assigner.report.sheet import Part
+    from assigner.report.sheet import Report
 
 _ASIDE = 120
 """Columns where there is no terminal, as in a notebook."""
@@ -47,7 +47,7 @@ class OnScreen:
         printer.text(str(self))
 
 
-def _report(result: OnScreen) -> tuple[Part, ...]:
+def _report(result: OnScreen) -> Report:
     """What `assigner show` prints of it, or of the plan that it holds."""
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile

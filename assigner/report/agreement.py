@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.formats.document import encode
 from assigner.report.plan import title
-from assigner.report.sheet import Column, Line, Part, Report, Sheet, with_hosts
+from assigner.report.sheet import Column, Line, Report, Sheet, with_hosts
 from assigner.report.timeline import PIPED, timeline, timeline_data
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _ONCE = "forward", "backward", "backward_input", "backward_weight", "reduce", "g
 
 def agreement_report(
     found: Agreement, sides: Sequence[Spans] = (), profile: Profile | None = None, *, width: int = PIPED
-) -> tuple[Part, ...]:
+) -> Report:
     """What `assigner simulate --against` prints.
 
     Args:

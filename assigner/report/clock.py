@@ -19,7 +19,7 @@ from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.formats.orders import WEIGHT
 from assigner.formats.profile import Edge
-from assigner.report.sheet import Line, Strip
+from assigner.report.sheet import Line, Report, Strip
 from assigner.schedule.orders import LETTERS
 from assigner.schedule.program import ActionKind, build_program, grouped
 
@@ -87,7 +87,7 @@ def legend(plan: Plan) -> str:
     return "F forward, B backward" + (", I its input part, W its weight part" if parts else "")
 
 
-def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool = False) -> tuple[Strip | Line, ...]:
+def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool = False) -> Report:
     """The table as it is shown; a sentence where the plan cannot run.
 
     Args:

@@ -8,7 +8,7 @@ from assigner.formats.document import encode
 from assigner.report.clock import clock_data, clock_table, legend
 from assigner.report.plan import describe_prediction, title
 from assigner.report.prediction import fit, fit_data, stages_held
-from assigner.report.sheet import Column, Line, Part, Sheet, with_hosts
+from assigner.report.sheet import Column, Line, Report, Sheet, with_hosts
 from assigner.report.timeline import timeline
 from assigner.schedule.orders import in_flight, listed
 
@@ -23,7 +23,7 @@ _MOST = 48
 
 def order_report(
     plan: Plan, profile: Profile, now: Prediction, spans: Spans, *, width: int, everything: bool
-) -> tuple[Part, ...]:
+) -> Report:
     """The order of a plan whose program runs.
 
     Args:

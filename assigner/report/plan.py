@@ -11,7 +11,7 @@ from assigner.report.candidates import candidates
 from assigner.report.clock import clock_data, clock_table
 from assigner.report.memory import fullness, fullness_text, memory_bars, memory_data
 from assigner.report.sharing import sharing
-from assigner.report.sheet import LEAST_TEXT, Column, Line, Part, Report, Sheet, with_hosts
+from assigner.report.sheet import LEAST_TEXT, Column, Line, Report, Sheet, with_hosts
 from assigner.report.whatif import SOLVERS, TO_THIS, what_if, what_if_data, what_if_hint
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.cost import CostModel
@@ -47,7 +47,7 @@ def plan_report(
     source: Path | None = None,
     notes: Sequence[str] = (),
     everything: bool = False,
-) -> tuple[Part, ...]:
+) -> Report:
     """What `assigner show PLAN` prints.
 
     Args:

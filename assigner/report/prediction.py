@@ -9,7 +9,7 @@ from assigner.formats.document import encode
 from assigner.report.links import transfers
 from assigner.report.memory import fullness_text, misfit
 from assigner.report.plan import describe_prediction, title
-from assigner.report.sheet import Column, Line, Part, Report, Sheet, with_hosts
+from assigner.report.sheet import Column, Line, Report, Sheet, with_hosts
 from assigner.report.timeline import timeline, timeline_data
 from assigner.schedule.program import in_flight, warm_up
 from assigner.schedule.simulate import overfull
@@ -35,7 +35,7 @@ def prediction_report(
     *,
     own_profile: bool | None,
     width: int,
-) -> tuple[Part, ...]:
+) -> Report:
     """What `assigner simulate` prints.
 
     Args:

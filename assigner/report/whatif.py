@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
-from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.sheet import Column, Line, Part, Report, Sheet
 from assigner.settings import flags
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def solve_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 def ways_out_report(error: NoPlanError) -> Report:
     """What stands below the error: the changes with which there is a plan, and what was not tried; empty: neither."""
-    parts: list[Sheet | Line] = []
+    parts: list[Part] = []
     if error.ways_out:
         time = fmt.time_unit(*(way.step_s for way in error.ways_out))
         columns = (Column("what changes", "text"), Column("how", "text"), Column(f"step {time.name}"))

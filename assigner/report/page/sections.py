@@ -244,7 +244,7 @@ def split_sheet(page: Shown) -> Sheet:
     return Sheet(title, columns, tuple(rows), marked)
 
 
-def measured_section(page: Shown) -> tuple[Part, ...]:
+def measured_section(page: Shown) -> Report:
     """Each traced run beside the prediction."""
     parts: list[Part] = []
     for run in page.runs:
@@ -270,7 +270,7 @@ def about(page: Shown) -> Report:
         *((f"traced run {run.name}", _made(run.trace.created_at, run.trace.tool_version)) for run in page.runs),
         ("this page", f"by assigner {__version__}"),
     ]  # fmt: skip
-    parts: list[Sheet | Line] = [_pairs("Files and versions", [row for row in rows if row[1]])]
+    parts: list[Part] = [_pairs("Files and versions", [row for row in rows if row[1]])]
     if solver is not None:
         said = {"objective": plan.objective, **solver.options}
         settings = [(name, _plain(value)) for name, value in said.items() if value not in (None, "", [], {})]
