@@ -146,11 +146,10 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
                 (
                     *((str(n), name) if k == 0 else ("", name)),
                     *((fmt.count(len(taken(plan, n, name))),) if plan.is_replicated else ()),
-                    *((_updates(stage, name),) if plan.is_divided else ()),
+                    *((fmt.points(len(stage.updated_by(name)) / len(stage.partitions)),) if plan.is_divided else ()),
                     *(held if k == 0 else ("", "")),
                     fmt.count(in_flight(plan, n, name)),
-                    *_spent(worker, time),
-                    *_memory(worker, memory),
+                    *(("",) * 6 if worker is None else _figures(worker, time, memory)),
                 )
             )
     columns = (
@@ -177,11 +176,6 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
     return Sheet(head, columns[:known], tuple(row[:known] for row in rows))
 
 
-def _updates(stage: Stage, worker: str) -> str:
-    """How much of a stage a worker updates, by the count of partitions."""
-    return fmt.points(len(stage.updated_by(worker)) / len(stage.partitions))
-
-
 def _whole(stage: Stage) -> tuple[str, str]:
     """The partitions of a stage and which of them are rematerialised, by their ranges."""
     return fmt.ranges(stage.partitions), remat_text(stage.partitions, stage.rematerialise)
@@ -199,17 +193,10 @@ def _shortly(stage: Stage) -> tuple[str, str]:
     return held, again if len(again) <= _SHORT // 2 else f"{len(stage.rematerialise)} of {len(names)}"
 
 
-def _spent(worker: WorkerPrediction | None, time: fmt.Unit) -> tuple[str, str, str]:
-    if worker is None:
-        return ("", "", "")
-    return time.show(worker.compute_s), time.show(worker.transfer_s), time.show(worker.idle_s)
-
-
-def _memory(worker: WorkerPrediction | None, memory: fmt.Unit) -> tuple[str, str, str]:
-    """Its share of the capacity, where more than all of it is marked; its peak; its capacity."""
-    if worker is None:
-        return ("", "", "")
-    return fullness_text(worker), memory.show(worker.peak_bytes), memory.show(worker.capacity_bytes)
+def _figures(worker: WorkerPrediction, time: fmt.Unit, memory: fmt.Unit) -> tuple[str, ...]:
+    """How a worker spends a step, and its memory: the share of the capacity, the peak, the capacity."""
+    spent = (time.show(each) for each in (worker.compute_s, worker.transfer_s, worker.idle_s))
+    return *spent, fullness_text(worker), memory.show(worker.peak_bytes), memory.show(worker.capacity_bytes)
 
 
 def remat_text(partitions: Sequence[str], rematerialise: Iterable[str]) -> str:
