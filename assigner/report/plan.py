@@ -16,7 +16,7 @@ from assigner.report.whatif import SOLVERS, TO_THIS, what_if, what_if_data, what
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.cost import CostModel
 from assigner.schedule.criticalpath import path_shares
-from assigner.schedule.program import in_flight, warm_up
+from assigner.schedule.orders import in_flight, warm_up
 from assigner.schedule.replication import taken
 from assigner.schedule.simulate import simulated
 from assigner.solver.problem.options import USUAL_GAP

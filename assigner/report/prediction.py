@@ -11,7 +11,7 @@ from assigner.report.memory import fullness_text, misfit
 from assigner.report.plan import describe_prediction, title
 from assigner.report.sheet import Column, Line, Report, Sheet, with_hosts
 from assigner.report.timeline import timeline, timeline_data
-from assigner.schedule.program import in_flight, warm_up
+from assigner.schedule.orders import in_flight, warm_up
 from assigner.schedule.simulate import overfull
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.formats.document import encode
 from assigner.report.sheet import Column, Line, Report, Sheet, host_width
-from assigner.schedule.program import TOGETHER
+from assigner.schedule.orders import TOGETHER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.formats.plan import Memory
 from assigner.schedule.cost import CostModel, PartitionOutput
-from assigner.schedule.orders import ActionKind, counted
-from assigner.schedule.program import TOGETHER, Payload
+from assigner.schedule.orders import TOGETHER, ActionKind, counted
+from assigner.schedule.program import Payload
 from assigner.schedule.replication import leaving
 from assigner.schedule.timing import bucket_bytes
 from assigner.schedule.updating import held_state

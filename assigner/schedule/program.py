@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from assigner.errors import FormatError
 from assigner.formats.plan import Plan
 from assigner.schedule.deadlock import check_orders_run
-from assigner.schedule.orders import CALLED, TOGETHER, ActionKind, Step, in_flight, order_of, warm_up
+from assigner.schedule.orders import ActionKind, Step, order_of, warm_up
 from assigner.schedule.replication import MicroBatchLane, gathered_stages, is_exchanged, lanes, taken
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from assigner.formats.profile import Edge, Tie
 
 __all__ = [
-    "CALLED", "TOGETHER", "Action", "ActionGroup", "ActionKind", "Payload", "Program", "Route", "Step", "Wiring",
-    "build_forward_program", "build_program", "grouped", "in_flight", "order_of", "warm_up", "wire",
+    "Action", "ActionGroup", "ActionKind", "Payload", "Program", "Route", "Wiring", "build_forward_program",
+    "build_program", "grouped", "wire",
 ]  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.formats.plan import Prediction, TransferPrediction, WorkerPrediction
 from assigner.schedule.cost import CostModel
-from assigner.schedule.orders import halves, order_of
-from assigner.schedule.program import TOGETHER, Action, ActionKind, Program, build_program, grouped, in_flight
+from assigner.schedule.orders import TOGETHER, ActionKind, halves, in_flight, order_of
+from assigner.schedule.program import Action, Program, build_program, grouped
 from assigner.schedule.queues import run_queues
 from assigner.schedule.replication import leaving
 from assigner.schedule.timing import Compute, Prices, bucket_bytes, route_bytes, step_s, stopped

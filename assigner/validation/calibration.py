@@ -33,8 +33,7 @@ from assigner import formatting as fmt
 from assigner.formats.document import encode
 from assigner.formats.profilewarnings import other_warnings, with_warnings
 from assigner.schedule.cost import CostModel, collectives_over
-from assigner.schedule.orders import ActionKind, counted
-from assigner.schedule.program import TOGETHER
+from assigner.schedule.orders import TOGETHER, ActionKind, counted
 from assigner.schedule.simulate import simulated
 from assigner.schedule.timing import compute_s
 from assigner.validation.links import (

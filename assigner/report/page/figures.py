@@ -22,7 +22,7 @@ from assigner.report.comparison import figures_data
 from assigner.report.page.shown import bound_s
 from assigner.report.page.simulated import memory_figures, timeline_figures
 from assigner.report.page.splits import splits_figures
-from assigner.schedule.program import CALLED, TOGETHER, ActionKind
+from assigner.schedule.orders import CALLED, TOGETHER, ActionKind
 from assigner.validation.observed import CALL_S
 from assigner.validation.spans import measured_spans, median_step
 

@@ -28,7 +28,7 @@ from assigner.report.sheet import Column, Line, Part, Report, Sheet
 from assigner.report.whatif import TO_THIS
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.criticalpath import path_shares, time_on_path
-from assigner.schedule.program import ActionKind, in_flight
+from assigner.schedule.orders import ActionKind, in_flight
 from assigner.schedule.replication import taken
 from assigner.schedule.timing import stage_s
 from assigner.version import __version__
