@@ -70,11 +70,9 @@ def load_named(paths: list[Path], profile: Path | None) -> "list[Named]":
 
     Prices are of workers, not of plans: a plan that was solved with none has those of the first that was.
     """
-    from assigner.formats.plan import load_plan
-    from assigner.report.comparison import Named, check_comparable, stored_prices
+    from assigner.report.comparison import Named, stored_prices
 
-    loaded = [Named(name, load_plan(path)) for name, path in zip(plan_names(paths), paths, strict=True)]
-    check_comparable(loaded)
+    loaded = load_comparable(paths)
     prices = {each.name: stored_prices(each.plan) for each in loaded if stored_prices(each.plan)}
     lender = next(iter(prices), "")
     known: Known = {}
@@ -86,6 +84,16 @@ def load_named(paths: list[Path], profile: Path | None) -> "list[Named]":
             told = (*told, f"its workers cost what {lender} was solved with")
         found.append(Named(each.name, plan, source, told, prices.get(each.name, prices.get(lender, {}))))
     return found
+
+
+def load_comparable(paths: list[Path]) -> "list[Named]":
+    """The plans as their files have them, with their names; they are for one workload."""
+    from assigner.formats.plan import load_plan
+    from assigner.report.comparison import Named, check_comparable
+
+    loaded = [Named(name, load_plan(path)) for name, path in zip(plan_names(paths), paths, strict=True)]
+    check_comparable(loaded)
+    return loaded
 
 
 def plan_names(paths: list[Path]) -> list[str]:

@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,35 +66,28 @@ print(json.dumps(found))
 _BOUND = re.compile(r"(>=|<|==)\s*([\d.]+)")
 
 
-@dataclass(frozen=True)
-class _Extra:
-    """A package, or a program, that something optional needs."""
-
-    name: str
-    use: str
-    remedy: str
-    program: str = ""
-
-
 _EXTRAS = (
-    _Extra("transformers", "Hugging Face models", "pip install transformers"),
-    _Extra("accelerate", "takes what export --to device-map writes", "pip install accelerate"),
-    _Extra("torchgpipe", "takes what export --to torchgpipe writes", "pip install torchgpipe"),
-    _Extra("Graphviz", "draws what export --to dot writes", "apt-get (or brew) install graphviz", program="dot"),
-    _Extra("mpi4py", "carries messages where the backend is mpi", "pip install 'assigner[mpi]'"),
-    _Extra("MPI launcher", "another way to start ranks", "apt-get install openmpi-bin", program="mpirun"),
-)  # fmt: skip
+    ("transformers", "", "Hugging Face models", "pip install transformers"),
+    ("accelerate", "", "takes what export --to device-map writes", "pip install accelerate"),
+    ("torchgpipe", "", "takes what export --to torchgpipe writes", "pip install torchgpipe"),
+    ("Graphviz", "dot", "draws what export --to dot writes", "apt-get (or brew) install graphviz"),
+    ("mpi4py", "", "carries messages where the backend is mpi", "pip install 'assigner[mpi]'"),
+    ("MPI launcher", "mpirun", "another way to start ranks", "apt-get install openmpi-bin"),
+)
+"""What something optional needs: a package, or what has a program, with the program; what for, and how to get it."""
 
 
 def examine() -> list[Finding]:
     """Everything that `doctor` reports, in its order."""
-    torch, solvers = _ask_torch(), _ask_solvers()
+    torch, solvers = _ask("torch", ASK_TORCH), _ask("pulp", ASK_SOLVERS)
     here = (_cores(), _threads(torch), _memory(), *_accelerators(torch), *_backends(torch), _lab())
     return [*_programs(solvers), *here, *_extras()]
 
 
-def _ask(code: str) -> dict[str, Any] | None:
-    """What a short program prints, run by this interpreter; None: it failed."""
+def _ask(package: str, code: str) -> dict[str, Any] | None:
+    """What a short program prints, run by this interpreter; None: it failed, or lacks its package."""
+    if installed(package) is None:
+        return None
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and our own text
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=TORCH_WAIT_S, check=True
@@ -103,14 +95,6 @@ def _ask(code: str) -> dict[str, Any] | None:
         return dict(json.loads(done.stdout.splitlines()[-1]))
     except (subprocess.SubprocessError, OSError, ValueError, IndexError):
         return None
-
-
-def _ask_torch() -> dict[str, Any] | None:
-    return None if installed("torch") is None else _ask(ASK_TORCH)
-
-
-def _ask_solvers() -> dict[str, Any] | None:
-    return None if installed("pulp") is None else _ask(ASK_SOLVERS)
 
 
 def _cores() -> Finding:
@@ -311,9 +295,9 @@ def _cbc(failure: str) -> Finding:
 
 def _extras() -> Iterator[Finding]:
     """What something optional needs."""
-    for extra in _EXTRAS:
-        found = shutil.which(extra.program) if extra.program else installed(extra.name)
+    for name, program, use, remedy in _EXTRAS:
+        found = shutil.which(program) if program else installed(name)
         if found is None:
-            yield Finding(extra.name, "absent", extra.use, extra.remedy, group="optional")
+            yield Finding(name, "absent", use, remedy, group="optional")
         else:
-            yield Finding(extra.name, "ok", f"{found}; {extra.use}", value=found, group="optional")
+            yield Finding(name, "ok", f"{found}; {use}", value=found, group="optional")

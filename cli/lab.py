@@ -102,14 +102,14 @@ def _run(path: Path, command: list[str], timeout: float | None, grace: float, po
 
 def _check(path: Path | None, *, as_json: bool) -> None:
     """Print what is missing, each with the way to get it; exit code 2 if a lab, or this cluster, cannot be made."""
+    from assigner.formats.document import encode
     from assigner.lab import lacks, load_cluster
 
     cluster = None if path is None else load_cluster(path)
     found = lacks(cluster)
     ready = not found or (cluster is None and all(lack.feature == "latency" for lack in found))
     if as_json:
-        missing = [{"what": lack.what, "remedy": lack.remedy, "feature": lack.feature} for lack in found]
-        console.show_json({"kind": "lab", "ready": ready, "missing": missing})
+        console.show_json({"kind": "lab", "ready": ready, "missing": encode(found)})
         if not ready:
             raise typer.Exit(UsageError.exit_code)
         return

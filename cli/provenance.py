@@ -11,15 +11,14 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
-    from assigner.validation.checkedplan import CheckedPlan
 
-Behind = tuple["CheckedPlan", "Profile | None", "Path | None"]
-"""A plan as far as it holds, and the profile that it was checked with and its file; None: there is none that fits."""
 Known = dict["Path", "Profile"]
 """Profiles that were loaded already, by their files."""
 
 
-def behind(plan: Plan, path: Path, given: Path | None = None, *, known: Known | None = None) -> Behind:
+def behind(
+    plan: Plan, path: Path, given: Path | None = None, *, known: Known | None = None
+) -> tuple[tuple[Plan, tuple[str, ...]], Profile | None, Path | None]:
     """A plan held against the profile that it was solved from, where that is at hand.
 
     Args:
@@ -27,6 +26,9 @@ def behind(plan: Plan, path: Path, given: Path | None = None, *, known: Known | 
         path: Its file.
         given: A profile that the user named: it has to be there and to fit.
         known: Where loaded profiles are kept, for the next plan.
+
+    Returns:
+        What `checked_plan` says, and the profile that it was held against and its file; None: there is none that fits.
 
     Raises:
         UsageError: the named profile cannot be read.
@@ -39,8 +41,7 @@ def behind(plan: Plan, path: Path, given: Path | None = None, *, known: Known | 
     if given is not None:
         found = _loaded(given, known)
         check_fit(plan, found)
-        own = is_origin(plan, given) if plan.profile else None
-        return checked_plan(plan, found, own=own), found, given
+        return checked_plan(plan, found, own=is_origin(plan, given)), found, given
     try:
         file = profile_path(plan, path)
         found = _loaded(file, known)
@@ -59,8 +60,7 @@ def behind(plan: Plan, path: Path, given: Path | None = None, *, known: Known | 
 def _loaded(path: Path, known: Known | None) -> Profile:
     from assigner.formats.profile import load_profile
 
-    if known is None:
-        return load_profile(path)
+    known = {} if known is None else known
     if path not in known:
         known[path] = load_profile(path)
     return known[path]

@@ -8,7 +8,7 @@ import typer
 from assigner.errors import UsageError
 
 from . import console
-from .compare import plan_names
+from .compare import load_comparable
 from .options import Force, Json, PlanFiles
 
 if TYPE_CHECKING:
@@ -52,21 +52,18 @@ def report_command(
 def _pages(plans: list[Path], profile: Path | None, measured: list[Path], output: Path | None) -> "list[Shown]":
     """The plans, each priced with its profile and beside its runs; the output is none of the profiles."""
     from assigner.files import refuse_input
-    from assigner.formats.origin import file_hash, profile_path
-    from assigner.formats.plan import ProfileReference, load_plan
+    from assigner.formats.origin import profile_path, reference
     from assigner.formats.profile import load_profile
     from assigner.formats.trace import load_trace
-    from assigner.report.comparison import Named, check_comparable
     from assigner.report.page.shown import runs_of, shown
 
-    named = [Named(name, load_plan(path)) for name, path in zip(plan_names(plans), plans, strict=True)]
-    check_comparable(named)
+    named = load_comparable(plans)
     traces = [(str(path), load_trace(path)) for path in dict.fromkeys(measured)]
     runs = runs_of(named, traces)
     where = [profile_path(each.plan, path, profile) for each, path in zip(named, plans, strict=True)]
     if output is not None:
         refuse_input(output, where)
-    profiles = {path: (load_profile(path), ProfileReference(str(path), file_hash(path))) for path in set(where)}
+    profiles = {path: (load_profile(path), reference(path)) for path in set(where)}
     return [
         shown(each.name, each.plan, profiles[path][0], mine, source=profiles[path][1])
         for each, path, mine in zip(named, where, runs, strict=True)

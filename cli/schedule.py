@@ -43,12 +43,10 @@ def schedule_command(
     if output is not None and orders is None and not listed:
         raise UsageError("--output needs an order to write", hint="--orders FILE, or --list")
     from assigner.files import refuse_existing
-    from assigner.formats.origin import file_hash, profile_path
-    from assigner.formats.plan import ProfileReference, load_plan, save_plan
+    from assigner.formats.origin import is_origin, profile_path, reference
+    from assigner.formats.plan import load_plan, save_plan
     from assigner.formats.profile import load_profile
     from assigner.report.order import order_data, order_report
-    from assigner.report.sheet import with_hosts
-    from assigner.report.timeline import timeline_width
     from assigner.schedule import orders as rules
     from assigner.schedule.cost import CostModel
     from assigner.schedule.simulate import simulated, summary
@@ -68,14 +66,12 @@ def schedule_command(
     if as_json:
         console.show_json(order_data(found, known, now))
     else:
-        width = timeline_width(console.stdout().width, known)
         spans, every = predicted_spans(timeline, cost), console.settings().verbose
-        console.show(with_hosts(order_report(found, known, now, spans, width=width, everything=every), known))
+        console.show(order_report(found, known, now, spans, width=console.stdout().width, everything=every))
     if output is not None:  # what the solver said is of another order
         written = replace(found, predicted=now, solver=None, candidates=(), what_if=())
-        priced_with = ProfileReference(str(where), file_hash(where))
-        if written.profile is None or written.profile.sha256 != priced_with.sha256:
-            written = replace(written, profile=priced_with, baselines=())
+        if not is_origin(found, where):
+            written = replace(written, profile=reference(where), baselines=())
         save_plan(written, output, force=force)
         console.notice(f"wrote {output}")
 

@@ -114,8 +114,6 @@ def _predict(
     """What the profile says of the plan."""
     from assigner.formats.origin import is_origin
     from assigner.report.prediction import prediction_data, prediction_report
-    from assigner.report.sheet import with_hosts
-    from assigner.report.timeline import timeline_width
     from assigner.schedule.occupancy import memory_over_time
     from assigner.schedule.simulate import simulated, summary
     from assigner.validation.spans import predicted_spans
@@ -123,13 +121,12 @@ def _predict(
     timeline = simulated(plan, cost)
     now, spans = summary(timeline, cost), predicted_spans(timeline, cost)
     held = memory_over_time(timeline, cost) if memory else None
-    own = None if plan.profile is None else is_origin(plan, profile)
+    own = is_origin(plan, profile)
     if as_json:
         console.show_json(prediction_data(plan, now, spans, held, own_profile=own))
     else:
-        width = timeline_width(console.stdout().width, cost.profile)
-        report = prediction_report(plan, now, spans, held, own_profile=own, width=width)
-        console.show(with_hosts(report, cost.profile))
+        width = console.stdout().width
+        console.show(prediction_report(plan, cost.profile, now, spans, held, own_profile=own, width=width))
     return [spans], timeline
 
 
@@ -139,8 +136,6 @@ def _compare(
 ) -> "tuple[list[Spans], Timeline]":  # fmt: skip
     """Predicted beside measured, and the profile that follows from it."""
     from assigner.report.agreement import agreement_data, agreement_report
-    from assigner.report.sheet import with_hosts
-    from assigner.report.timeline import timeline_width
     from assigner.schedule.simulate import simulated
     from assigner.validation.comparison import agree
     from assigner.validation.spans import predicted_spans
@@ -151,8 +146,7 @@ def _compare(
     if as_json:
         console.show_json(agreement_data(found, sides))
     else:
-        width = timeline_width(console.stdout().width, cost.profile)
-        console.show(with_hosts(agreement_report(found, sides, width=width), cost.profile))
+        console.show(agreement_report(found, sides, cost.profile, width=console.stdout().width))
     if out is not None:
         _calibrate(found, cost, path, out, force=force)
     return sides, timeline

@@ -166,9 +166,8 @@ def _export(plan: "Plan", profile: "Profile", options: SolveOptions, path: Path,
 def unlinked(profile: "Profile", only: "Sequence[str]") -> "Iterator[str]":
     """A line on each worker that may be used and can talk to no other one."""
     used = [w.name for w in profile.workers if not only or any(profile.matches(spec, w) for spec in only)]
-    pairs = {(link.source, link.target) for link in profile.links}
     for name in used if len(used) > 1 else ():
-        if not any((name, other) in pairs and (other, name) in pairs for other in used):
+        if not any((name, other) in profile.link and (other, name) in profile.link for other in used):
             yield f"{name} has no links to and from another worker: it can hold the whole model, or nothing"
 
 
@@ -218,13 +217,7 @@ def _sign(plan: "Plan", profile: Path) -> "Plan":
     from dataclasses import replace
 
     from assigner.formats.document import now
-    from assigner.formats.origin import file_hash
-    from assigner.formats.plan import ProfileReference
+    from assigner.formats.origin import reference
     from assigner.version import __version__
 
-    return replace(
-        plan,
-        created_at=now(),
-        tool_version=__version__,
-        profile=ProfileReference(str(profile), file_hash(profile)),
-    )
+    return replace(plan, created_at=now(), tool_version=__version__, profile=reference(profile))

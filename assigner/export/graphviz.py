@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.export.exported import Exported
-from assigner.formats.fineness import rows_each
+from assigner.formats.fineness import split_text
 from assigner.schedule.cost import CostModel
 from assigner.schedule.replication import lanes
 from assigner.schedule.simulate import check_fit
@@ -103,10 +103,9 @@ class _Drawing:
     def title(self) -> str:
         plan = self.plan
         held = fmt.plural(len(plan.partitions), "partition")
-        each = rows_each(plan.workload.batch_size, plan.micro_batches)
         parts = [
             f"{_plain(plan.workload.name)}: {held} on {fmt.plural(len(plan.workers), 'worker')}",
-            f"{plan.schedule}, {fmt.plural(plan.micro_batches, 'micro-batch')} of {each}",
+            f"{plan.schedule}, {split_text(plan.workload.batch_size, plan.micro_batches)}",
         ]
         if plan.predicted is not None:
             parts.append(f"step {fmt.seconds(plan.predicted.step_s)}")

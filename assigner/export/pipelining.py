@@ -114,8 +114,7 @@ def _order(plan: Plan) -> tuple[str, ...]:
 
 
 def _skips(plan: Plan, profile: Profile) -> tuple[str, ...]:
-    stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
-    far = [edge for edge in profile.edges if stage_of[edge.target] > stage_of[edge.source] + 1]
+    far = [edge for edge in profile.edges if plan.stage_of[edge.target] > plan.stage_of[edge.source] + 1]
     if not far:
         return ()
     named = ", ".join(f"{edge.source} -> {edge.target}" for edge in far[:3]) + (", ..." if len(far) > 3 else "")

@@ -134,28 +134,17 @@ def required(field: dataclasses.Field[Any]) -> bool:
     )
 
 
-def _union(hint: Any) -> tuple[Any, bool]:
-    """The one type of `X | None`, and whether None is allowed."""
-    if get_origin(hint) in (Union, types.UnionType):
-        kinds = [kind for kind in get_args(hint) if kind is not type(None)]
-        assert len(kinds) == 1, "a field holds one type, or that type and None"
-        return kinds[0], True
-    return hint, False
-
-
-def _limits(hint: Any) -> tuple[Any, Range | SingleLine]:
-    if get_origin(hint) is Annotated:
-        inner, *notes = get_args(hint)
-        return inner, next((note for note in notes if isinstance(note, Range | SingleLine)), Range())
-    return hint, Range()
-
-
 @functools.cache
 def _taken_apart(hint: Any) -> tuple[Any, bool, Range | SingleLine, Any, bool]:
     """The type that a hint asks for, whether None is allowed, its limits, its origin, and whether it is a record."""
-    kind, optional = _union(hint)
-    kind, limits = _limits(kind)
-    return kind, optional, limits, get_origin(kind), dataclasses.is_dataclass(kind)
+    optional = get_origin(hint) in (Union, types.UnionType)
+    limits: Range | SingleLine = Range()
+    if optional:  # a field holds one type, or that type and None
+        (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
+    if get_origin(hint) is Annotated:
+        hint, *notes = get_args(hint)
+        limits = next((note for note in notes if isinstance(note, Range | SingleLine)), limits)
+    return hint, optional, limits, get_origin(hint), dataclasses.is_dataclass(hint)
 
 
 def decode(hint: Any, value: Any, path: str = "") -> Any:
@@ -258,12 +247,10 @@ def encode(value: Any) -> Any:
 
 def schema(hint: Any) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of what `decode` accepts for `hint`."""
-    hint, optional = _union(hint)
-    hint, limits = _limits(hint)
-    origin = get_origin(hint)
+    hint, optional, limits, origin, is_record = _taken_apart(hint)
     rule: dict[str, Any]
-    if dataclasses.is_dataclass(hint):
-        fields = _fields(hint)  # type: ignore[arg-type]
+    if is_record:
+        fields = _fields(hint)
         rule = {
             "type": "object",
             "properties": {name: schema(inner) for name, (inner, _) in fields.items()},

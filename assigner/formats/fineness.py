@@ -76,6 +76,11 @@ def rows_each(batch: int, count: int, *, joint: str = " or ") -> str:
     return f"{least:,}{joint}{least + 1:,}" if rest else f"{least:,}"
 
 
+def split_text(batch: int, count: int) -> str:
+    """How a batch is cut, for a sentence: `4 micro-batches of 8`."""
+    return f"{fmt.plural(count, 'micro-batch')} of {rows_each(batch, count)}"
+
+
 def cut_text(batch: int, count: int) -> str:
     """How a batch is cut, for a table: `4 x 8`, or `5 x 6-7`."""
     return f"{count} x {rows_each(batch, count, joint='-')}"

@@ -84,14 +84,13 @@ def updated(
     sets = {frozenset(each.workers): each for each in collectives}
     replaced = {key(each) for each in points}
     kept = tuple(each for each in old.measurements if key(each) not in replaced)
-    known = {(link.source, link.target) for link in old.links}
     new = replace(
         old,
         created_at=created_at,
         measurements=(*kept, *points),
         links=(
-            *(ways.get((link.source, link.target), link) for link in old.links),
-            *(link for way, link in ways.items() if way not in known),
+            *(ways.get(way, link) for way, link in old.link.items()),
+            *(link for way, link in ways.items() if way not in old.link),
         ),
         wires=tuple(wires) if ways else old.wires,
         collectives=(
@@ -102,7 +101,7 @@ def updated(
     gone = [(each.partition, each.worker, each.micro_batch) for each in old.measurements if key(each) in replaced]
     workers = set(old.worker) - {each.worker for each in kept}
     said = [text for text in other_warnings(old) if not outdated(text, points=gone, workers=workers, links=ways)]
-    if not kept and known <= set(ways):
+    if not kept and old.link.keys() <= ways.keys():
         said = [text for text in said if not text.startswith(_CALIBRATED)]
         new = replace(new, environment={name: value for name, value in old.environment.items() if name != "calibrated"})
     return with_warnings(new, (*said, *notes))

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
     from assigner.formats.stage import Stage
 
-FORWARD, BACKWARD, INPUT, WEIGHT = LETTERS = "FBIW"
-_STEP = re.compile("([0-9]{1,6})([A-Z])([0-9]{1,6})")
+FORWARD, BACKWARD, INPUT, WEIGHT = "FBIW"
+STEP_LETTERS = {"forward": FORWARD, "backward": BACKWARD, "backward_input": INPUT, "backward_weight": WEIGHT}
+"""By what a worker does; all else has none."""
+_STEP = re.compile("([0-9]{1,6})([FBIW])([0-9]{1,6})")
 
 
 class ListedStep(NamedTuple):
@@ -35,7 +37,7 @@ class ListedStep(NamedTuple):
 
     Args:
         stage: Its position in the plan.
-        letter: Of `LETTERS`.
+        letter: F, B, I or W.
         micro_batch: 0 to M - 1.
     """
 
@@ -63,7 +65,7 @@ def parse_order(text: str, where: str, *, most: int | None = None) -> tuple[List
         raise FormatError(f"{where}: {fmt.plural(len(words), 'step')}; the plan has no more than {most} in all")
     for word in words:
         match = _STEP.fullmatch(word)
-        if match is None or match[2] not in LETTERS:
+        if match is None:
             raise FormatError(
                 f"{where}: {shown(word)} is not allowed; expected a stage, one of F, B, I and W, and a micro-batch,"
                 " as 0F0"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError, UsageError
 from assigner.files import read_bytes
+from assigner.formats.plan import ProfileReference
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
@@ -46,9 +47,14 @@ def profile_path(plan: Plan, path: Path, given: Path | None = None) -> Path:
     )
 
 
-def is_origin(plan: Plan, path: Path) -> bool:
-    """True if the file is the profile that the plan was solved from, as it was then."""
-    return plan.profile is not None and file_hash(path) == plan.profile.sha256
+def is_origin(plan: Plan, path: Path) -> bool | None:
+    """True if the file is the profile that the plan was solved from, as it was then; None: the plan names none."""
+    return None if plan.profile is None else file_hash(path) == plan.profile.sha256
+
+
+def reference(path: Path) -> ProfileReference:
+    """What a plan says of the profile that it is solved from."""
+    return ProfileReference(str(path), file_hash(path))
 
 
 def file_hash(path: Path) -> str:

@@ -312,6 +312,11 @@ class Plan(OnScreen):
         return {name: stage.workers for stage in self.stages for name in stage.partitions}
 
     @cached_property
+    def stage_of(self) -> dict[str, int]:
+        """The position of each partition's stage, by the partition's name."""
+        return {name: n for n, stage in enumerate(self.stages) for name in stage.partitions}
+
+    @cached_property
     def placement(self) -> dict[str, str]:
         """The worker of each partition, by name; raises UsageError where one has several."""
         return {name: stage.worker for stage in self.stages for name in stage.partitions}

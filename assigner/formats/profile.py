@@ -99,6 +99,11 @@ class Worker:
         return self.capacity_bytes / (1 + self.allocator_share)
 
     @property
+    def alike(self) -> tuple[str, int]:
+        """Its kind and its thread count, by which workers share measurements."""
+        return self.kind, self.threads
+
+    @property
     def rank(self) -> int:
         """The worker's rank in a run."""
         return rank_of(self.name)
@@ -417,6 +422,11 @@ class Profile(OnScreen):
     def worker(self) -> dict[str, Worker]:
         """Workers by name."""
         return {worker.name: worker for worker in self.workers}
+
+    @cached_property
+    def link(self) -> dict[tuple[str, str], Link]:
+        """Links by source and target."""
+        return {(link.source, link.target): link for link in self.links}
 
     @cached_property
     def partition(self) -> dict[str, Partition]:

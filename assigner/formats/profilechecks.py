@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from assigner.errors import FormatError
 from assigner.formats.document import check_unique
@@ -29,18 +29,17 @@ def check_profile(profile: Profile) -> None:
         if not getattr(profile, section):
             raise FormatError(f"{section}: empty; a profile has at least one")
     workers = [worker.name for worker in profile.workers]
-    partitions = [partition.name for partition in profile.partitions]
     check_unique(workers, "workers[{}].name")
-    check_unique(partitions, "partitions[{}].name")
+    check_unique([partition.name for partition in profile.partitions], "partitions[{}].name")
     for n, worker in enumerate(profile.workers):
         Location.parse(worker.name, where=f"workers[{n}].name")
         if not _DEVICE.fullmatch(worker.device):
             raise FormatError(f"workers[{n}].device: {worker.device!r} is unknown", hint="cpu, or cuda:N")
-    _check_links(profile, set(workers))
-    _check_wires(profile, set(workers))
-    _check_collectives(profile, set(workers))
-    _check_graph(profile, set(partitions))
-    _check_measurements(profile, set(workers), set(partitions))
+    _check_links(profile)
+    _check_wires(profile)
+    _check_collectives(profile)
+    _check_graph(profile)
+    _check_measurements(profile)
     for n, partition in enumerate(profile.partitions):
         pin = partition.pin
         if pin is not None and not any(profile.matches(pin, worker) for worker in profile.workers):
@@ -50,16 +49,16 @@ def check_profile(profile: Profile) -> None:
             )
 
 
-def _known(name: str, names: set[str], path: str, what: str) -> None:
-    if name not in names:
+def _known(profile: Profile, what: Literal["worker", "partition"], name: str, path: str) -> None:
+    if name not in getattr(profile, what):
         raise FormatError(f"{path}: {name!r} is not a {what} of this profile")
 
 
-def _check_links(profile: Profile, workers: set[str]) -> None:
+def _check_links(profile: Profile) -> None:
     pairs = []
     for n, link in enumerate(profile.links):
-        _known(link.source, workers, f"links[{n}].source", "worker")
-        _known(link.target, workers, f"links[{n}].target", "worker")
+        _known(profile, "worker", link.source, f"links[{n}].source")
+        _known(profile, "worker", link.target, f"links[{n}].target")
         if link.source == link.target:
             raise FormatError(f"links[{n}]: {link.source!r} is both source and target")
         check_points(link.points, f"links[{n}]", "a link")
@@ -71,15 +70,15 @@ def _check_links(profile: Profile, workers: set[str]) -> None:
     check_unique(pairs, "links[{}]")
 
 
-def _check_wires(profile: Profile, workers: set[str]) -> None:
+def _check_wires(profile: Profile) -> None:
     """Two or more links each, and no link on two; that a link was not measured does not matter."""
     on: dict[tuple[str, str], int] = {}
     for n, wire in enumerate(profile.wires):
         for k, link in enumerate(wire.links):
             source, target = link.source, link.target
             where = f"wires[{n}].links[{k}]"
-            _known(source, workers, where, "worker")
-            _known(target, workers, where, "worker")
+            _known(profile, "worker", source, where)
+            _known(profile, "worker", target, where)
             if source == target:
                 raise FormatError(f"{where}: {source!r} is both source and target")
             if on.setdefault((source, target), n) != n:
@@ -107,11 +106,11 @@ def check_points(points: Sequence[LinkPoint], path: str, what: str) -> None:
             raise FormatError(f"{path}.points[{n}].bytes: {point.bytes} is not allowed; expected 0, or 1 or more")
 
 
-def _check_collectives(profile: Profile, workers: set[str]) -> None:
+def _check_collectives(profile: Profile) -> None:
     sets = []
     for n, each in enumerate(profile.collectives):
         for k, name in enumerate(each.workers):
-            _known(name, workers, f"collectives[{n}].workers[{k}]", "worker")
+            _known(profile, "worker", name, f"collectives[{n}].workers[{k}]")
         check_unique(each.workers, f"collectives[{n}].workers[{{}}]")
         if len(each.workers) < 2:
             raise FormatError(f"collectives[{n}].workers: {list(each.workers)}; an all-reduce takes two or more")
@@ -120,12 +119,12 @@ def _check_collectives(profile: Profile, workers: set[str]) -> None:
     check_unique(sets, "collectives[{}]")
 
 
-def _check_graph(profile: Profile, partitions: set[str]) -> None:
+def _check_graph(profile: Profile) -> None:
     keys = []
     sizes: dict[tuple[str, int], tuple[float, float]] = {}
     for n, edge in enumerate(profile.edges):
-        _known(edge.source, partitions, f"edges[{n}].source", "partition")
-        _known(edge.target, partitions, f"edges[{n}].target", "partition")
+        _known(profile, "partition", edge.source, f"edges[{n}].source")
+        _known(profile, "partition", edge.target, f"edges[{n}].target")
         size = (edge.bytes_per_sample, edge.fixed_bytes)
         if sizes.setdefault((edge.source, edge.output), size) != size:
             raise FormatError(
@@ -137,7 +136,7 @@ def _check_graph(profile: Profile, partitions: set[str]) -> None:
     check_unique(keys, "edges[{}]")
     for n, tie in enumerate(profile.ties):
         for name in tie.partitions:
-            _known(name, partitions, f"ties[{n}].partitions", "partition")
+            _known(profile, "partition", name, f"ties[{n}].partitions")
         check_unique(tie.partitions, f"ties[{n}].partitions[{{}}]")
     _check_ties(profile)
     _ = profile.order
@@ -160,11 +159,11 @@ def _check_ties(profile: Profile) -> None:
                 )
 
 
-def _check_measurements(profile: Profile, workers: set[str], partitions: set[str]) -> None:
+def _check_measurements(profile: Profile) -> None:
     keys = []
     for n, measured in enumerate(profile.measurements):
-        _known(measured.partition, partitions, f"measurements[{n}].partition", "partition")
-        _known(measured.worker, workers, f"measurements[{n}].worker", "worker")
+        _known(profile, "partition", measured.partition, f"measurements[{n}].partition")
+        _known(profile, "worker", measured.worker, f"measurements[{n}].worker")
         parts = measured.backward_input_s, measured.backward_weight_s, measured.waiting_bytes
         if any(each is None for each in parts) and any(each is not None for each in parts):
             raise FormatError(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType
 
-    from assigner.report.sheet import Part
+    from assigner.report.sheet import Report
 
 _ASIDE = 120
 """Columns where there is no terminal, as in a notebook."""
@@ -31,8 +31,10 @@ class OnScreen:
             console.print(draw(_report(self), width=width))
         return "\n".join(line.rstrip() for line in drawn.get().splitlines())
 
-    def __rich__(self) -> RenderableType:
-        return _AsWideAsItIs(_report(self))
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from assigner.report.sheet import draw
+
+        yield draw(_report(self), width=options.max_width)
 
     def _repr_html_(self) -> str:
         """For notebooks."""
@@ -45,19 +47,7 @@ class OnScreen:
         printer.text(str(self))
 
 
-class _AsWideAsItIs:
-    """A report for a console whose width is known when it is printed."""
-
-    def __init__(self, report: tuple[Part, ...]) -> None:
-        self._report = report
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        from assigner.report.sheet import draw
-
-        yield draw(self._report, width=options.max_width)
-
-
-def _report(result: OnScreen) -> tuple[Part, ...]:
+def _report(result: OnScreen) -> Report:
     """What `assigner show` prints of it, or of the plan that it holds."""
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile

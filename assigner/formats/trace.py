@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from assigner.errors import FormatError
 from assigner.formats.document import Count, Range, Share, check_unique, read, write
-from assigner.formats.orders import BACKWARD, FORWARD, INPUT, WEIGHT, ListedStep
+from assigner.formats.orders import STEP_LETTERS, ListedStep
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import MicroBatches, Stage, check_stages
 from assigner.formats.terms import RunRemat, Schedule
@@ -28,7 +28,6 @@ MAJOR = 1
 WhatHappened = Literal[
     "step", "forward", "backward", "backward_input", "backward_weight", "send", "receive", "reduce", "update", "gather"
 ]
-_LETTER = {"forward": FORWARD, "backward": BACKWARD, "backward_input": INPUT, "backward_weight": WEIGHT}
 Number = Annotated[int, Range(-1)]
 
 
@@ -259,8 +258,8 @@ def _listed(trace: Trace, plan: Plan) -> dict[str, tuple[ListedStep, ...]]:
             continue
         done: list[list[tuple[float, ListedStep]]] = [[] for _ in range(trace.steps)]
         for action in worker.actions:
-            if action.kind in _LETTER:
-                step = ListedStep(action.stage, _LETTER[action.kind], action.micro_batch)
+            if action.kind in STEP_LETTERS:
+                step = ListedStep(action.stage, STEP_LETTERS[action.kind], action.micro_batch)
                 done[action.step].append((action.start_s, step))
         whole = next((each for each in done if len(each) >= len(listed)), done[0])
         found[worker.worker] = tuple(step for _, step in sorted(whole, key=itemgetter(0)))

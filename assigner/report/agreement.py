@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.formats.document import encode
 from assigner.report.plan import title
-from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.sheet import Column, Line, Report, Sheet, with_hosts
 from assigner.report.timeline import PIPED, timeline, timeline_data
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from assigner.formats.profile import Profile
     from assigner.validation.comparison import Agreement, Compared
     from assigner.validation.explanation import Deviation
     from assigner.validation.spans import Spans
@@ -24,22 +25,26 @@ _OTHER = 0.05
 _ONCE = "forward", "backward", "backward_input", "backward_weight", "reduce", "gather"
 
 
-def agreement_report(found: Agreement, sides: Sequence[Spans] = (), *, width: int = PIPED) -> Report:
+def agreement_report(
+    found: Agreement, sides: Sequence[Spans] = (), profile: Profile | None = None, *, width: int = PIPED
+) -> Report:
     """What `assigner simulate --against` prints.
 
     Args:
         found: Predicted and measured.
         sides: A predicted and a measured step, action by action; empty: no timeline.
+        profile: It knows the hosts; None: they are not named.
         width: Of the terminal.
     """
-    return (
+    parts = (
         title(found.plan), Line(step_text(found.step)), *_machine(found), *_circumstances(found), _explanation(found),
-        Line(largest_cause(found), "strong"), *_timeline(found, sides, width), _stages(found), *_messages(found),
-        _workers(found), *_memory(found),
+        Line(largest_cause(found), "strong"), *_timeline(found, sides, profile, width), _stages(found),
+        *_messages(found), _workers(found), *_memory(found),
     )  # fmt: skip
+    return with_hosts(parts, profile)
 
 
-def _timeline(found: Agreement, sides: Sequence[Spans], width: int) -> Report:
+def _timeline(found: Agreement, sides: Sequence[Spans], profile: Profile | None, width: int) -> Report:
     """Both sides on one scale, and which of the traced steps it is."""
     if not sides:
         return ()
@@ -47,7 +52,7 @@ def _timeline(found: Agreement, sides: Sequence[Spans], width: int) -> Report:
     what = (
         f"measured: step {step.number} of 0 to {found.steps - 1}, which took {fmt.seconds(step.end_s - step.start_s)}"
     )
-    return (*timeline(sides, width=width), Line(what))
+    return (*timeline(sides, profile, width=width), Line(what))
 
 
 def step_text(step: Compared) -> str:

@@ -12,21 +12,21 @@ table of clock cycles of torchgpipe (Kim et al., 2020, arXiv 2004.09910, section
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.formats.orders import WEIGHT
 from assigner.formats.profile import Edge
-from assigner.report.sheet import Line, Strip
+from assigner.report.sheet import Line, Report, Strip
 from assigner.schedule.orders import LETTERS
 from assigner.schedule.program import ActionKind, build_program, grouped
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
-    from assigner.schedule.program import Program, Route
+    from assigner.schedule.program import Route
 
 STAGE_LIMIT = 16
 """Stages above which those in the middle are left out."""
@@ -44,23 +44,8 @@ class Placed(NamedTuple):
     tick: int
 
 
-@dataclass(frozen=True)
-class Clock:
-    """All of a step's forwards and backwards.
-
-    Args:
-        placed: Each once, worker by worker in its program's order.
-        ticks: How many there are.
-        exact: The dependencies are the model's own; False: each stage was taken to need the one before it.
-    """
-
-    placed: tuple[Placed, ...]
-    ticks: int
-    exact: bool
-
-
-def clock(plan: Plan, profile: Profile | None = None) -> Clock:
-    """The clock of a plan.
+def clock(plan: Plan, profile: Profile | None = None) -> tuple[Placed, ...]:
+    """All of a step's forwards and backwards, stage by stage in the order of their ticks.
 
     Args:
         plan: What is scheduled.
@@ -70,13 +55,9 @@ def clock(plan: Plan, profile: Profile | None = None) -> Clock:
         FormatError: the plan's program cannot run.
     """
     if profile is None:
-        edges = [Edge(a.partitions[-1], b.partitions[0], 0) for a, b in zip(plan.stages, plan.stages[1:], strict=False)]
-        return _ticked(build_program(plan, edges), exact=False)
-    return _ticked(build_program(plan, profile.edges, profile.ties), exact=True)
-
-
-def _ticked(program: Program, *, exact: bool) -> Clock:
-    """Go through the program tick by tick."""
+        program = build_program(plan, [Edge(a.partitions[-1], b.partitions[0], 0) for a, b in pairwise(plan.stages)])
+    else:
+        program = build_program(plan, profile.edges, profile.ties)
     left = {
         worker: deque(each for each in grouped(actions) if each.action.kind in LETTERS)
         for worker, actions in program.actions.items()
@@ -97,7 +78,7 @@ def _ticked(program: Program, *, exact: bool) -> Clock:
             placed.append(Placed(action.stage, worker, action.kind, action.micro_batch, tick))
             made.update((send.route, action.micro_batch) for send in sends if send.route)
         tick += 1
-    return Clock(tuple(sorted(placed, key=lambda each: (each.stage, each.tick))), tick, exact)
+    return tuple(sorted(placed, key=lambda each: (each.stage, each.tick)))
 
 
 def legend(plan: Plan) -> str:
@@ -106,7 +87,7 @@ def legend(plan: Plan) -> str:
     return "F forward, B backward" + (", I its input part, W its weight part" if parts else "")
 
 
-def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool = False) -> tuple[Strip | Line, ...]:
+def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool = False) -> Report:
     """The table as it is shown; a sentence where the plan cannot run.
 
     Args:
@@ -119,19 +100,19 @@ def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool 
     except FormatError as error:
         why = "" if profile else " (each stage taken to need the one before it; --profile PROFILE knows better)"
         return (Line(f"no clock table: {error.message}{why}", "warning"),)
-    cells = {(each.stage, each.worker, each.tick): f"{LETTERS[each.kind]}{each.micro_batch}" for each in found.placed}
+    cells = {(each.stage, each.worker, each.tick): f"{LETTERS[each.kind]}{each.micro_batch}" for each in found}
     count = len(plan.stages)
     shown = list(range(count))
     if count > STAGE_LIMIT and not everything:
         shown = [*shown[: STAGE_LIMIT // 2], *shown[-STAGE_LIMIT // 2 :]]
-    ticks = range(found.ticks)
+    ticks = range(1 + max(each.tick for each in found))
     rows = tuple(
         (f"{n} {worker}", tuple(cells.get((n, worker, tick), _IDLE) for tick in ticks))
         for n in shown
         for worker in plan.stages[n].workers
     )
     title = f"clock: which micro-batch is where ({legend(plan)}; not to scale)"
-    if not found.exact and count > 2:  # of two stages the second needs the first, whatever the graph
+    if profile is None and count > 2:  # of two stages the second needs the first, whatever the graph
         title += "; each stage is taken to need the one before it"
     strip = Strip(title, ("tick", tuple(map(str, ticks))), rows, "".join(LETTERS.values()))
     if len(shown) == count:
@@ -147,7 +128,7 @@ def clock_data(plan: Plan, profile: Profile | None = None) -> dict[str, Any] | N
     except FormatError:
         return None
     stages: list[list[dict[str, Any]]] = [[] for _ in plan.stages]
-    for each in found.placed:
+    for each in found:
         by = {"worker": each.worker} if plan.stages[each.stage].replicas else {}
         stages[each.stage].append({"tick": each.tick, "kind": each.kind.value, "micro_batch": each.micro_batch, **by})
-    return {"ticks": found.ticks, "exact": found.exact, "stages": stages}
+    return {"ticks": 1 + max(each.tick for each in found), "exact": profile is not None, "stages": stages}

@@ -79,16 +79,12 @@ def comparison_report(
     """What `assigner compare` prints.
 
     Args:
-        plans: The first is the baseline.
+        plans: Of one workload, as `check_comparable` has it; the first is the baseline.
         everything: All partitions, not only those that changed.
         traces: What was measured of the plans, by name.
         priced_by: The profile that priced all of them anew; empty: each says what it was solved with.
         digits: Behind the point of every figure; None: as many as suit.
-
-    Raises:
-        FormatError: the plans are not of one workload.
     """
-    check_comparable(plans)
     pairs = [(each.name, each.plan) for each in plans]
     return (
         _figures(plans, digits),
@@ -236,8 +232,7 @@ def transfer_share(plan: Plan) -> float | None:
 def comparison_data(
     plans: Sequence[Named], *, traces: Mapping[str, PlanRuns] | None = None, priced_by: str = ""
 ) -> dict[str, Any]:
-    """The same for `--json`; arguments and errors as `comparison_report`."""
-    check_comparable(plans)
+    """The same for `--json`; arguments as `comparison_report`."""
     pairs = [(each.name, each.plan) for each in plans]
     return {
         "kind": "comparison",

@@ -32,8 +32,8 @@ def measured(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns], *
     if not found:
         return ()
     base_name, baseline = plans[0]
-    base = found[base_name].first if base_name in found else None
-    runs = [(name, plan, steps) for name, plan in plans if name in found for steps in found[name].kinds]
+    base = found[base_name][0] if base_name in found else None
+    runs = [(name, plan, steps) for name, plan in plans if name in found for steps in found[name]]
     time = fmt.time_unit(*(steps.median_s for _, _, steps in runs))
     rows = []
     for name, plan, steps in runs:
@@ -79,12 +79,12 @@ def conclusions(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns]
     if plans[0][0] not in found:
         lines.append(Line(f"no trace is of {plans[0][0]}: nothing to measure a speed-up against", "warning"))
     for name, mine in found.items():
-        others = [each.remat for each in mine.kinds if not each.planned]
+        others = [each.remat for each in mine if not each.planned]
         if others:
             text = f"{name}: a run rematerialised by {', '.join(others)!r}, not as the plan says"
             lines.append(Line(f"{text}; its steps stand apart, and the prediction is not of them", "warning"))
-        lines += [Line(f"{name}: {each.busy}; its steps took longer", "warning") for each in mine.kinds if each.busy]
-    few = [name for name, mine in found.items() if len(mine.first.seconds) < LEAST]
+        lines += [Line(f"{name}: {each.busy}; its steps took longer", "warning") for each in mine if each.busy]
+    few = [name for name, mine in found.items() if len(mine[0].seconds) < LEAST]
     if few and len(found) > 1:
         lines.append(Line(f"fewer than {LEAST} steps of {', '.join(few)}: too few to tell a difference from noise"))
     return (*lines, *_verdict(plans, found))
@@ -96,13 +96,13 @@ def _verdict(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns]) -
     lines = []
     for name, plan in plans[1:]:
         if name in found and base_name in found:
-            gain = speed_up(plan, found[name].first, baseline, found[base_name].first)
+            gain = speed_up(plan, found[name][0], baseline, found[base_name][0])
             if gain is not None and gain.clear is False:
                 lines.append(Line(f"{name} and {base_name}: the measured difference is within the noise"))
     ran = [
-        (name, plan, found[name].first, plan.predicted.step_s)
+        (name, plan, found[name][0], plan.predicted.step_s)
         for name, plan in plans
-        if name in found and plan.predicted and found[name].first.planned
+        if name in found and plan.predicted and found[name][0].planned
     ]
     if len(ran) < 2:
         return tuple(lines)
@@ -126,12 +126,12 @@ def measured_data(plan: Plan, mine: PlanRuns | None, baseline: Plan, base: PlanR
     """
     if mine is None:
         return None
-    first, *apart = (_steps_data(each, plan, baseline, base) for each in mine.kinds)
+    first, *apart = (_steps_data(each, plan, baseline, base) for each in mine)
     return {**first, "apart": apart}
 
 
 def _steps_data(steps: Steps, plan: Plan, baseline: Plan, base: PlanRuns | None) -> dict[str, Any]:
-    gain = speed_up(plan, steps, baseline, base.first if base else None)
+    gain = speed_up(plan, steps, baseline, base[0] if base else None)
     return {
         "traces": list(steps.traces),
         "steps_s": list(steps.seconds),

@@ -8,7 +8,7 @@ from assigner.formats.document import encode
 from assigner.report.clock import clock_data, clock_table, legend
 from assigner.report.plan import describe_prediction, title
 from assigner.report.prediction import fit, fit_data, stages_held
-from assigner.report.sheet import Column, Line, Sheet, Strip
+from assigner.report.sheet import Column, Line, Report, Sheet, with_hosts
 from assigner.report.timeline import timeline
 from assigner.schedule.orders import in_flight, listed
 
@@ -23,12 +23,12 @@ _MOST = 48
 
 def order_report(
     plan: Plan, profile: Profile, now: Prediction, spans: Spans, *, width: int, everything: bool
-) -> tuple[Strip | Sheet | Line, ...]:
+) -> Report:
     """The order of a plan whose program runs.
 
     Args:
         plan: Of any schedule.
-        profile: It knows which stage needs which.
+        profile: It knows which stage needs which, and the hosts.
         now: What the simulator says of the plan.
         spans: The step, action by action.
         width: Of the terminal.
@@ -46,11 +46,12 @@ def order_report(
         Column("stage, what, micro-batch", "text"),
     )  # fmt: skip
     said = f"order ({legend(plan)})"
-    return (
+    parts = (
         title(plan),
         Line(f"predicted: {describe_prediction(now)}"), Sheet(said, columns, rows),
-        *clock_table(plan, profile, everything=everything), *timeline([spans], width=width), fit(now),
+        *clock_table(plan, profile, everything=everything), *timeline([spans], profile, width=width), fit(now),
     )  # fmt: skip
+    return with_hosts(parts, profile)
 
 
 def _shown(order: str, *, everything: bool) -> str:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.formats.stage import Stage
 
 DETAILED = 2
 """Plans besides the baseline up to which each has a table of its own; more of them share one."""
@@ -79,7 +78,7 @@ def settings(plan: Plan) -> dict[str, str]:
         "batch": str(plan.workload.batch_size),
         "schedule": plan.schedule,
         "micro-batches": cut_text(plan.workload.batch_size, plan.micro_batches),
-        "order of ranks": fmt.ranges([_ranks(stage) for stage in plan.stages]),
+        "order of ranks": fmt.ranges(["+".join(str(rank_of(each)) for each in stage.workers) for stage in plan.stages]),
         "shares of replicas": ", ".join(shares) or "none",
         "updates of replicas": ", ".join(updates) or "everything",
         "in flight": "all" if plan.schedule in ("gpipe", "interleaved") else ", ".join(depths),
@@ -93,10 +92,6 @@ def _orders(plan: Plan) -> str:
         return "the schedule's"
     text = "\n".join(f"{worker} {written_order(steps)}" for worker, steps in sorted(plan.listed.items()))
     return f"listed {hashlib.sha256(text.encode()).hexdigest()[:6]}"
-
-
-def _ranks(stage: Stage) -> str:
-    return "+".join(str(rank_of(worker)) for worker in stage.workers)
 
 
 def changed_settings(baseline: Plan, other: Plan) -> dict[str, tuple[str, str]]:

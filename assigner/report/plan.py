@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
-from assigner.formats.fineness import rows_each
+from assigner.formats.fineness import split_text
 from assigner.report.candidates import candidates
 from assigner.report.clock import clock_data, clock_table
 from assigner.report.memory import fullness, fullness_text, memory_bars, memory_data
 from assigner.report.sharing import sharing
-from assigner.report.sheet import LEAST_TEXT, Column, Line, Part, Report, Sheet, with_hosts
+from assigner.report.sheet import LEAST_TEXT, Column, Line, Report, Sheet, with_hosts
 from assigner.report.whatif import SOLVERS, TO_THIS, what_if, what_if_data, what_if_hint
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.cost import CostModel
 from assigner.schedule.criticalpath import path_shares
-from assigner.schedule.program import in_flight, warm_up
+from assigner.schedule.orders import in_flight, warm_up
 from assigner.schedule.replication import taken
 from assigner.schedule.simulate import simulated
 from assigner.solver.problem.options import USUAL_GAP
@@ -47,7 +47,7 @@ def plan_report(
     source: Path | None = None,
     notes: Sequence[str] = (),
     everything: bool = False,
-) -> tuple[Part, ...]:
+) -> Report:
     """What `assigner show PLAN` prints.
 
     Args:
@@ -59,11 +59,13 @@ def plan_report(
         everything: All partitions, workers, candidates and baselines, however many.
     """
     most = None if everything else _FEW
+    proven = (Line(describe_solver(plan.solver)),) if plan.solver else ()
     parts = (
         *headline(plan, notes), stages(plan, everything=everything), *bottleneck(plan, profile),
         *sharing(plan, profile),
         *clock_table(plan, profile, everything=everything), *memory_bars(plan, profile, everything=everything),
-        *what_if(plan), *candidates(plan, most=most), *quality(plan, most=most), *what_if_hint(plan, source=source),
+        *what_if(plan), *candidates(plan, most=most), *baselines(plan, most=most), *proven,
+        *what_if_hint(plan, source=source),
     )  # fmt: skip
     return with_hosts(parts, profile)
 
@@ -96,10 +98,8 @@ def objective_text(objective: Objective, value: float) -> str:
 
 def title(plan: Plan) -> Line:
     """What is planned, and how the batch is cut: `batch of 32 as 8 micro-batches of 4`."""
-    pieces = (
-        f"{fmt.plural(plan.micro_batches, 'micro-batch')} of {rows_each(plan.workload.batch_size, plan.micro_batches)}"
-    )
-    split = f"batch of {plan.workload.batch_size} as {pieces}"
+    batch = plan.workload.batch_size
+    split = f"batch of {batch} as {split_text(batch, plan.micro_batches)}"
     return Line(f"plan for {plan.workload.name} · {split} · {plan.schedule}", "strong")
 
 
@@ -137,22 +137,19 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
     found = plan.predicted_workers
     time = fmt.time_unit(*(each.compute_s for each in found.values()))
     memory = fmt.byte_unit(*(each.peak_bytes for each in found.values()))
-    seen: set[str] = set()
     rows = []
     for n, stage in enumerate(plan.stages):
         held = _whole(stage) if everything else _shortly(stage)
         for k, name in enumerate(stage.workers):
-            worker = found.get(name) if name not in seen else None
-            seen.add(name)
+            worker = found.get(name) if plan.held[name][0] == n else None
             rows.append(
                 (
                     *((str(n), name) if k == 0 else ("", name)),
                     *((fmt.count(len(taken(plan, n, name))),) if plan.is_replicated else ()),
-                    *((_updates(stage, name),) if plan.is_divided else ()),
+                    *((fmt.points(len(stage.updated_by(name)) / len(stage.partitions)),) if plan.is_divided else ()),
                     *(held if k == 0 else ("", "")),
                     fmt.count(in_flight(plan, n, name)),
-                    *_spent(worker, time),
-                    *_memory(worker, memory),
+                    *(("",) * 6 if worker is None else _figures(worker, time, memory)),
                 )
             )
     columns = (
@@ -179,11 +176,6 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
     return Sheet(head, columns[:known], tuple(row[:known] for row in rows))
 
 
-def _updates(stage: Stage, worker: str) -> str:
-    """How much of a stage a worker updates, by the count of partitions."""
-    return fmt.points(len(stage.updated_by(worker)) / len(stage.partitions))
-
-
 def _whole(stage: Stage) -> tuple[str, str]:
     """The partitions of a stage and which of them are rematerialised, by their ranges."""
     return fmt.ranges(stage.partitions), remat_text(stage.partitions, stage.rematerialise)
@@ -201,17 +193,10 @@ def _shortly(stage: Stage) -> tuple[str, str]:
     return held, again if len(again) <= _SHORT // 2 else f"{len(stage.rematerialise)} of {len(names)}"
 
 
-def _spent(worker: WorkerPrediction | None, time: fmt.Unit) -> tuple[str, str, str]:
-    if worker is None:
-        return ("", "", "")
-    return time.show(worker.compute_s), time.show(worker.transfer_s), time.show(worker.idle_s)
-
-
-def _memory(worker: WorkerPrediction | None, memory: fmt.Unit) -> tuple[str, str, str]:
-    """Its share of the capacity, where more than all of it is marked; its peak; its capacity."""
-    if worker is None:
-        return ("", "", "")
-    return fullness_text(worker), memory.show(worker.peak_bytes), memory.show(worker.capacity_bytes)
+def _figures(worker: WorkerPrediction, time: fmt.Unit, memory: fmt.Unit) -> tuple[str, ...]:
+    """How a worker spends a step, and its memory: the share of the capacity, the peak, the capacity."""
+    spent = (time.show(each) for each in (worker.compute_s, worker.transfer_s, worker.idle_s))
+    return *spent, fullness_text(worker), memory.show(worker.peak_bytes), memory.show(worker.capacity_bytes)
 
 
 def remat_text(partitions: Sequence[str], rematerialise: Iterable[str]) -> str:
@@ -220,12 +205,6 @@ def remat_text(partitions: Sequence[str], rematerialise: Iterable[str]) -> str:
     if not again:
         return fmt.NOTHING
     return "all" if again == set(partitions) else fmt.ranges([name for name in partitions if name in again])
-
-
-def quality(plan: Plan, *, most: int | None) -> Report:
-    """What is proven about a plan, and what simpler placements would take; `most` as in `baselines`."""
-    lines = [Line(describe_solver(plan.solver))] if plan.solver else []
-    return (*baselines(plan, most=most), *lines)
 
 
 def status(solver: SolverReport) -> str:

@@ -9,15 +9,16 @@ from assigner.formats.document import encode
 from assigner.report.links import transfers
 from assigner.report.memory import fullness_text, misfit
 from assigner.report.plan import describe_prediction, title
-from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.sheet import Column, Line, Report, Sheet, with_hosts
 from assigner.report.timeline import timeline, timeline_data
-from assigner.schedule.program import in_flight, warm_up
+from assigner.schedule.orders import in_flight, warm_up
 from assigner.schedule.simulate import overfull
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.formats.plan import Plan, Prediction, WorkerPrediction
+    from assigner.formats.profile import Profile
     from assigner.schedule.occupancy import Occupancy
     from assigner.validation.spans import Spans
 
@@ -27,6 +28,7 @@ _LINKS = 8
 
 def prediction_report(
     plan: Plan,
+    profile: Profile,
     now: Prediction,
     spans: Spans,
     memory: Sequence[Occupancy] | None,
@@ -38,6 +40,7 @@ def prediction_report(
 
     Args:
         plan: The plan as it was read, with the prediction that it stores, if any.
+        profile: What priced it; it knows the hosts.
         now: What the simulator says of it.
         spans: The step, action by action.
         memory: Over time, where that was asked for; else None.
@@ -46,10 +49,11 @@ def prediction_report(
     """
     said = Line(f"predicted: {describe_prediction(now)}")
     held = () if memory is None else (_over_time(now, memory),)
-    return (
-        title(plan), said, *_against(plan, now, own_profile=own_profile), *timeline([spans], width=width),
+    parts = (
+        title(plan), said, *_against(plan, now, own_profile=own_profile), *timeline([spans], profile, width=width),
         _workers(plan, now), *transfers(now, most=_LINKS), *held, fit(now),
     )  # fmt: skip
+    return with_hosts(parts, profile)
 
 
 def _against(plan: Plan, now: Prediction, *, own_profile: bool | None) -> Report:

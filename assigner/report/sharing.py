@@ -9,8 +9,7 @@ from assigner.report.sheet import Line, Report
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import ActionKind
 from assigner.schedule.rings import BUCKET_BYTES, ways
-from assigner.schedule.simulate import check_fit, stage_s
-from assigner.schedule.timing import compute_s, reduced_bytes
+from assigner.schedule.timing import compute_s, reduced_bytes, stage_s
 from assigner.solver.baselines import TITLES
 
 if TYPE_CHECKING:
@@ -27,13 +26,12 @@ def sharing(plan: Plan, profile: Profile | None) -> Report:
 
     Args:
         plan: A plan with a prediction, for a short step; nothing is said of others.
-        profile: What it was solved from; None: nothing is said.
+        profile: What it was solved from, which fits it; None: nothing is said.
     """
     if profile is None or plan.predicted is None or plan.objective != "step" or len(profile.workers) == 1:
         return ()
     if not plan.predicted.step_s:
         return ()
-    check_fit(plan, profile)
     cost, step = CostModel(profile), plan.predicted.step_s
     if plan.is_replicated:
         shared = [n for n, stage in enumerate(plan.stages) if stage.replicas]

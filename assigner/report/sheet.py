@@ -132,7 +132,7 @@ _STYLES = {"plain": "", "strong": "bold", "warning": "yellow"}
 _SIGN_STYLES = ("cyan", "magenta")
 
 Part = Sheet | Strip | Line
-Report = tuple[Sheet | Line, ...]
+Report = tuple[Part, ...]
 
 
 def draw(report: Iterable[Part], *, width: int) -> Group:
@@ -194,13 +194,14 @@ def _table(sheet: Sheet) -> Table:
     return table
 
 
-def markdown(report: Iterable[Sheet | Line]) -> str:
-    """A report as Markdown, every column in it."""
+def markdown(report: Iterable[Part]) -> str:
+    """A report as Markdown, every column in it; none that has strips is asked for."""
     blocks: list[str] = []
     for part in report:
         if isinstance(part, Line):
             blocks.append(_escape(part.text))
         else:
+            assert isinstance(part, Sheet)
             blocks += [f"**{_escape(part.title)}**"] if part.title else []
             blocks.append(_markdown_table(part))
     return "\n\n".join(blocks) + "\n"
@@ -231,7 +232,7 @@ def host_width(profile: Profile | None) -> int:
     return max((max(len("host"), len(host)) + GAP for host in host_names(profile).values()), default=0)
 
 
-def with_hosts(report: Iterable[Part], profile: Profile | None) -> tuple[Part, ...]:
+def with_hosts(report: Iterable[Part], profile: Profile | None) -> Report:
     """A report whose tables of workers name their hosts.
 
     Args:

@@ -10,7 +10,7 @@ from assigner.formats.document import encode
 from assigner.report.candidates import CHOSEN, candidates
 from assigner.report.plan import baselines, bottleneck, describe_solver, headline, plan_data, stages
 from assigner.report.sharing import sharing
-from assigner.report.sheet import Column, Line, Part, Report, Sheet, with_hosts
+from assigner.report.sheet import Column, Line, Report, Sheet, with_hosts
 from assigner.report.spread import doubt
 from assigner.report.whatif import what_if
 
@@ -23,9 +23,7 @@ FEW = 6
 """Candidates on a screen that does not list everything."""
 
 
-def solution_report(
-    solution: Solution, *, profile: Profile | None = None, everything: bool = False
-) -> tuple[Part, ...]:
+def solution_report(solution: Solution, *, profile: Profile | None = None, everything: bool = False) -> Report:
     """What `assigner solve` prints, but for where the plan was written; what counts most stands last.
 
     Args:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.formats.document import encode
 from assigner.report.sheet import Column, Line, Report, Sheet, host_width
-from assigner.schedule.program import TOGETHER
+from assigner.schedule.orders import TOGETHER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,24 +29,22 @@ PIPED = 120
 """Columns where there is no terminal."""
 
 _SIGNS = {
-    "forward": "─", "backward": "█", "recomputes": "=", "backward_input": "▓", "backward_weight": "▒", "update": "U",
-    "reduce": "+", "gather": "*",
-}  # fmt: skip
-_MEANINGS = {
-    "▓": "input part of a backward", "▒": "weight part",
-    "─": "forward", "█": "backward", "=": "backward with remat", "U": "update", "+": "gradients are added up",
-    "*": "updated parameters are handed out",
+    "backward_input": ("▓", "input part of a backward"), "backward_weight": ("▒", "weight part"),
+    "forward": ("─", "forward"), "backward": ("█", "backward"), "recomputes": ("=", "backward with remat"),
+    "update": ("U", "update"), "reduce": ("+", "gradients are added up"),
+    "gather": ("*", "updated parameters are handed out"),
 }  # fmt: skip
 
 
-def timeline(sides: Sequence[Spans], *, width: int) -> Report:
+def timeline(sides: Sequence[Spans], profile: Profile | None = None, *, width: int) -> Report:
     """Every worker's step; where there are two sides, predicted above measured on one scale.
 
     Args:
         sides: What is drawn; of each its first step.
-        width: Of the terminal; above `MOST` it counts as a pipe.
+        profile: Whose hosts, where there are several, `with_hosts` names beside the workers.
+        width: Of the terminal; a pipe counts as one of `PIPED`.
     """
-    width = _drawn_width(width)
+    width = (PIPED if width > 10 * MOST else min(width, MOST)) - host_width(profile)
     end = max(side.steps[0].end_s for side in sides)
     names = sides[0].plan.workers
     beside = max(map(len, names)) + (2 + len("predicted") if len(sides) > 1 else 0) + 2 + len("busy %") + 2
@@ -67,18 +65,8 @@ def timeline(sides: Sequence[Spans], *, width: int) -> Report:
         Column("worker", "name"), *([Column("", "name")] if len(sides) > 1 else []), Column(_axis(end, cells), "name"),
         Column("busy %"),
     )  # fmt: skip
-    legend = ", ".join(f"{sign} {meaning}" for sign, meaning in _MEANINGS.items() if sign in used)
+    legend = ", ".join(f"{sign} {meaning}" for sign, meaning in _SIGNS.values() if sign in used)
     return Sheet(title, columns, tuple(rows)), Line(f"{legend}; a number begins a micro-batch; blank: waits")
-
-
-def timeline_width(terminal: int, profile: Profile) -> int:
-    """Columns for a timeline on a terminal, beside the hosts of a profile's workers where tables name them."""
-    return _drawn_width(terminal) - host_width(profile)
-
-
-def _drawn_width(width: int) -> int:
-    """Columns that a timeline takes on a terminal that is `width` wide; a pipe counts as one of `PIPED`."""
-    return PIPED if width > 10 * MOST else min(width, MOST)
 
 
 def _computes(side: Spans, worker: str) -> list[Span]:
@@ -121,7 +109,7 @@ def bar(computes: Sequence[Span], end_s: float, cells: int) -> str:
 
 
 def _sign(span: Span) -> str:
-    return _SIGNS["recomputes" if span.recomputes else span.kind]
+    return _SIGNS["recomputes" if span.recomputes else span.kind][0]
 
 
 def timeline_data(sides: Sequence[Spans]) -> dict[str, Any]:
@@ -137,8 +125,5 @@ def _action(span: Span) -> dict[str, Any]:
         "worker": span.worker, "kind": span.kind, "step": span.step, "stage": span.stage if span.stage >= 0 else None,
         "micro_batch": span.micro_batch if span.micro_batch >= 0 else None, "start_s": span.start_s,
         "end_s": span.end_s, "recomputes": span.recomputes, "memory_bytes": span.memory_bytes,
-        "message": None if message is None else {
-            "payload": message.payload, "partition": message.partition, "output": message.output,
-            "peer": message.peer, "bytes": message.bytes, "queued_s": span.queued_s,
-        },
+        "message": None if message is None else {**encode(message), "queued_s": span.queued_s},
     }  # fmt: skip

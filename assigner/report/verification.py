@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 
 def verification_report(found: Verification, entry: str) -> Report:
-    """What `assigner check` prints.
-
-    Args:
-        found: What the check found.
-        entry: What was checked.
-    """
+    """What `assigner check` prints of the workload `entry`."""
     return (
         Line(f"{entry}: {verification_text(found)}", "strong"),
         Line(_way(found)),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
-from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.sheet import Column, Line, Part, Report, Sheet
 from assigner.settings import flags
 
 if TYPE_CHECKING:
@@ -71,11 +71,6 @@ def what_if_hint(plan: Plan, *, source: Path | None = None) -> Report:
     return (Line(f"what more workers or wider links would bring: {command}"),)
 
 
-def gain(change: WhatIf, step_s: float | None) -> float | None:
-    """How many times as fast a step is after a change; None: not known, or nothing fits then."""
-    return None if change.step_s is None else fmt.against(step_s, change.step_s)
-
-
 def proven(change: WhatIf) -> bool:
     """Whether no step after the change can be shorter than the one that was found."""
     step, bound = change.step_s, change.bound_s
@@ -91,7 +86,9 @@ def _bound(change: WhatIf, time: fmt.Unit) -> str:
 def what_if_data(plan: Plan) -> list[dict[str, Any]]:
     """The same for `--json`."""
     step = plan.predicted_step_s
-    return [{**encode(each), "speed_up": gain(each, step), "proven": proven(each)} for each in plan.what_if]
+    return [
+        {**encode(each), "speed_up": fmt.against(step, each.step_s), "proven": proven(each)} for each in plan.what_if
+    ]
 
 
 def solve_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -107,7 +104,7 @@ def solve_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 def ways_out_report(error: NoPlanError) -> Report:
     """What stands below the error: the changes with which there is a plan, and what was not tried; empty: neither."""
-    parts: list[Sheet | Line] = []
+    parts: list[Part] = []
     if error.ways_out:
         time = fmt.time_unit(*(way.step_s for way in error.ways_out))
         columns = (Column("what changes", "text"), Column("how", "text"), Column(f"step {time.name}"))

@@ -19,21 +19,13 @@ from assigner.formats.plan import Memory
 from assigner.schedule.rings import BUCKET_BYTES, ReducePrices
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from assigner.formats.profile import Collective, Edge, Link, LinkPoint, Measurement, Profile, Tie
     from assigner.schedule.orders import Halves
 
 
 _STRETCH = 0.02  # what rounding and small noise may take off a line that goes through the origin
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of partition, or of worker with its thread count: those of one kind share measurements."""
-
-    name: str
-    threads: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,14 +65,14 @@ class CostModel:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self._points: dict[tuple[str | Kind, str | Kind], list[Measurement]] = {}
+        self._points: dict[tuple[Hashable, Hashable], list[Measurement]] = {}
         exact: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
         for measured in profile.measurements:
             exact[measured.partition, measured.worker].append(measured)
         for (partition, worker), found in exact.items():
             for key in self._keys(partition, worker):
                 self._points.setdefault(key, found)
-        self._links = {(link.source, link.target): link for link in profile.links}
+        self._links = profile.link
         self.wires = {
             (link.source, link.target): (n, wire.share) for n, wire in enumerate(profile.wires) for link in wire.links
         }
@@ -98,10 +90,9 @@ class CostModel:
         found.wires = {}
         return found
 
-    def _keys(self, partition: str, worker: str) -> Iterator[tuple[str | Kind, str | Kind]]:
+    def _keys(self, partition: str, worker: str) -> Iterator[tuple[Hashable, Hashable]]:
         """What may stand for a pair, the nearest first: itself, the worker with a like partition, then like workers."""
-        device = self.profile.worker[worker]
-        part, like = Kind(self.profile.partition[partition].kind), Kind(device.kind, device.threads)
+        part, like = (self.profile.partition[partition].kind,), self.profile.worker[worker].alike  # no tuple is a name
         yield from ((partition, worker), (part, worker), (partition, like), (part, like))
 
     def measurements(self, partition: str, worker: str) -> list[Measurement]:
@@ -112,9 +103,9 @@ class CostModel:
     def first_alike(self) -> dict[str, str]:
         """For each worker the first one that has its prices: itself if it was measured, else one of its kind."""
         measured = {point.worker for point in self.profile.measurements}
-        first: dict[Kind, str] = {}
+        first: dict[tuple[str, int], str] = {}
         return {
-            name: name if name in measured else first.setdefault(Kind(worker.kind, worker.threads), name)
+            name: name if name in measured else first.setdefault(worker.alike, name)
             for name, worker in self.profile.worker.items()
         }
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
-from assigner.schedule.program import CALLED, TOGETHER, ActionKind
+from assigner.schedule.orders import CALLED, TOGETHER, ActionKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -76,11 +76,10 @@ def played(
 
 def _dependencies(plan: Plan, edges: Sequence[Edge]) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
     """By stage: those whose values it reads, and those that send a gradient back to it."""
-    stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
     read: dict[int, set[int]] = defaultdict(set)
     used: dict[int, set[int]] = defaultdict(set)
     for edge in edges:
-        source, target = stage_of[edge.source], stage_of[edge.target]
+        source, target = plan.stage_of[edge.source], plan.stage_of[edge.target]
         if source != target:
             read[target].add(source)
             if edge.gradient:

@@ -8,15 +8,16 @@ cost         money per sample, in the unit of the workers' `cost_per_hour`
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.schedule.orders import counted
-from assigner.schedule.program import ActionKind, Payload, build_program
+from assigner.schedule.program import Payload, build_forward_program, build_program
 from assigner.schedule.replication import MicroBatchLane, lanes
-from assigner.schedule.simulate import route_bytes, run_program, stage_s
+from assigner.schedule.simulate import run_program
+from assigner.schedule.timing import route_bytes, stage_s
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
@@ -69,14 +70,11 @@ def steady_s(plan: Plan, cost: CostModel) -> float:
         for worker in stage.workers:
             work = (count * stage_s(cost, plan, n, worker, kind) for kind, count in counted(plan, n, worker).items())
             load[worker] += sum(work) / plan.micro_batches
-    sent = Counter(
-        action.route for actions in program.actions.values() for action in actions if action.kind is ActionKind.SEND
-    )
     for route in program.routes:
         if route.payload is not Payload.TIE:
             size = route_bytes(cost, route, plan.micro_batch_size)
             sender_s, receiver_s = cost.busy_s(route.source, route.target, size)
-            share = sent[route] / plan.micro_batches
+            share = program.sent[route] / plan.micro_batches
             seconds = share * cost.transfer_s(route.source, route.target, size)
             load[route.source, route.target] += seconds
             if (route.source, route.target) in cost.wires:
@@ -102,21 +100,11 @@ def _lane_s(plan: Plan, lane: MicroBatchLane, cost: CostModel) -> float:
     alone = replace(plan, stages=stages, schedule="gpipe", orders={}).cut(
         1, plan.micro_batch_size, batch_size=plan.micro_batch_size
     )
-    program = build_program(alone, cost.profile.edges, cost.profile.ties)
-    there = {
-        worker: tuple(
-            action
-            for action in actions
-            if action.kind is ActionKind.FORWARD or (action.route and action.route.payload is Payload.ACTIVATION)
-        )
-        for worker, actions in program.actions.items()
-    }
-    routes = tuple(route for route in program.routes if route.payload is Payload.ACTIVATION)
-    return run_program(replace(program, actions=there, routes=routes), cost).step_s
+    return run_program(build_forward_program(alone, cost.profile.edges), cost).step_s
 
 
-def rate_per_hour(plan: Plan, cost: CostModel) -> float:
-    """Money per hour of the workers that the plan uses.
+def money_per_sample(plan: Plan, cost: CostModel, *, step_s: float) -> float:
+    """Money per sample: what the plan's workers cost in the time of a step, over the samples in it.
 
     Raises:
         FormatError: the profile does not know what one of them costs.
@@ -125,9 +113,5 @@ def rate_per_hour(plan: Plan, cost: CostModel) -> float:
     unknown = [name for name, price in prices.items() if price is None]
     if unknown:
         raise FormatError(f"the profile has no cost_per_hour for {unknown[0]}", hint="write it into the profile")
-    return sum(price for price in prices.values() if price is not None)
-
-
-def money_per_sample(plan: Plan, cost: CostModel, *, step_s: float) -> float:
-    """Money per sample: the workers' rate for the time of a step, over the samples in it."""
-    return rate_per_hour(plan, cost) * step_s / HOUR_S / plan.workload.batch_size
+    hourly = sum(price for price in prices.values() if price is not None)
+    return hourly * step_s / HOUR_S / plan.workload.batch_size

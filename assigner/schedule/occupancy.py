@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.formats.plan import Memory
 from assigner.schedule.cost import CostModel, PartitionOutput
-from assigner.schedule.orders import ActionKind, order_of
-from assigner.schedule.program import TOGETHER, Payload
+from assigner.schedule.orders import TOGETHER, ActionKind, counted
+from assigner.schedule.program import Payload
 from assigner.schedule.replication import leaving
 from assigner.schedule.timing import bucket_bytes
 from assigner.schedule.updating import held_state
@@ -120,7 +120,6 @@ class _Ledger:
         stages = plan.held[worker]
         held = [name for n in stages for name in plan.stages[n].partitions]
         price = {name: cost.partition(name, worker, plan.micro_batch_size) for name in held}
-        steps = order_of(plan, worker) if plan.orders else []
         self.state = held_state(cost, plan, worker)
         self.beyond = cost.profile.worker[worker].allocator_share
         self.kept, self.read, self.waiting = dict[Part, float](), dict[Part, float](), dict[Part, float]()
@@ -131,7 +130,7 @@ class _Ledger:
             read = dict.fromkeys(output for name in names for output in cost.reads[name])
             kept = sum(price[name].activation_bytes for name in names if name not in remat)
             inputs = sum(cost.output_bytes(output, plan.micro_batch_size) for output in read)
-            is_split = any(step[:2] == (ActionKind.BACKWARD_INPUT, n) for step in steps)
+            is_split = ActionKind.BACKWARD_INPUT in counted(plan, n, worker)
             waiting = cost.waiting_bytes(names, remat, worker, plan.micro_batch_size) if is_split else 0.0
             self.kept["kept", n] = kept if is_split else kept + inputs
             self.read["read", n] = inputs if is_split else 0.0

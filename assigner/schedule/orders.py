@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from assigner.formats.orders import BACKWARD, FORWARD, INPUT, WEIGHT, ListedStep, written_order
+from assigner.formats.orders import STEP_LETTERS, ListedStep, written_order
 from assigner.schedule.interleaving import interleaved_orders
 from assigner.schedule.replication import reduced_stages, taken, takers
 
@@ -46,12 +46,7 @@ TOGETHER = (ActionKind.REDUCE, ActionKind.GATHER)
 CALLED = {ActionKind.REDUCE: "reduction", ActionKind.GATHER: "gathering"}
 """As nouns."""
 
-LETTERS = {
-    ActionKind.FORWARD: FORWARD,
-    ActionKind.BACKWARD: BACKWARD,
-    ActionKind.BACKWARD_INPUT: INPUT,
-    ActionKind.BACKWARD_WEIGHT: WEIGHT,
-}
+LETTERS = {ActionKind(kind): letter for kind, letter in STEP_LETTERS.items()}
 """The letter of each compute action in a listed order."""
 ENDS_BACKWARD = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
 """The weights' gradients of a micro-batch are complete behind these."""

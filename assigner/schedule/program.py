@@ -25,7 +25,7 @@ reads.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from assigner.errors import FormatError
 from assigner.formats.plan import Plan
 from assigner.schedule.deadlock import check_orders_run
-from assigner.schedule.orders import CALLED, TOGETHER, ActionKind, Step, in_flight, order_of, warm_up
+from assigner.schedule.orders import ActionKind, Step, order_of, warm_up
 from assigner.schedule.replication import MicroBatchLane, gathered_stages, is_exchanged, lanes, taken
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from assigner.formats.profile import Edge, Tie
 
 __all__ = [
-    "CALLED", "TOGETHER", "Action", "ActionGroup", "ActionKind", "Payload", "Program", "Route", "Step", "Wiring",
-    "build_forward_program", "build_program", "grouped", "in_flight", "order_of", "warm_up", "wire",
+    "Action", "ActionGroup", "ActionKind", "Payload", "Program", "Route", "Wiring", "build_forward_program",
+    "build_program", "grouped", "wire",
 ]  # fmt: skip
 
 
@@ -113,6 +113,12 @@ class Program:
     plan: Plan
     actions: Mapping[str, tuple[Action, ...]]
     routes: tuple[Route, ...]
+
+    @cached_property
+    def sent(self) -> Counter[Route | None]:
+        """How many messages of each route a step has."""
+        done = (action for mine in self.actions.values() for action in mine)
+        return Counter(action.route for action in done if action.kind is ActionKind.SEND)
 
 
 class ActionGroup(NamedTuple):
@@ -187,8 +193,8 @@ class Wiring:
 
 def wire(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -> Wiring:
     """The routes of a plan; arguments and errors as `build_program`."""
-    stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
-    _check_direction(plan, edges, stage_of)
+    stage_of = plan.stage_of
+    _check_direction(plan, edges)
     if plan.orders:
         check_orders_run(plan, edges)
     hung: tuple[dict[tuple[int, int], list[Route]], ...] = tuple(defaultdict(list) for _ in range(4))
@@ -232,12 +238,7 @@ def build_program(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -
         check_depths(plan, edges)
     actions = {}
     for worker in plan.workers:
-        mine: list[Action] = []
-        for kind, stage, micro_batch in order_of(plan, worker):
-            before, behind = wiring.around(kind, wiring.lane_of[micro_batch], stage)
-            mine += [Action(ActionKind.RECEIVE, stage, micro_batch, route) for route in before]
-            mine.append(Action(kind, stage, micro_batch))
-            mine += [Action(ActionKind.SEND, stage, micro_batch, route) for route in behind]
+        mine = _with_messages(order_of(plan, worker), wiring)
         mine += [Action(ActionKind.SEND, -1, -1, route) for route in wiring.ties if route.source == worker]
         mine += [Action(ActionKind.RECEIVE, -1, -1, route) for route in wiring.ties if route.target == worker]
         mine.append(Action(ActionKind.UPDATE, -1, -1))
@@ -255,38 +256,39 @@ def build_forward_program(plan: Plan, edges: Sequence[Edge]) -> Program:
         2 stages, M = 3      worker 0: F0 F1 F2
                              worker 1:    F0 F1 F2
 
-    Args:
-        plan: As in `build_program`.
-        edges: As in `build_program`.
-
-    Raises:
-        FormatError: as `build_program`.
+    Arguments and errors as of `build_program`.
     """
     wiring = wire(plan, edges)
     actions = {}
     for worker in plan.workers:
-        mine: list[Action] = []
-        for stage in plan.held[worker]:
-            for m in taken(plan, stage, worker):
-                before, behind = wiring.around(ActionKind.FORWARD, wiring.lane_of[m], stage)
-                mine += [Action(ActionKind.RECEIVE, stage, m, route) for route in before]
-                mine.append(Action(ActionKind.FORWARD, stage, m))
-                mine += [Action(ActionKind.SEND, stage, m, route) for route in behind]
-        actions[worker] = tuple(mine)
+        steps = ((ActionKind.FORWARD, n, m) for n in plan.held[worker] for m in taken(plan, n, worker))
+        actions[worker] = tuple(_with_messages(steps, wiring))
     return Program(plan, actions, tuple(route for route in wiring.routes if route.payload is Payload.ACTIVATION))
 
 
-def _check_direction(plan: Plan, edges: Sequence[Edge], stage_of: Mapping[str, int]) -> None:
+def _with_messages(steps: Iterable[Step], wiring: Wiring) -> list[Action]:
+    """What a worker computes, each with the receives that it needs before it and the sends of what it makes behind."""
+    found: list[Action] = []
+    for kind, stage, m in steps:
+        before, behind = wiring.around(kind, wiring.lane_of[m], stage)
+        found += [Action(ActionKind.RECEIVE, stage, m, route) for route in before]
+        found.append(Action(kind, stage, m))
+        found += [Action(ActionKind.SEND, stage, m, route) for route in behind]
+    return found
+
+
+def _check_direction(plan: Plan, edges: Sequence[Edge]) -> None:
     position = {name: n for n, name in enumerate(plan.partitions)}
     for edge in edges:
         for name in (edge.source, edge.target):
-            if name not in stage_of:
+            if name not in position:
                 raise FormatError(
                     f"the plan places no partition {name!r}", hint="solve again from a profile of this model"
                 )
         if position[edge.source] > position[edge.target]:
             raise FormatError(
-                f"stages[{stage_of[edge.target]}]: {edge.target!r} needs a value of {edge.source!r}, which runs later",
+                f"stages[{plan.stage_of[edge.target]}]: {edge.target!r} needs a value of {edge.source!r}, which runs"
+                " later",
                 hint="order the stages and the partitions in them as the model's forward does",
             )
 
@@ -297,9 +299,8 @@ def check_depths(plan: Plan, edges: Sequence[Edge]) -> None:
     Raises:
         FormatError: a stage has more micro-batches in flight than one whose output it needs.
     """
-    stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
     for edge in edges:
-        source, target = stage_of[edge.source], stage_of[edge.target]
+        source, target = plan.stage_of[edge.source], plan.stage_of[edge.target]
         first, then = warm_up(plan, source), warm_up(plan, target)
         if edge.gradient and first < then:
             raise FormatError(

@@ -108,13 +108,11 @@ def _stage_orders(plan: Plan) -> dict[int, tuple[tuple[int, ...], tuple[int, ...
 
 def leaving(plan: Plan, edges: Sequence[Edge], worker: str) -> list[Edge]:
     """The edges over which a worker sends values: for a micro-batch at least, another one reads what it makes."""
-    stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
-    ends = {(edge.source, edge.target): (stage_of[edge.source], stage_of[edge.target]) for edge in edges}
-    found = lanes(plan)
+    stage_of, found = plan.stage_of, lanes(plan)
     return [
         edge
         for edge in edges
-        for source, target in (ends[edge.source, edge.target],)
+        for source, target in ((stage_of[edge.source], stage_of[edge.target]),)
         if any(lane.workers[source] == worker != lane.workers[target] for lane in found)
     ]
 

@@ -74,7 +74,7 @@ class ReducePrices:
     def _keys(self, one: str, other: str) -> Iterator[Hashable]:
         """What may stand for a pair, the nearest first: itself, like workers of these hosts, of others, and any."""
         ends = [self.profile.worker[name] for name in (one, other)]
-        kinds = tuple(sorted((each.kind, each.threads) for each in ends))
+        kinds = tuple(sorted(each.alike for each in ends))
         hosts = frozenset(each.host for each in ends)
         yield from (frozenset((one, other)), (hosts, kinds), (len(hosts), kinds), len(hosts))
 
@@ -170,7 +170,7 @@ class ReducePrices:
         wider = self._wider(workers)
         if wider is not None:
             return wider.busy
-        links = {(link.source, link.target): link for link in self.profile.links}
+        links = self.profile.link
 
         def lost(coming: tuple[str, str], going: tuple[str, str]) -> float:
             beside = [(links[coming].receiver_s, coming), (links[going].sender_s, going)]

@@ -17,19 +17,11 @@ from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.formats.plan import Prediction, TransferPrediction, WorkerPrediction
 from assigner.schedule.cost import CostModel
-from assigner.schedule.orders import halves, order_of
-from assigner.schedule.program import TOGETHER, Action, ActionKind, Program, build_program, grouped, in_flight
+from assigner.schedule.orders import TOGETHER, ActionKind, halves, in_flight, order_of
+from assigner.schedule.program import Action, Program, build_program, grouped
 from assigner.schedule.queues import run_queues
 from assigner.schedule.replication import leaving
-from assigner.schedule.timing import (
-    Compute,
-    Prices,
-    bucket_bytes,
-    route_bytes,
-    stage_s,
-    step_s,
-    stopped,
-)
+from assigner.schedule.timing import Compute, Prices, bucket_bytes, route_bytes, step_s, stopped
 from assigner.schedule.updating import held_state
 
 if TYPE_CHECKING:
@@ -42,8 +34,8 @@ if TYPE_CHECKING:
     from assigner.schedule.queues import Job, Queue, Timed
 
 __all__ = [
-    "Event", "Timeline", "check_fit", "overfull", "predict", "priced", "route_bytes", "run_program",
-    "simulated", "stage_s", "stages_memory", "step_s", "summary", "worker_memory",
+    "Event", "Timeline", "check_fit", "overfull", "predict", "priced", "run_program", "simulated", "stages_memory",
+    "step_s", "summary", "worker_memory",
 ]  # fmt: skip
 
 

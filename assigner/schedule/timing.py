@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner.errors import FormatError
 from assigner.schedule.cost import CostModel, PartitionOutput
-from assigner.schedule.program import TOGETHER, ActionKind, Payload, Route, order_of, wire
+from assigner.schedule.orders import TOGETHER, ActionKind, order_of
+from assigner.schedule.program import Payload, Route, wire
 from assigner.schedule.queues import Job, run_queues
 from assigner.schedule.replication import gathered_stages, is_exchanged, reduced_stages
 from assigner.schedule.rings import BUCKET_BYTES, GATHERING
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.schedule.program import Step
+    from assigner.schedule.orders import Step
     from assigner.schedule.queues import Arrivals, Queue, SharedLinks, Timed
 
 

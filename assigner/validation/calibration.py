@@ -32,9 +32,8 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.formats.document import encode
 from assigner.formats.profilewarnings import other_warnings, with_warnings
-from assigner.schedule.cost import CostModel, Kind, collectives_over
-from assigner.schedule.orders import ActionKind, counted
-from assigner.schedule.program import TOGETHER
+from assigner.schedule.cost import CostModel, collectives_over
+from assigner.schedule.orders import TOGETHER, ActionKind, counted
 from assigner.schedule.simulate import simulated
 from assigner.schedule.timing import compute_s
 from assigner.validation.links import (
@@ -57,6 +56,8 @@ if TYPE_CHECKING:
     from assigner.validation.comparison import Agreement, WorkerAgreement
 
 
+_Alike = tuple[str, int]
+"""What workers share measurements by, as `Worker.alike`."""
 _Memory = tuple[float, float]
 """An allocator's share and an excess, as in `Correction`."""
 
@@ -122,7 +123,7 @@ def calibrated(profile: Profile, agreement: Agreement, *, trace: str) -> Profile
     done = [*(earlier if isinstance(earlier, list) else ()), _record(agreement, trace, corrections, seen)]
     new = replace(
         profile,
-        workers=tuple(_worker(profile, each, corrections, kinds, references) for each in profile.workers),
+        workers=tuple(_worker(each, corrections, kinds, references) for each in profile.workers),
         links=links,
         collectives=corrected_collectives(over, reduced),
         measurements=tuple(_measurements(profile, corrections, kinds)),
@@ -230,16 +231,12 @@ def _ratio(measured: float, predicted: float) -> float:
     return measured / predicted if predicted > 0 else 1.0
 
 
-def _kinds(profile: Profile, corrections: Mapping[str, Correction]) -> dict[Kind, list[str]]:
+def _kinds(profile: Profile, corrections: Mapping[str, Correction]) -> dict[_Alike, list[str]]:
     """The traced workers of each kind and thread count."""
-    found: dict[Kind, list[str]] = defaultdict(list)
+    found: dict[_Alike, list[str]] = defaultdict(list)
     for worker in corrections:
-        found[_kind(profile, worker)].append(worker)
+        found[profile.worker[worker].alike].append(worker)
     return found
-
-
-def _kind(profile: Profile, worker: str) -> Kind:
-    return Kind(profile.worker[worker].kind, profile.worker[worker].threads)
 
 
 def _middle(corrections: Sequence[Correction]) -> Correction:
@@ -256,18 +253,18 @@ def _middle(corrections: Sequence[Correction]) -> Correction:
 
 
 def _worker(
-    profile: Profile, worker: Worker, corrections: Mapping[str, Correction], kinds: Mapping[Kind, Correction],
+    worker: Worker, corrections: Mapping[str, Correction], kinds: Mapping[_Alike, Correction],
     references: Mapping[str, ReferenceTimes],
 ) -> Worker:  # fmt: skip
     """A worker with the allocator's share that it or its kind was seen to have, and the machine of its new figures."""
-    found = corrections.get(worker.name) or kinds.get(_kind(profile, worker.name))
+    found = corrections.get(worker.name) or kinds.get(worker.alike)
     share = 0.0 if found is None else found.allocator_share
     reference = references.get(worker.name) if found else worker.reference
     return replace(worker, allocator_share=max(worker.allocator_share, share), reference=reference)
 
 
 def _measurements(
-    profile: Profile, corrections: Mapping[str, Correction], kinds: Mapping[Kind, Correction]
+    profile: Profile, corrections: Mapping[str, Correction], kinds: Mapping[_Alike, Correction]
 ) -> Iterator[Measurement]:
     """All measurements, corrected.
 
@@ -276,10 +273,10 @@ def _measurements(
     """
     cost = CostModel(profile)
     own = {point.worker for point in profile.measurements}
-    stands_for: dict[Kind, str] = {}
-    for worker in profile.worker:
-        if worker not in corrections and worker not in own and _kind(profile, worker) in kinds:
-            stands_for.setdefault(_kind(profile, worker), worker)
+    stands_for: dict[_Alike, str] = {}
+    for each in profile.workers:
+        if each.name not in corrections and each.name not in own and each.alike in kinds:
+            stands_for.setdefault(each.alike, each.name)
     whole = {worker: kinds[kind] for kind, worker in stands_for.items()} | dict(corrections)
     for worker, correction in whole.items():
         for partition in profile.partition:
@@ -287,7 +284,7 @@ def _measurements(
                 yield correction.of(point, partition, worker)
     for point in profile.measurements:
         if point.worker not in corrections:
-            kind = kinds.get(_kind(profile, point.worker))
+            kind = kinds.get(profile.worker[point.worker].alike)
             yield point if kind is None else kind.of(point, point.partition, point.worker)
 
 

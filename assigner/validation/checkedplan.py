@@ -8,32 +8,21 @@ is left out. Where it is not, only the names of the workers tell.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import check_fit, priced, step_s, worker_memory
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
-    from assigner.schedule.cost import CostModel
-
-
-class CheckedPlan(NamedTuple):
-    """A plan with no figure that is known not to hold.
-
-    Args:
-        plan: The plan; its prediction is the file's own, or a new one, or None where none holds.
-        notes: Why it is not the file's own; empty: it is.
-    """
-
-    plan: Plan
-    notes: tuple[str, ...] = ()
 
 
 def checked_plan(
     plan: Plan, profile: Profile | None = None, *, own: bool | None = True, doubt: str = "", misfit: bool = False
-) -> CheckedPlan:
+) -> tuple[Plan, tuple[str, ...]]:
     """The plan as far as it holds.
 
     Args:
@@ -42,16 +31,20 @@ def checked_plan(
         own: The plan was solved from that profile; None: the plan does not say from which.
         doubt: Why its own profile is not at hand though it was found; empty: it was not looked for, or not found.
         misfit: The profile that it was solved from is as it was then, and the plan does not fit it.
+
+    Returns:
+        The plan, its prediction the file's own, or a new one, or None where none holds; and why it is not the file's
+        own: nothing where it is.
     """
     doubts = (doubt,) if doubt else ()
     if profile is None:
         said = _strange(plan, misfit=misfit)
-        return CheckedPlan(_bare(plan) if said else plan, (*doubts, *([said] if said else [])))
+        return (_bare(plan) if said else plan), (*doubts, *([said] if said else []))
     try:
         return _checked(plan, profile, own=own)
     except FormatError as error:
         left_out = ", so its figures are left out" if plan.predicted else ""
-        return CheckedPlan(_bare(plan), (f"the profile cannot price it: {error.message}{left_out}",))
+        return _bare(plan), (f"the profile cannot price it: {error.message}{left_out}",)
 
 
 def _strange(plan: Plan, *, misfit: bool) -> str:
@@ -67,31 +60,26 @@ def _strange(plan: Plan, *, misfit: bool) -> str:
     return "it was changed since it was solved, so the figures of its file are left out" if misfit else ""
 
 
-def _checked(plan: Plan, profile: Profile, *, own: bool | None) -> CheckedPlan:
-    from assigner.schedule.cost import CostModel
-    from assigner.schedule.simulate import check_fit, priced, step_s
-
+def _checked(plan: Plan, profile: Profile, *, own: bool | None) -> tuple[Plan, tuple[str, ...]]:
     check_fit(plan, profile)
     cost, stored = CostModel(profile), plan.predicted
     if stored is not None and fmt.alike(step_s(plan, cost), stored.step_s) and _same_memory(plan, cost):
-        return CheckedPlan(plan)
+        return plan, ()
     now = priced(plan, profile, cost)
     whose = "the profile it was solved from" if own else "the profile that was named"
     if stored is None or now.predicted is None:
-        return CheckedPlan(_unpriced(now, own=own), (f"priced with {whose}: its file has no prediction",))
+        return _unpriced(now, own=own), (f"priced with {whose}: its file has no prediction",)
     found = f"{fmt.seconds(now.predicted.step_s)} a step, where its file says {fmt.seconds(stored.step_s)}"
     if fmt.alike(now.predicted.step_s, stored.step_s):
         found = "the step is as its file says, and its workers' memory is not"
     why = "; it was changed since, or solved by another version" if own else ""
     proven = plan.solver is not None or plan.candidates or plan.what_if
     left_out = "; what was proven of it is left out" if proven else ""
-    return CheckedPlan(_without_proof(now, own=own), (f"priced anew with {whose}: {found}{why}{left_out}",))
+    return _without_proof(now, own=own), (f"priced anew with {whose}: {found}{why}{left_out}",)
 
 
 def _same_memory(plan: Plan, cost: CostModel) -> bool:
     """The prediction has the plan's workers, each with the peak that it has by the prices at hand."""
-    from assigner.schedule.simulate import worker_memory
-
     told = plan.predicted_workers
     return told.keys() == set(plan.workers) and all(
         fmt.alike(worker_memory(cost, plan, worker).total, each.peak_bytes) for worker, each in told.items()

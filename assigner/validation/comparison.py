@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -200,13 +199,10 @@ def _computes(plan: Plan, cost: CostModel, seen: Observed) -> Iterator[ComputeAg
 
 
 def _routes(program: Program, cost: CostModel, seen: Observed) -> Iterator[RouteAgreement]:
-    done = (action for mine in program.actions.values() for action in mine)
-    sent = Counter(action.route for action in done if action.kind is ActionKind.SEND)
     for route in program.routes:
         size = route_bytes(cost, route, program.plan.micro_batch_size)
         once = _compared(cost.transfer_s(route.source, route.target, size), seen.flights.get(route))
-        count = sent[route]
-        yield RouteAgreement(route, size, count, once)
+        yield RouteAgreement(route, size, program.sent[route], once)
 
 
 def _workers(plan: Plan, cost: CostModel, said: Observed, seen: Observed, trace: Trace) -> Iterator[WorkerAgreement]:

@@ -110,8 +110,7 @@ def _losses(profile: Profile, agreement: Agreement) -> dict[_Ends, dict[str, Any
         said = sum(cost.busy_s(*size)[end] for size, (_, _, end) in zip(sizes, moved, strict=True))
         whole = sum(cost.transfer_s(*size) for size in sizes)
         for route, end, _ in moved:
-            link = cost.link(route.source, route.target)
-            assert link is not None
+            link = profile.link[route.source, route.target]
             share, fixed = getattr(link, f"{end}_busy"), getattr(link, f"{end}_s")
             mine = found[route.source, route.target]
             if said > 0:
@@ -145,12 +144,7 @@ def reductions_seen(profile: Profile, agreement: Agreement) -> SeenReductions:
 
 
 def corrected_collectives(profile: Profile, seen: SeenReductions) -> tuple[Collective, ...]:
-    """The profile's all-reduces, as a run found them.
-
-    Args:
-        profile: As of `reductions_seen`.
-        seen: What `reductions_seen` says of it.
-    """
+    """The profile's all-reduces, as a run found them: what `reductions_seen` says of this profile."""
     known = tuple(_times(each, seen.get(frozenset(each.workers), 1.0)) for each in profile.collectives)
     measured, cost = {frozenset(each.workers) for each in known}, CostModel(profile)
     added = (_added(cost, workers, factor) for workers, factor in seen.items() if workers not in measured)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from assigner.samples import Samples
-from assigner.schedule.program import TOGETHER, ActionKind, Payload, Route
+from assigner.schedule.orders import TOGETHER, ActionKind
+from assigner.schedule.program import Payload, Route
 from assigner.schedule.timing import Compute
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTrace
-from assigner.schedule.program import TOGETHER, Action, ActionKind
+from assigner.schedule.orders import TOGETHER, ActionKind
 from assigner.schedule.simulate import worker_memory
 from assigner.schedule.timing import route_bytes
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from assigner.schedule.cost import CostModel
-    from assigner.schedule.program import Route
+    from assigner.schedule.program import Action, Route
     from assigner.schedule.simulate import Event, Timeline
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from assigner.errors import UsageError
 from assigner.formats.plan import Plan
-from assigner.formats.trace import check_same_plan
+from assigner.formats.trace import WhatHappened, check_same_plan
 from assigner.validation.comparison import as_run
 from assigner.validation.observed import traced_route
 from assigner.validation.rehearsal import rehearsed
@@ -38,17 +38,13 @@ if TYPE_CHECKING:
     from assigner.schedule.program import Route
     from assigner.schedule.simulate import Timeline
 
-SpanKind = Literal[
-    "forward", "backward", "backward_input", "backward_weight", "update", "send", "receive", "reduce", "gather"
-]
-
 
 class Span(NamedTuple):
     """One action of one worker.
 
     Args:
         worker: Who did it.
-        kind: What it is.
+        kind: What it is; never a whole step.
         step: The step's number on its side, from 0.
         stage: The stage's position in the plan; -1 for an update and the messages of ties.
         micro_batch: -1 where there is none.
@@ -61,7 +57,7 @@ class Span(NamedTuple):
     """
 
     worker: str
-    kind: SpanKind
+    kind: WhatHappened
     step: int
     stage: int
     micro_batch: int

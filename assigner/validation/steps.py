@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.trace import Trace
 
-AS_PLANNED = "plan"
-"""Rematerialisation of a run that did what its plan says."""
 LEAST = 10
 """Values below which there is no interval: the resamples of so few say little of what was not seen."""
 LEVEL = 0.95
@@ -48,13 +46,13 @@ class Steps(Samples):
     """
 
     traces: tuple[str, ...]
-    remat: str = AS_PLANNED
+    remat: str = "plan"
     busy: str | None = None
 
     @property
     def planned(self) -> bool:
         """Whether the runs did what the plan says; only then its prediction is of them."""
-        return self.remat == AS_PLANNED
+        return self.remat == "plan"
 
     def error(self, plan: Plan) -> float | None:
         """How far the plan's prediction is above (+) or below (-) the median, as a share of that.
@@ -66,25 +64,8 @@ class Steps(Samples):
         return None if factor is None else factor - 1
 
 
-@dataclass(frozen=True)
-class PlanRuns:
-    """What was measured of one plan.
-
-    Args:
-        kinds: Runs that rematerialised alike are together; those that did what the plan says come first.
-    """
-
-    kinds: tuple[Steps, ...]
-
-    @property
-    def first(self) -> Steps:
-        """What speaks for the plan."""
-        return self.kinds[0]
-
-    @property
-    def traces(self) -> tuple[str, ...]:
-        """The files of all runs."""
-        return tuple(file for each in self.kinds for file in each.traces)
+PlanRuns = tuple[Steps, ...]
+"""What was measured of one plan: runs that rematerialised alike together, first those that did what the plan says."""
 
 
 @dataclass(frozen=True)
@@ -135,17 +116,15 @@ def _together(traces: Sequence[tuple[str, Trace]]) -> PlanRuns:
     kinds: dict[str, list[tuple[str, Trace]]] = {}
     for file, trace in traces:
         kinds.setdefault(_remat(trace), []).append((file, trace))
-    order = sorted(kinds, key=lambda remat: remat != AS_PLANNED)
-    return PlanRuns(
-        tuple(
-            Steps(
-                tuple(step for _, trace in kinds[remat] for step in trace.step_s),
-                tuple(file for file, _ in kinds[remat]),
-                remat,
-                busy_run(*(trace for _, trace in kinds[remat])),
-            )
-            for remat in order
+    order = sorted(kinds, key=lambda remat: remat != "plan")
+    return tuple(
+        Steps(
+            tuple(step for _, trace in kinds[remat] for step in trace.step_s),
+            tuple(file for file, _ in kinds[remat]),
+            remat,
+            busy_run(*(trace for _, trace in kinds[remat])),
         )
+        for remat in order
     )
 
 
@@ -153,7 +132,7 @@ def _remat(trace: Trace) -> str:
     """What the run did; "never" and "always" are the plan's own where it says just that."""
     again = sum(len(stage.rematerialise) for stage in trace.stages)
     own = {0: "never", sum(len(stage.partitions) for stage in trace.stages): "always"}.get(again)
-    return AS_PLANNED if trace.remat == own else trace.remat
+    return "plan" if trace.remat == own else trace.remat
 
 
 def ratio_interval(upper: Sequence[float], lower: Sequence[float]) -> tuple[float, float] | None:

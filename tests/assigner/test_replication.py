@@ -20,7 +20,8 @@ from assigner.formats.stage import Replica
 from assigner.schedule.cost import CostModel
 from assigner.schedule.criticalpath import path_shares
 from assigner.schedule.occupancy import memory_over_time
-from assigner.schedule.program import Action, ActionKind, Program, build_forward_program, build_program, in_flight
+from assigner.schedule.orders import in_flight
+from assigner.schedule.program import Action, ActionKind, Program, build_forward_program, build_program
 from assigner.schedule.replication import takes
 from assigner.schedule.simulate import run_program, simulated, step_s, worker_memory
 from assigner.schedule.timing import reduced_bytes

@@ -29,7 +29,7 @@ def report(plan: Plan, profile: Profile = PROFILE, *, memory: bool = False, **mo
     timeline = simulated(plan, cost)
     held = memory_over_time(timeline, cost) if memory else None
     more = {"own_profile": True, "width": 120, **more}
-    return prediction_report(plan, summary(timeline, cost), predicted_spans(timeline, cost), held, **more)
+    return prediction_report(plan, profile, summary(timeline, cost), predicted_spans(timeline, cost), held, **more)
 
 
 def lines(parts: Report) -> str:
@@ -46,7 +46,7 @@ def test_an_unchanged_plan_has_no_columns_of_changes() -> None:
     assert "priced with the profile it was solved from: the same as the plan's own prediction" in lines(parts)
     workers = sheet(parts, "workers")
     assert "+/- %" not in [column.header for column in workers.columns]
-    assert workers.rows[0][:3] == ("worker:0/cpu", "0", "4")
+    assert workers.rows[0][:4] == ("worker:0/cpu", "host0", "0", "4")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from builders import make_plan, make_profile
 
 from assigner.formats.plan import Candidate, ProfileReference, SolverReport, WhatIf
 from assigner.report.candidates import candidates
-from assigner.report.whatif import gain, proven, solve_flags, what_if, what_if_data, what_if_hint
+from assigner.report.whatif import proven, solve_flags, what_if, what_if_data, what_if_hint
 from assigner.schedule.simulate import priced
 from assigner.solver import SolveOptions
 
@@ -52,7 +52,6 @@ def test_a_bound_proves_a_step():
     assert proven(MORE)
     assert not proven(WORKER)
     assert not proven(NONE)
-    assert gain(WORKER, None) is None
 
 
 def test_without_what_ifs_a_line_says_how_to_get_them():

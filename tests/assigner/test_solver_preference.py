@@ -8,7 +8,7 @@ import pytest
 from builders import make_profile, random_chain, single
 from sweeps import sweep
 
-from assigner.schedule.program import warm_up
+from assigner.schedule.orders import warm_up
 from assigner.schedule.simulate import predict
 from assigner.solver import solve, solve_baseline
 

@@ -8,8 +8,8 @@ from assigner_cli import findings
 def no_torch_process(monkeypatch):
     """Doctor's questions to torch and the solvers answered at once."""
     answer = {"backends": ["gloo"], "cuda": None, "devices": [], "threads": 1, "nccl": None}
-    monkeypatch.setattr(findings, "_ask_torch", lambda: answer)
-    monkeypatch.setattr(findings, "_ask_solvers", lambda: {"HiGHS": "", "CBC": ""})
+    answers = {"torch": answer, "pulp": {"HiGHS": "", "CBC": ""}}
+    monkeypatch.setattr(findings, "_ask", lambda package, _code: answers[package])
     monkeypatch.setattr(findings, "_nvidia_smi", list)
     return answer
 
@@ -86,7 +86,7 @@ def test_a_version_that_is_too_old_is_missing(no_torch_process, monkeypatch):
 
 def test_solvers_really_solve():
     """Both find the optimum of a small problem, and one that does not is told with what it said."""
-    assert findings._ask_solvers() == {"HiGHS": "", "CBC": ""}
+    assert findings._ask("pulp", findings.ASK_SOLVERS) == {"HiGHS": "", "CBC": ""}
     found = {each.what: each for each in findings._programs({"HiGHS": "OSError: no library", "CBC": "it hangs"})}
     assert (found["HiGHS"].state, found["CBC"].state) == ("missing", "note")
     assert "no library" in found["HiGHS"].detail

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.schedule.program import TOGETHER
+from assigner.schedule.orders import TOGETHER
 from assigner.validation.observed import traced_route
 
 if TYPE_CHECKING:

@@ -40,13 +40,10 @@ def page_html(pages: Sequence[Shown], *, title: str, made_at: str, priced_by: st
     """The whole file.
 
     Args:
-        pages: The plans; the first one is the baseline.
+        pages: The plans, of one workload; the first one is the baseline.
         title: Of the page.
         made_at: When it was made, for its foot.
         priced_by: The profile that prices all plans; empty: each is priced by its own.
-
-    Raises:
-        FormatError: the plans are not of one workload.
     """
     style, library = _static("page.css") + placement_css(pages), _static("echarts.min.js")
     code = '"use strict";(() => {\n' + "\n".join(_static(name) for name in CODE) + "\n})();"

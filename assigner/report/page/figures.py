@@ -22,7 +22,7 @@ from assigner.report.comparison import figures_data
 from assigner.report.page.shown import bound_s
 from assigner.report.page.simulated import memory_figures, timeline_figures
 from assigner.report.page.splits import splits_figures
-from assigner.schedule.program import CALLED, TOGETHER, ActionKind
+from assigner.schedule.orders import CALLED, TOGETHER, ActionKind
 from assigner.validation.observed import CALL_S
 from assigner.validation.spans import measured_spans, median_step
 
@@ -39,12 +39,7 @@ MOST = 6000
 
 
 def page_data(pages: Sequence[Shown], *, title: str) -> dict[str, Any]:
-    """The figures of all plans; the first one is the baseline.
-
-    Args:
-        pages: The plans.
-        title: Of the page.
-    """
+    """The figures of all plans; the first one is the baseline."""
     workload = pages[0].plan.workload
     return {
         "kind": "report",
@@ -74,25 +69,10 @@ def _plan(pages: Sequence[Shown], page: Shown) -> dict[str, Any]:
     }
 
 
-class _Places:
-    """Positions in the tables of a predicted step."""
-
-    def __init__(self, page: Shown, line: dict[str, Any]) -> None:
-        self.worker = {worker: n for n, worker in enumerate(page.plan.workers)}
-        self.job = {tuple(job[:3]): n for n, job in enumerate(line["jobs"])}
-        self.route = {route: n for n, route in enumerate(page.timeline.program.routes)}
-
-
 def _run(page: Shown, run: Run) -> dict[str, Any]:
-    """A run of a plan: `steps` has its median step, and its slowest and its fastest where they are not too large.
-
-    Args:
-        page: The plan.
-        run: Of it.
-    """
+    """A run of a plan: `steps` has its median step, and its slowest and its fastest where they are not too large."""
     trace, beside = run.trace, run.as_run or page
     line = timeline_figures(beside)
-    places = _Places(beside, line)
     rows = sum(len(worker.actions) for worker in trace.workers) // trace.steps
     chosen = _chosen(trace)[: max(1, MOST // rows)]
     return {
@@ -103,7 +83,9 @@ def _run(page: Shown, run: Run) -> dict[str, Any]:
         "clock_error_s": run.agreement.clock_error_s,
         "peak_bytes": {each.worker: each.peak_bytes for each in trace.workers},
         "step_s": list(trace.step_s),
-        "steps": [{"label": label, **_step(measured_spans(trace, page.plan, step=n), places)} for n, label in chosen],
+        "steps": [
+            {"label": label, **_step(measured_spans(trace, page.plan, step=n), beside, line)} for n, label in chosen
+        ],
     }
 
 
@@ -123,23 +105,27 @@ def _chosen(trace: Trace) -> list[tuple[int, str]]:
     return list(found.items())
 
 
-def _step(side: Spans, places: _Places) -> dict[str, Any]:
+def _step(side: Spans, beside: Shown, line: dict[str, Any]) -> dict[str, Any]:
+    """A measured step, in positions of the tables of the predicted one beside it, whose figures `line` has."""
     (step,) = side.steps
+    workers = {worker: n for n, worker in enumerate(beside.plan.workers)}
+    jobs = {tuple(job[:3]): n for n, job in enumerate(line["jobs"])}
+    routes = {route: n for n, route in enumerate(beside.timeline.program.routes)}
     actions, messages, waits, memory, reductions = [], [], [], [], []
     for span in side.spans:
-        place, times = places.worker[span.worker], (_units(span.start_s), _units(span.seconds))
+        place, times = workers[span.worker], (_units(span.start_s), _units(span.seconds))
         if span.kind in TOGETHER:
             reductions.append([place, span.stage, *times, CALLED[ActionKind(span.kind)]])
         elif span.route is None:
-            actions.append([places.job[place, span.kind, span.stage], span.micro_batch, *times])
+            actions.append([jobs[place, span.kind, span.stage], span.micro_batch, *times])
             if span.memory_bytes is not None:
                 memory.append([place, _units(span.end_s), round(span.memory_bytes)])
-        elif span.route not in places.route:
+        elif span.route not in routes:
             continue
         elif span.kind == "send":
-            messages.append([places.route[span.route], span.micro_batch, *times, _units(span.queued_s)])
+            messages.append([routes[span.route], span.micro_batch, *times, _units(span.queued_s)])
         elif span.seconds >= CALL_S:
-            waits.append([place, places.route[span.route], span.micro_batch, *times])
+            waits.append([place, routes[span.route], span.micro_batch, *times])
     return {
         "number": step.number, "step_s": step.end_s - step.start_s, "unit_s": _UNIT_S, "actions": actions,
         "messages": messages, "waits": waits, "memory": memory, "reductions": reductions,

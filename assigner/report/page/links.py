@@ -32,11 +32,10 @@ def heat_maps(page: Shown) -> tuple[str, ...]:
 
     Links that the plan uses have a frame, and a word.
     """
-    links = {(link.source, link.target): link for link in page.profile.links}
     names = tuple(sorted(page.profile.worker, key=rank_of))
     if len(names) > MOST_WORKERS:
         names = tuple(name for name in names if name in page.plan.workers)
-    shown = {ends: link for ends, link in links.items() if ends[0] in names and ends[1] in names}
+    shown = {ends: link for ends, link in page.profile.link.items() if ends[0] in names and ends[1] in names}
     if not shown:
         return ()
     size, about = _size(page)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner import formatting as fmt
-from assigner.formats.fineness import rows_each
+from assigner.formats.fineness import rows_each, split_text
 from assigner.report.agreement import agreement_report, missed_by, other_remat
 from assigner.report.links import transfers
 from assigner.report.memory import PARTS, fullness, misfit
@@ -24,11 +24,11 @@ from assigner.report.plan import (
     scope,
     speed_up,
 )
-from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.sheet import Column, Line, Part, Report, Sheet
 from assigner.report.whatif import TO_THIS
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.criticalpath import path_shares, time_on_path
-from assigner.schedule.program import ActionKind, in_flight
+from assigner.schedule.orders import ActionKind, in_flight
 from assigner.schedule.replication import taken
 from assigner.schedule.timing import stage_s
 from assigner.version import __version__
@@ -62,7 +62,8 @@ def cards(pages: Sequence[Shown], page: Shown) -> tuple[Card, ...]:
     plan, said = page.plan, page.predicted
     best = best_baseline(plan) if plan.objective == "step" else None
     fullest = max(said.workers, key=fullness)
-    found = [Card("step", fmt.seconds(said.step_s), f"{plan.schedule}, {_split(page)}")]
+    split = split_text(plan.workload.batch_size, plan.micro_batches)
+    found = [Card("step", fmt.seconds(said.step_s), f"{plan.schedule}, {split}")]
     found += [Card("measured step", fmt.seconds(run.agreement.step.measured_s), _missed(run)) for run in page.runs[:1]]
     found.append(Card("throughput", fmt.rate(said.samples_per_s), f"batch of {plan.workload.batch_size}"))
     if best is not None:
@@ -88,11 +89,6 @@ def _searched(pages: Sequence[Shown], page: Shown, solver: SolverReport) -> Iter
     elif solver.gap < 1:
         yield f"bound {fmt.seconds(solver.bound_s)}"
     yield f"{method(solver)}, {fmt.seconds(solver.seconds)}"
-
-
-def _split(page: Shown) -> str:
-    count = page.plan.micro_batches
-    return f"{fmt.plural(count, 'micro-batch')} of {rows_each(page.plan.workload.batch_size, count)}"
 
 
 def _missed(run: Run) -> str:
@@ -167,13 +163,12 @@ def stage_sheet(page: Shown) -> Sheet:
         for n, stage in enumerate(plan.stages)
         for worker in stage.workers
     }
-    said = {each.worker: each for each in page.predicted.workers}
+    said = plan.predicted_workers
     unit = fmt.time_unit(*(seconds for pair in once.values() for seconds in pair))
     whole = fmt.time_unit(*(each.compute_s for each in said.values()))
-    rows, seen = [], set()
+    rows = []
     for (n, worker), both in once.items():
-        stage, spent, first = plan.stages[n], said[worker], worker not in seen
-        seen.add(worker)
+        stage, spent, first = plan.stages[n], said[worker], plan.held[worker][0] == n
         times = (spent.compute_s, spent.transfer_s, spent.idle_s)
         rows.append(
             (
@@ -251,7 +246,7 @@ def split_sheet(page: Shown) -> Sheet:
 
 def measured_section(page: Shown) -> Report:
     """Each traced run beside the prediction."""
-    parts: list[Sheet | Line] = []
+    parts: list[Part] = []
     for run in page.runs:
         parts += [Line(f"{run.name}, a run of {page.name}", "strong"), *agreement_report(run.agreement)[1:]]
     return tuple(parts)
@@ -275,7 +270,7 @@ def about(page: Shown) -> Report:
         *((f"traced run {run.name}", _made(run.trace.created_at, run.trace.tool_version)) for run in page.runs),
         ("this page", f"by assigner {__version__}"),
     ]  # fmt: skip
-    parts: list[Sheet | Line] = [_pairs("Files and versions", [row for row in rows if row[1]])]
+    parts: list[Part] = [_pairs("Files and versions", [row for row in rows if row[1]])]
     if solver is not None:
         said = {"objective": plan.objective, **solver.options}
         settings = [(name, _plain(value)) for name, value in said.items() if value not in (None, "", [], {})]

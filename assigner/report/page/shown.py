@@ -133,12 +133,7 @@ def unlike_batches(pages: Sequence[Shown]) -> bool:
 
 
 def bound_s(pages: Sequence[Shown], page: Shown) -> float | None:
-    """No step that the plan's search could have found is shorter; None: nothing is proven, or a shown plan is faster.
-
-    Args:
-        pages: All plans.
-        page: One of them.
-    """
+    """No step that the plan's search could have found is shorter; None: nothing is proven, or a shown one is faster."""
     solver = page.plan.solver
     if solver is None or proven_gap(page.plan) is None or solver.options.get("robust"):
         return None  # a robust bound is of the slow end of the measurements
@@ -175,4 +170,4 @@ def runs_of(plans: Sequence[Named], traces: Sequence[tuple[str, Trace]]) -> list
     """
     mine = runs_by_plan([(each.name, each.plan) for each in plans], traces)
     by_name = dict(traces)
-    return [[(name, by_name[name]) for name in mine[each.name].traces] if each.name in mine else [] for each in plans]
+    return [[(file, by_name[file]) for steps in mine.get(each.name, ()) for file in steps.traces] for each in plans]

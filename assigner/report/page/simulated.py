@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from assigner.report.sheet import host_names
 from assigner.schedule.criticalpath import critical_path
-from assigner.schedule.program import CALLED, TOGETHER, ActionKind, grouped
+from assigner.schedule.orders import CALLED, TOGETHER, ActionKind
+from assigner.schedule.program import grouped
 from assigner.schedule.timing import compute_s, route_bytes, together_bytes
 
 if TYPE_CHECKING:

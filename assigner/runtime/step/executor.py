@@ -31,8 +31,8 @@ from assigner.runtime.step.partition import ForwardPlace, PartitionRunner
 from assigner.runtime.step.stepmessages import COMPUTE, StepMessages, posted_ahead
 from assigner.runtime.step.stepvalues import Key, Neighbours, Output, StepValues, check_hooks, check_unchanged, facts_of
 from assigner.runtime.update.separability import is_known, step_in_parts
-from assigner.schedule.orders import ActionKind, reduced_within
-from assigner.schedule.program import Action, Program, Step
+from assigner.schedule.orders import ActionKind, Step, reduced_within
+from assigner.schedule.program import Action, Program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

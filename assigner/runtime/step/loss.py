@@ -35,7 +35,7 @@ from assigner.runtime.stages.replicas import one_worker
 from assigner.runtime.step.metrics import StepMetrics, without_values
 from assigner.runtime.step.outputs import Part, join
 from assigner.runtime.step.results import exact_sum
-from assigner.schedule.program import warm_up
+from assigner.schedule.orders import warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

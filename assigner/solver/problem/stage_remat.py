@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.schedule.program import in_flight
+from assigner.schedule.orders import in_flight
 from assigner.schedule.simulate import worker_memory
 from assigner.solver.limits import tuning
 from assigner.solver.problem.memory import HeldPartitions, alike, fitting_sets, undominated, with_room

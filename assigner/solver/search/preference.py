@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.schedule.program import warm_up
+from assigner.schedule.orders import warm_up
 from assigner.schedule.simulate import worker_memory
 from assigner.solver.baselines import TITLES
 from assigner.solver.contest.contest import BASELINE, PROVEN, Proposal
