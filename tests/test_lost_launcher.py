@@ -76,6 +76,7 @@ def wait_until(condition: object, what: str) -> None:
 LONG = ("run through a shell", "torchrun", "profile's ranks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["run", "profile's check", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in LONG)]
 )
@@ -104,6 +105,7 @@ def test_what_a_killed_launcher_has_started_ends(root: Path, tmp_path: Path, kin
         wait_until(lambda: not list(temporary.glob("*")), str(list(temporary.glob("*"))))
 
 
+@pytest.mark.long
 def test_a_run_leaves_nothing_in_the_temporary_folder(root: Path, tmp_path: Path) -> None:
     """Neither one that goes well, nor the next one of what a killed one could not remove."""
     temporary = tmp_path / "temporary"

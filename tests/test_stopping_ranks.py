@@ -68,6 +68,7 @@ class Started:
         return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "to"),
     [

@@ -93,6 +93,7 @@ def test_what_the_script_freezes_stays_so_when_it_moves():
         assert torch.equal(pipeline.full_state_dict()["0.weight"], frozen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hang", "words"),
     [
@@ -171,6 +172,7 @@ class Pickled(Held):
         return {name: value for name, value in vars(self).items() if name != "cache"}
 
 
+@pytest.mark.long
 def test_what_a_forward_deletes_is_missed_where_a_module_has_its_own_way_to_be_copied():
     """What copies of it have never had is not."""
     assert moved(lambda _: None, Pickled) == ("", {"middle.calls": 2})
@@ -182,6 +184,7 @@ def test_what_forwards_leave_alone_is_the_same():
     assert moved(lambda _: None) == ("", {"middle.calls": 2})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -84,6 +84,7 @@ class Observed(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 @pytest.mark.parametrize("by_hook", [True, False])
 def test_a_gradient_that_the_user_looks_at_is_seen_once(by_hook, remat):
@@ -107,6 +108,7 @@ def split(made: Workload) -> Plan:
     return in_parts(make_plan(made), random.Random(made.name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["scaling", "sparse", "clipping", "accumulation"])
 def test_scaled_and_clipped_gradients_are_the_plain_models(case):
     """Updates that overflow are skipped where torch's GradScaler skips them; norms, clipped gradients and weights."""

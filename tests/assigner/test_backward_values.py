@@ -61,6 +61,7 @@ class ByFunction(Scaling):
         return _Reverse.apply(made, self)  # type: ignore[no-any-return, no-untyped-call]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "except_last", "always"])
 @pytest.mark.parametrize("order", ["gpipe", "1f1b", "in parts"])
 @pytest.mark.parametrize("kind", [ByHook, ByLength, ByFunction])

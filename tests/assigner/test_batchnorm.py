@@ -58,6 +58,7 @@ class Sharing(nn.Module):
         return self.between(calls[0](x)) + calls[1](2 * x - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize(
     ("shared", "momentum", "second_first"),
@@ -85,6 +86,7 @@ def test_statistics_that_two_modules_share(shared, momentum, second_first, micro
         assert all(torch.allclose(mine[name], theirs[name], rtol=EXACT, atol=EXACT) for name in mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("micro_batches", "remat", "momentum"), [(1, "always", 0.1), (3, "never", 0.7), (6, "except_last", None)]
 )
@@ -110,6 +112,7 @@ class Checkpointed(nn.Module):
         return sum(checkpoint(self.work, x * n + n, use_reentrant=False) for n in range(1, self.calls + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("micro_batches", "remat", "calls"), [(1, "always", 1), (3, "never", 1), (3, "always", 2), (4, "except_last", 2)]
 )
@@ -120,6 +123,7 @@ def test_a_checkpoint_moves_them_once_more(micro_batches, remat, calls):
         assert_plain(made, Reference(made), pipeline, (12, 10, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("micro_batches", "remat"), [(1, "never"), (1, "always"), (2, "never")])
 def test_a_checkpoint_that_moves_them_for_each_micro_batch(micro_batches, remat):
     """One micro-batch that keeps its graph is as in the plain model; else its backward's changes would be lost."""
@@ -151,6 +155,7 @@ class Steers(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_momentum_is_that_of_the_call(remat):
     """Whatever it is when the step ends, each call has moved the running values by its own."""
@@ -338,6 +343,7 @@ class Adapting(nn.Module):
         return self.last(self.norm(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["deferred", "micro_batch"])
 def test_inference_records_nothing(choice):
     """Such a BatchNorm uses each micro-batch's own figures, as torch does, and no evaluation moves its statistics."""
@@ -450,6 +456,7 @@ class EvaluatedWithin(nn.Module):
         return made + again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -474,6 +481,7 @@ def test_a_subclass_with_a_rule_of_its_own(kind, words, micro_batches):
         assert_plain(made, Reference(made), pipeline, (12, 10, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own, behind a break
 @pytest.mark.parametrize("kind", [Activated, Counting])
 def test_a_subclass_in_a_compiled_partition(kind):
@@ -506,6 +514,7 @@ class Assigning(nn.Module):
         return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [1, 2])
 def test_running_statistics_that_are_assigned(first):
     """They would be moved with the rest at the step's end: refused, unless the module does not train."""
@@ -534,6 +543,7 @@ def test_what_cannot_run_is_refused():
         pipeline_of(made, make_plan(made), batch_norm="never")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "micro_batches"), [(8, 3), (8, 4), (5, 3), (9, 5)])
 def test_no_micro_batch_of_one_row_without_need(rows, micro_batches):
     """Whatever rows a batch has, from two on, it trains; running statistics are the plain model's where they can be."""

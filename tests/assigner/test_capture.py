@@ -79,6 +79,7 @@ def _of_one_name(s, x, flag=False, **shift):
     return s.c(s.b(s.a(x)) + shift["shift"] * flag)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", [_beside_a_parameter, _alone, _never_read, _behind_all_others, _of_one_name])
 def test_keywords_that_no_parameter_names(forward: Callable[..., Any]):
     """Inputs may land in the `**kwargs` of the model's forward, whether read there or not, in any order."""
@@ -194,6 +195,7 @@ def test_shapes_of_more_than_the_rows():
     torch.testing.assert_close(outputs(graph, ids), reference.model(ids), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
@@ -223,6 +225,7 @@ class Chosen(nn.Module):
         return torch.cat([y[y[:, 0] > 0], y[y[:, 1] > 0]]), y[y[:, 2] > 0].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "forward",
     [
@@ -300,6 +303,7 @@ class Asking(Centred):
         return super().forward(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [nn.Linear, Weighed])
 def test_objects_of_unmarked_modules(inner):
     """What unmarked modules hand on stays in the code between partitions: theirs is followed as a part of it."""
@@ -432,6 +436,7 @@ class Leaves(nn.Linear):
         return super().forward(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leave", "name"),
     [
@@ -481,6 +486,7 @@ class SteepByValue(Steep):
         return super().forward(x, y) * float(x.detach().numpy().sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Steep, SteepInAll, SteepByValue])
 def test_gradients_of_what_another_partition_has_made(kind):
     """The part that goes through the other partition would be missing; where nothing does, the slope is whole."""
@@ -687,6 +693,7 @@ def _left(term: Callable[[Any], Any]) -> Any:
     return workload(model, loss=lambda made, y: F.mse_loss(made, y) + term(MADE[-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("term", "name"),
     [
@@ -859,6 +866,7 @@ class Listed(nn.Module):
         return self.out(self.parts[0](x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marked", [True, False])
 def test_a_module_that_is_not_registered_is_named(marked):
     """It has no weights that anybody has: in a marked module, and between partitions."""

@@ -45,6 +45,7 @@ def _within(h: torch.Tensor) -> None:
         raise ValueError(LARGE)
 
 
+@pytest.mark.long
 def test_a_check_is_carried():
     """`if ... raise`, `assert`, the way on behind `else`, of tensors, numbers and sizes, in a helper, under no_grad."""
 
@@ -132,6 +133,7 @@ def _value_as_argument(x):
     raise OddError(LARGE, x.max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fail", "kind", "args"),
     [
@@ -160,6 +162,7 @@ def test_an_error_of_any_form(fail: Callable[[torch.Tensor], None], kind: type[B
     assert getattr(raised.value, "number", args[-1]) == args[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "kind"),
     [
@@ -195,6 +198,7 @@ def test_whether_tensors_are_equal_is_a_check():
     check(of(forward))
 
 
+@pytest.mark.long
 def test_many_checks_are_refused():
     """Each is a capture of its own."""
 
@@ -216,6 +220,7 @@ def test_an_exit_inside_of_a_partition_is_no_way():
     check(of(forward, b=lambda: _Exits(WIDTH, WIDTH)))
 
 
+@pytest.mark.long
 def test_a_check_in_a_compiled_partition():
     """It raises there, too."""
     made = replace(of(_many), compile={"backend": "eager"})
@@ -338,6 +343,7 @@ def _until(s, h):
     return h
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "middle",
     [

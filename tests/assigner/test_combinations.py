@@ -27,6 +27,7 @@ def equal(forked: ForkedRanks, first: int, behind: int, orders: str, *, ranks: i
     return int(counted[1])
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 @pytest.mark.parametrize(("first", "behind"), sweep([(0, 9), *((n, n + 11) for n in range(9, 75, 11))], quick=1))
 def test_combinations_on_three_ranks(forked, first, behind):

@@ -61,6 +61,7 @@ def test_ragged_batches_do_not_compile_for_ever():
     assert known[2] == known[-1] <= 3 * 3
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of inductor's own imports
 @pytest.mark.parametrize(
     "given", [pytest.param(EAGER, id="aot_eager"), pytest.param(True, id="inductor", marks=pytest.mark.sweep)]
@@ -82,6 +83,7 @@ def test_dropout_is_that_of_the_eager_model(given):
     assert found[2] == pytest.approx(found[1], abs=EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_running_statistics_are_deferred_too(remat):
     """BatchNorm inside a compiled partition, at any depth: the plain model's running values."""

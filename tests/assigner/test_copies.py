@@ -52,6 +52,7 @@ def tempered(config: Config) -> Any:
     return workload(lambda: nn.Sequential(Tempered(config), Tempered(config), nn.Linear(WIDTH, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_what_the_loop_changes_reaches_the_partitions(remat, monkeypatch):
     """A config that the script holds is the same object in every partition; a dict at the top of a file is, too."""

@@ -106,6 +106,7 @@ BUILDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDERS)
 def test_equal_to_the_plain_builder(name):
     """All at once and each tensor alone: same values, type, strides and `requires_grad`."""

@@ -81,12 +81,14 @@ BY_VALUES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_VALUES)
 def test_what_comes_after_a_draw(name):
     """A draw has the plain model's values, and so has what is drawn after it, on whichever part it is."""
     check(lambda: holding(before=nn.Linear(2, 2), drawn=BY_VALUES[name](), after=nn.Parameter(randn(5))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("builder", [forked, seeded_as_before, seeded_twice, set_back, own_generator])
 def test_seeds_and_generators(builder):
     """Seeds used before, states that are set again, forks and own generators give the plain model's draws."""

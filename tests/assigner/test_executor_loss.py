@@ -42,6 +42,7 @@ def _layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["micro_batch", "batch"])
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_a_loss_without_a_gradient(remat: str, over: str):

@@ -30,6 +30,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_done_beside_tensors(case: str, forked: ForkedRanks) -> None:
     """A count in an object with slots, a loss that remembers at the top of its file, a norm of one group's part, ..."""

@@ -138,6 +138,7 @@ def _storey(file: str, floor: str) -> int:
     return storeys.index(inner if rest else ".")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("floor", STOREYS)
 def test_imports_within_a_floor_point_downwards(floor):
     """In a package of packages too, those in functions and for type checkers included."""

@@ -158,6 +158,7 @@ def test_outputs_are_joined_along_their_rows():
                 check(pipeline.forward(x), reference.output(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["square", "count"])
 def test_outputs_that_cannot_be_joined(wrong):
     """A matrix of rows by rows, a number of rows: fine for one micro-batch, else an error that names it."""

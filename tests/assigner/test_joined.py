@@ -162,6 +162,7 @@ class Snapping(nn.Linear):
         return Snap.apply(made) if self.armed else made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", range(3))
 def test_an_error_in_a_joined_backward_names_its_partition(where):
     """Though one call of torch's goes through all of them."""
@@ -255,6 +256,7 @@ def test_a_value_that_others_read_elsewhere_stays_what_it_is():
         gradients_of(made, plan, made.make_batch(8, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", [(), ("parts.1",), ("parts.2",)])
 def test_a_hook_on_a_value_of_another_partition_is_refused(remat):
     """It would act on a part of the gradient, or twice, as the plan has it."""

@@ -61,6 +61,7 @@ def told(change):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -78,6 +79,7 @@ def test_a_loop_that_changes_modules_which_the_builder_has_kept_is_refused(chang
     assert all(words in each for each in told(change))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -92,6 +94,7 @@ def test_a_loop_that_leaves_them_as_they_are_goes_on(change):
     assert told(change) == [""] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [lambda kept: kept.eval(), lambda kept: kept.norm.eval()])
 def test_modules_may_be_in_eval_mode_for_an_evaluation_alone(change):
     """As after `eval()` of the model, or of a part of it."""
@@ -121,6 +124,7 @@ SLOTTED = Slotted()
 BY_NAME, BY_MODEL = weakref.WeakValueDictionary(), weakref.WeakKeyDictionary()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keep", "held"),
     [
@@ -139,6 +143,7 @@ def test_it_does_not_matter_what_holds_them(keep, held):
             pipeline.step(one.make_batch(8, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -162,6 +167,7 @@ def normed():
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 1)).double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [lambda own: own, copy.deepcopy])
 @pytest.mark.parametrize(
     ("use", "asked"),
@@ -195,6 +201,7 @@ def test_a_script_that_uses_weights_which_are_not_trained_is_refused(build, use,
         use(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -241,6 +248,7 @@ def test_a_class_of_the_scripts_own():
     assert type(model.scale) is Scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("use", "asked"),
     [
@@ -260,6 +268,7 @@ def test_what_has_no_values_tells_so(use, asked):
         assert "load_state_dict of another such model" in caught.value.hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
@@ -358,6 +367,7 @@ def test_what_an_imported_file_holds_reaches_the_partitions():
     assert not torch.equal(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_a_second_pipeline_goes_on_with_what_a_function_of_the_file_has_counted(remat):
     """A default of a function outlives the model, as in plain torch: the first model's calls count in the second."""

@@ -3,6 +3,7 @@
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 def test_listed_orders_train_evaluate_save_and_move_as_others(forked, tmp_path):
     """Ties, clipping, evaluations of fewer rows, checkpoints, moves and running statistics; unlike orders are told."""

@@ -36,6 +36,7 @@ def disagreements(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory)
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("case", "needs"),
@@ -76,6 +77,7 @@ def unsettled(text: str) -> str:
 TOGETHER = "(pipeline.evaluate if evaluating else pipeline.step)"
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("way", "rank", "what", "call"),

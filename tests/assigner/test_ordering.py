@@ -169,6 +169,7 @@ def test_cuda_has_a_queue_for_each_channel(monkeypatch: pytest.MonkeyPatch) -> N
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 def test_training_on_ordered_channels(forked: ForkedRanks, tmp_path: Path) -> None:
     """Plans of every shape train as the plain model does when every message goes without a tag (gloo for NCCL)."""
@@ -177,6 +178,7 @@ def test_training_on_ordered_channels(forked: ForkedRanks, tmp_path: Path) -> No
         assert max(max(case.values()) for case in found["worst"].values()) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "through_nccl"),
     [

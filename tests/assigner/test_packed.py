@@ -58,6 +58,7 @@ def test_packed_sequences_of_other_lengths():
             assert reference.distance(pipeline.state_dict().items()) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("does", ["is given", "returns"])
 def test_a_packed_sequence_between_partitions(does: str):
     """Nobody can send one: in words, with what to mark."""

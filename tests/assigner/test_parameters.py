@@ -60,6 +60,7 @@ def by_attributes(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([*groups, {"params": rest}], lr=0.1, momentum=0.9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_hooks_attributes_and_classes_of_parameters(remat):
     """A hook sees a step's whole gradient once, also under accumulation; groups are made by attributes and classes."""
@@ -217,6 +218,7 @@ class Turning(nn.Linear):
         return super().forward(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "words"),
     [

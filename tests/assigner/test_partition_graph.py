@@ -86,6 +86,7 @@ def test_values_that_code_behind_them_asks_whether_they_require_a_gradient():
         check_asked("0", made.clone().requires_grad_(), gradient=False, sent=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", [lambda x: x.is_leaf, lambda x: x.grad_fn is None])
 def test_the_graph_behind_a_value_is_not_asked_for(ask: Callable[[torch.Tensor], bool]):
     """It begins anew at a partition, and between partitions; of what has none, and of its own, a partition may ask."""
@@ -242,6 +243,7 @@ def test_patterns_in_place_of_the_workloads_own():
     assert [piece.name for piece in partition_graph(skips(), ["parts.1", "last"]).pieces] == ["parts.1", "last"]
 
 
+@pytest.mark.long
 def test_a_plan_of_marks_in_code_alone_finds_them_again():
     """Profiled with --mark in place of the workload's patterns, where what it names is marked in code by a name."""
 

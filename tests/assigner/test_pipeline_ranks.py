@@ -46,12 +46,14 @@ def failures(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> d
     return found
 
 
+@pytest.mark.long
 def test_another_default_device(forked: ForkedRanks, tmp_path: Path) -> None:
     """What ranks tell each other is on the CPU, wherever the script makes its tensors (torch.set_default_device)."""
     for found in forked.found("default_device.py", tmp_path, ranks=2):
         assert max(found.values()) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -119,6 +121,7 @@ def test_a_checkpoint_of_three_ranks_on_one(ranks, folder):
     assert losses == pytest.approx(ranks[0]["checkpoint"]["expected"], abs=EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_exception_in_a_partition(failures, rank):
     """Every rank ends by itself with the same type and message, worker, partition, micro-batch and traceback."""
@@ -189,11 +192,13 @@ def test_pipelines_one_after_another(forked):
     forked.run("rejoining.py", ranks=2)
 
 
+@pytest.mark.long
 def test_a_plan_changes_during_the_run(forked):
     """Weights, statistics and optimizer state follow the partitions; training goes on as if nothing had happened."""
     forked.run("moving.py", ranks=3)
 
 
+@pytest.mark.long
 def test_hooks_and_changing_state_on_two_ranks(forked):
     """Hooks see shared gradients whole; what forwards change moves along, or is refused where ranks would differ."""
     forked.run("changing.py", ranks=2)

@@ -186,6 +186,7 @@ class Partly(nn.Module):
         return self.last(torch.tanh(self.two[1](x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_frozen_unused_and_idle(remat):
     """Frozen weights stay, and neither an unused output nor a parameter without gradient disturbs the step."""
@@ -202,6 +203,7 @@ def test_frozen_unused_and_idle(remat):
         assert "two.0.weight" not in pipeline.gradients()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("remat", "forwards"), [("never", 4), ("plan", 6), ("always", 8)])
 def test_a_recompute_is_one_forward(remat, forwards, monkeypatch):
     """A rematerialised partition runs forward exactly once more for each micro-batch, and no other one does."""
@@ -233,6 +235,7 @@ class Overwriting(nn.Module):
         return self.linear(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_in_place_first_operation(remat):
     """A partition may change what it reads in place, be it the batch or another partition's output."""
@@ -342,6 +345,7 @@ def test_a_plan_for_another_model():
         Pipeline(wider, make_plan(narrow))
 
 
+@pytest.mark.long
 def test_a_plan_for_other_inputs():
     """They are told apart from another model, also where the model cannot take them; plans of old say less."""
     made = workload(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))

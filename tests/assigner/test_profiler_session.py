@@ -127,6 +127,7 @@ def test_other_settings_refuse_the_journal_and_leave_it(run: Run) -> None:
     assert journal_path(run.path, 0).read_bytes() == kept
 
 
+@pytest.mark.long
 def test_a_new_run_says_that_it_replaces_a_journal(run: Run) -> None:
     """And a resumed one that there is nothing to go on with."""
     run.interrupted()
@@ -147,6 +148,7 @@ def test_only_a_part_is_measured_again(run: Run) -> None:
     assert load_profile(run.path) == new
 
 
+@pytest.mark.long
 def test_a_profile_that_does_not_fit_is_not_updated(run: Run) -> None:
     """Another model, no such partition, other workers: said before anything is measured."""
     old = run()
@@ -162,6 +164,7 @@ def test_a_profile_that_does_not_fit_is_not_updated(run: Run) -> None:
         run(only=("1",))
 
 
+@pytest.mark.long
 def test_workers_measured_elsewhere_are_added(run: Run) -> None:
     """They follow this run's; a profile of another workload is refused before anything is measured."""
     there, file = run(), run.path.with_name("there.json")

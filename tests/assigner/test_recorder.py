@@ -68,6 +68,7 @@ def traces(folder: Path) -> list[tuple[Trace, Program]]:
     return [(load_trace(folder / f"{name}.json"), planned(name)[1]) for name in CASES]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", CASES)
 def test_every_step_is_the_program(folder, name):
@@ -290,6 +291,7 @@ def after(worker: WorkerTrace, kind: str) -> list[float]:
     return [action.memory_bytes for action in worker.actions if action.kind == kind]
 
 
+@pytest.mark.long
 def test_memory_rises_with_what_forwards_keep(held):
     """Every forward of a first step adds what it keeps; the peak is at least the highest of all, and no dream."""
     forwards = after(held["kept"], "forward")

@@ -20,6 +20,7 @@ def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list
     return forked.found("recurrence.py", tmp_path_factory.mktemp("recurrence"), ranks=2)
 
 
+@pytest.mark.long
 def test_as_a_plain_loop(ranks):
     """Under GPipe and 1F1B, all recomputed, moved, saved and loaded: losses and weights are the plain loop's."""
     for found in ranks:

@@ -56,6 +56,7 @@ def kept_graphs() -> int:
     return sum(each() is not None for each in watched.alive)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("remat", "micro_batches", "forwards", "kept"),
     [("never", 4, 8, 8), ("except_last", 4, 14, 2), ("always", 4, 16, 1), ("except_last", 1, 2, 2)],

@@ -43,6 +43,7 @@ def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list
     return forked.found("replicas.py", tmp_path_factory.mktemp("replicas"), *USUAL, DIVIDED, "refusals", ranks=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", USUAL)
 def test_equal_to_one_worker(ranks, case):
     """State, results, checkpoints and moves are those of plain PyTorch, or of the same micro-batches on one worker."""
@@ -56,6 +57,7 @@ def test_divided_updates_are_those_of_every_worker(ranks):
         assert set(found[DIVIDED].values()) == {0.0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cases",
     [

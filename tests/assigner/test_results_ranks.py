@@ -18,6 +18,7 @@ def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list
     return forked.found("results.py", tmp_path_factory.mktemp("results"), ranks=3, before="metric_cases:capture_all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["gpipe", "1f1b", "interleaved", "own loss"])
 def test_results_are_the_plain_models(ranks, case):
     """Losses, metrics, weights and outputs on every rank that gets them, under every schedule, traced and not."""

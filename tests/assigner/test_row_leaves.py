@@ -31,6 +31,7 @@ def batch_with(table: torch.Tensor, *, first: bool) -> Any:
     return batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("entries", [WIDTH, 4])
 def test_a_table_as_long_as_the_batch(entries, first):

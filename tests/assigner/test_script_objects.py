@@ -79,6 +79,7 @@ def test_what_a_part_was_given_stays_the_callers() -> None:
         assert pipeline.step(made.make_batch(8, 0), update=False) != losses[-1]
 
 
+@pytest.mark.long
 def test_hooks_keep_what_the_caller_reads() -> None:
     """Objects, bound methods, and partials."""
     called, bound, store = Meter(), Meter(), dict[str, int]()
@@ -162,6 +163,7 @@ def test_what_a_forward_has_moved_is_not_read_as_it_was_built() -> None:
         assert first.mean.any()
 
 
+@pytest.mark.long
 def test_a_second_pipeline_begins_with_what_is_loaded() -> None:
     """Not in silence with what the model was built with."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)).double()
@@ -180,6 +182,7 @@ def test_a_second_pipeline_begins_with_what_is_loaded() -> None:
         assert third.evaluate(batch) == trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("always", [False, True])
 def test_no_debugger_opens_in_a_capture(*, always: bool) -> None:
     """It would wait without a word, also on a way that no values go."""
@@ -292,6 +295,7 @@ READS: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", READS)
 def test_what_code_between_partitions_reads_may_not_change(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is: the run would go on with the old value."""

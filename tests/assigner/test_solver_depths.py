@@ -45,6 +45,7 @@ def test_single_moves_lead_everywhere():
     assert reached == everything
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixed3-gpt", "smallmem3-gpt"])
 def test_many_micro_batches_are_warmed_up_deep_enough(name):
     """With too many choices of depths to try them all, the plan is still within the gap, and no depth makes it better.

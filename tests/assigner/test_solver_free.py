@@ -359,6 +359,7 @@ def test_stages_that_wait_for_each_other_have_no_order():
     assert fork.in_order((0b110, 0b001)) == ((1, 0b001), (0, 0b110))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", KINDS)
 def test_larger_instances_have_good_plans_and_honest_bounds(schedule, monkeypatch):
     """Beyond exhaustive search: the plan is no worse than the pipelines it started from, the bound is below it."""

@@ -195,6 +195,7 @@ def test_an_interrupt_leaves_what_is_known(monkeypatch):
     assert "more memory" in error.untried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sweep(range(5), quick=3))
 def test_random_infeasible_problems_have_a_feasible_way_out(seed):
     """Where exhaustive search finds nothing, the solver says so, and there is a plan with each way out named."""
@@ -220,6 +221,7 @@ def scattered(homes: Sequence[int], capacity: float, schedule: str = "auto") -> 
     return profile, SolveOptions(pins=pins, remat="never", schedule=schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["auto", "listed"])
 def test_what_fits_with_one_micro_batch_at_a_time_alone(schedule):
     """No named schedule has room for several stages a worker there; some order of theirs has."""

@@ -316,6 +316,7 @@ def test_a_stage_for_which_there_is_no_room_has_no_order():
     assert least_step_s(tasks) == float("inf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sweep(range(8), quick=4))
 def test_no_baseline_is_faster_than_the_plan(seed, monkeypatch):
     """Over drawn instances, with one worker a stage or several: by our own prices nothing simpler wins."""
@@ -329,6 +330,7 @@ def test_no_baseline_is_faster_than_the_plan(seed, monkeypatch):
             assert plan.predicted.step_s <= each.step_s * (1 + 1e-6), each.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_no_plan_beats_the_bound_of_all(seed):
     """Whatever is found, replicas and several stages a worker among them, takes the perfect split's time or more."""

@@ -28,6 +28,7 @@ def test_a_plan_keeps_no_more_micro_batches_in_flight_than_the_gap_is_worth():
     assert plan.solver.gap <= 0.0101
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", [0.0, 0.01, 0.05])
 @pytest.mark.parametrize("seed", sweep(range(4), quick=2))
 def test_a_lighter_plan_is_within_the_gap_and_never_heavier(seed, gap, monkeypatch):

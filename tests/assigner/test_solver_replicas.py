@@ -104,6 +104,7 @@ def slow_links(seed: int):
     return replace(profile, links=links)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sweep([0, 3, 41, 44, 51, 78], quick=[0, 41, 44, 51]))
 def test_an_open_schedule_is_gpipe_too(seed):
     profile = slow_links(seed)
@@ -123,6 +124,7 @@ def test_a_step_time_that_only_gpipe_meets_is_met():
     assert cheap.predicted.step_s <= 1.001 * gpipe.solver.objective_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("capacity", "fits"), [(11e6, False), (12e6, True), (13e6, True)])
 def test_what_fits_only_where_it_is_shared(capacity, fits):
     """Under GPipe a worker that shares a stage has fewer micro-batches in flight than one that has it alone."""
@@ -135,6 +137,7 @@ def test_what_fits_only_where_it_is_shared(capacity, fits):
             solve(profile, replace(options, max_replicas=1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", sweep([70, 71], quick=1))
 def test_five_partitions_on_four_workers(seed):
     """All ways to share five partitions among four workers, in four micro-batches."""
@@ -361,6 +364,7 @@ def test_both_scopes_are_told_where_less_is_proven_of_shared_stages():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sweep(range(140, 146), quick=3))
 def test_that_workers_may_share_makes_no_plan_slower(seed):
     """At the usual gap, too, where lighter plans may be preferred."""

@@ -27,6 +27,7 @@ UNPROVEN = random_instance(30, partitions=5, workers=3, late_updates=True)
 """The relaxation leaves a gap here, so that the ILP must close it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
 def test_the_same_input_gives_the_same_plan(solver):
     """Two runs with one seed differ in their seconds only."""
@@ -105,6 +106,7 @@ def test_no_plan_before_the_limit_is_a_limit_error(monkeypatch):
     assert "; any plan takes " in caught.value.message
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
 def test_without_a_first_plan_the_ilp_finds_the_optimum_alone(monkeypatch, solver):
@@ -219,6 +221,7 @@ def test_a_baseline_that_is_faster_is_the_plan():
     assert plan.solver.status == "feasible"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "partitions"), sweep([(0, 8), (1, 8), (2, 14)], quick=[(0, 8), (1, 8)]))
 def test_no_baseline_beats_the_plan(seed, partitions):
     """Where several stages a worker were asked for, one that a baseline has is taken if it is the best."""

@@ -97,6 +97,7 @@ def test_a_seed_is_a_draw():
     assert resampled(PROFILE, 5) != resampled(PROFILE, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
 def test_draws_have_the_median_and_the_spread_that_were_measured(spread):
     """Over many draws the median is the profile's, IQR / median is the spread, and no time is ever zero or less."""

@@ -139,6 +139,7 @@ def test_a_placement_has_the_best_order_and_honest_bounds(seed, schedule):
     assert best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", BOTH)
 def test_a_search_that_is_not_whole_says_so(schedule, monkeypatch):
     """Beyond exhaustive search there are a plan and a bound below it, the same every time."""

@@ -85,6 +85,7 @@ def test_solved_orders_are_never_worse_than_the_rules(seed: int) -> None:
     assert found.bound_s <= found.step_s
 
 
+@pytest.mark.long
 def test_of_plans_looked_at_the_best_with_wires_is_taken() -> None:
     """A search without wires ends with each setting's best plan with them: never worse than the one it was after."""
     better = 0

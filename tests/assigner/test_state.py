@@ -86,6 +86,7 @@ class Annealed(nn.Linear):
         return super().forward(x) * (self.draw() if self.calls > 3 else 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["random", "numpy"])
 def test_draws_that_begin_late_depend_on_the_batch_alone(draw):
     """A partition that has not drawn in its first forwards draws the same under every plan all the same."""
@@ -233,6 +234,7 @@ class LateNorm(Late):
         """They are written by their module."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 @pytest.mark.parametrize(
     ("kind", "name"),
@@ -306,6 +308,7 @@ class UncountedTraining(LateStatistics):
         return self.norm.train(self.calls > 2)(nn.Linear.forward(self, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
 @pytest.mark.parametrize("kind", [LateStatistics, LateInstances, LateTraining, UncountedTraining])
 def test_statistics_that_begin_late_and_that_nothing_counts(kind, micro_batches):
@@ -349,6 +352,7 @@ def remembering() -> Callable[..., torch.Tensor]:
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 @pytest.mark.parametrize("kind", [Remembering, remembering])
 def test_a_loss_with_a_memory(kind, remat):

@@ -37,6 +37,7 @@ def layers(loss: Any, **options: Any) -> Workload:
     return replace(workload(model, loss=loss), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always", "except_last"])
 @pytest.mark.parametrize(("micro_batches", "schedule"), [(1, "gpipe"), (3, "gpipe"), (4, "gpipe"), (4, "1f1b")])
 def test_a_loss_is_called_once_for_each_micro_batch(micro_batches, schedule, remat):
@@ -53,6 +54,7 @@ def test_a_loss_is_called_once_for_each_micro_batch(micro_batches, schedule, rem
             assert loss.seen == firsts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["random", "numpy"])
 def test_what_a_loss_draws_is_the_same_under_every_plan(draw):
     """From Python's generator and NumPy's, whatever these hold: as torch's draws are. The script's own go on."""
@@ -71,6 +73,7 @@ def test_what_a_loss_draws_is_the_same_under_every_plan(draw):
     assert len(set(found[0])) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_a_loss_with_a_memory_is_the_plain_one(remat):
     """Of one micro-batch: the running mean moves once a step, and an evaluation moves it once."""
@@ -98,6 +101,7 @@ class InPlace(nn.Module):
         return (losses / self.mean).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always", "except_last"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_memory_that_is_written_in_place(schedule, remat):
@@ -125,6 +129,7 @@ class Beginning(Remembering):
         return super().__call__(outputs, targets)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always", "except_last"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_memory_that_begins_late(schedule, remat):
@@ -177,6 +182,7 @@ class Criterion(nn.Module):
         return (centred[:, 0] - self.scale * torch.tensor(targets, dtype=torch.float64)).square().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_it_sees_all_targets_and_is_called_once(remat):
     """Targets stay whole in any form, accumulated steps add up scaled, and a loss's own parameter gets its gradient."""
@@ -222,6 +228,7 @@ class Whole(nn.Module):
         return made, made.square().mean() if self.trained else self.table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_outputs_without_rows(remat):
     """One that is trained is refused in words; one that is the same for all micro-batches goes to the loss as it is."""
@@ -281,6 +288,7 @@ def test_a_loss_that_is_no_number_is_told():
             pipeline.step(made.make_batch(8, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
 def test_a_step_without_gradients_is_refused(off):
     """A step under no_grad would train nothing, as the plain loop's backward would tell."""
@@ -290,6 +298,7 @@ def test_a_step_without_gradients_is_refused(off):
         pipeline.step(made.make_batch(8, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_loss_that_writes_into_its_targets(schedule, remat):

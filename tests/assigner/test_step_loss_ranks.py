@@ -7,6 +7,7 @@ import pytest
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.long
 def test_two_ranks_are_the_plain_loop(forked, tmp_path):
     """Losses, gradients and weights to 1e-10, with and without rematerialisation, full and ragged batches."""
     for found in forked.found("rows.py", tmp_path, ranks=2):

@@ -29,6 +29,7 @@ def test_a_loss_that_reads_the_model_of_the_builder():
     pipeline.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_loss_that_fails_on_a_tensor_without_values(beside):
     """A teacher that the builder makes has none; another error of the loss stays what it is."""
@@ -76,6 +77,7 @@ class Watching(nn.Linear):
         return Counting.apply(super().forward(x), self.seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("micro_batches", "remat"), [(2, "never"), (1, "always")])
 def test_a_backward_that_moves_a_buffer(micro_batches, remat):
     """Where forwards of other micro-batches, or a recompute, come between, it is refused."""

@@ -53,6 +53,7 @@ class Leaving(nn.Linear):
         return super().forward(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["b", "c"])
 @pytest.mark.parametrize(
     ("leaves", "words"),

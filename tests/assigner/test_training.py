@@ -22,6 +22,7 @@ def three_stages(made: Workload) -> Plan:
     return make_plan(made, stages, schedule="interleaved", remat=names[1:2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_the_plain_loop(case):
     """Losses, gradients, weights, norms, scales and learning rates are the plain loop's."""

@@ -21,6 +21,7 @@ def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list
     return forked.found("values.py", tmp_path_factory.mktemp("values"), ranks=2, before="odd_values:capture_all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*CASES, "other shapes"])
 def test_equal_to_the_plain_model(ranks, case):
     """Loss, gradients and outputs of every rank are the plain model's, in training and in eval between the steps."""

@@ -43,6 +43,7 @@ def test_what_a_capture_holds_for(inputs, expected):
     assert admits(graph_of(language()), inputs) is expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("forward", "rows"),
     [
@@ -96,6 +97,7 @@ def in_two(reference: Reference, batch: Any) -> float:
     return loss
 
 
+@pytest.mark.long
 def test_each_path_is_captured_once():
     """Rows, widths, plain values and structures that lead elsewhere are exact, and captured once each."""
     made = workload(Choosy, "a", "b", "c", batch=choosy)
@@ -234,6 +236,7 @@ def sequences(rows: int, generator: torch.Generator, length: int = 6) -> Any:
     return x, x.mean(-1, keepdim=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [(nn.LSTM, {"num_layers": 2}), (nn.LSTM, {"bidirectional": True}), (nn.LSTM, {"proj_size": 3}), (nn.GRU, {}),
@@ -285,6 +288,7 @@ def test_a_mask_of_the_length_takes_one_graph():
     assert "len" not in globals()
 
 
+@pytest.mark.long
 def test_the_graphs_that_were_used_last_are_kept(monkeypatch):
     """One that batches go on using stays, however long ago it was captured."""
     monkeypatch.setattr("assigner.runtime.batch.variants._MOST_VARIANTS", 3)
@@ -299,6 +303,7 @@ def test_the_graphs_that_were_used_last_are_kept(monkeypatch):
         assert len({id(each) for each in held[::2]}) == 1
 
 
+@pytest.mark.long
 def test_few_keys_and_graphs_are_kept(monkeypatch):
     """Shapes without end do not fill the memory: the oldest graphs go."""
     monkeypatch.setattr("assigner.runtime.batch.variants._MOST_VARIANTS", 2)
@@ -337,6 +342,7 @@ def scaled(rows: int, generator: torch.Generator) -> Any:
     return {"x": x, "y": y, "scales": [1 + 2 * n // rows for n in range(rows)]}, None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "except_last", "always"])
 @pytest.mark.parametrize("loss_inside", [False, True])
 @pytest.mark.parametrize("remembers", [False, True], ids=["pure", "counting"])

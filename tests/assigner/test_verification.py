@@ -25,6 +25,7 @@ def checked(made):
     return check_model(made, graph_of(made))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [language, skips, towers, diamond, lambda: workload(normalised, "*"), lambda: language(dropout=0.4)]
 )
@@ -45,6 +46,7 @@ def test_an_optimizer_that_needs_a_closure():
     assert "solve --max-workers 1" in found.cautions[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_model_that_would_train_something_else_is_refused(name):
     """Whatever carries the difference: objects, counters, generators, recomputes, the optimizer."""
@@ -167,6 +169,7 @@ class Steps(nn.Module):
         return self.last(torch.tanh(self.first(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "marks", "name"),
     [

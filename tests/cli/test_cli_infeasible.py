@@ -29,6 +29,7 @@ def test_table_of_ways_out_below_error_and_hint(assigner, folder, tiny):
     assert not (folder / "new.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--json", "-q"])
 def test_json_and_quiet_leave_error_and_hint(assigner, tiny, flag):
     """As with any other error, there are two lines."""

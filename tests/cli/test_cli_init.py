@@ -59,6 +59,7 @@ def test_gaps_are_said(assigner, net):
     assert "return Translator(width=...)" in (net / "other.py").read_text()
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_cut_is_told(assigner, net):
     """The file is there, with the reason."""
     (net / "net.py").write_text(

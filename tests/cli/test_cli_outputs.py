@@ -77,6 +77,7 @@ def test_no_command_writes_over_what_it_reads(assigner, files, in_this_process, 
     assert {path.name: path.read_bytes() for path in files.iterdir()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     ["lab --from profile.json -o", "solve profile.json -o", "report own.json -o", "export own.json --to dot -o"],

@@ -61,6 +61,7 @@ for line, never in {never!r}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("never", [NEVER, [("schema plan", (*HEAVY, *SEARCH, "assigner.report"))]])
 def test_a_command_imports_only_what_it_needs(folder, never):
     """Each command's own list of what it leaves alone, for start-up time is imports.

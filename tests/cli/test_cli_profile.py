@@ -91,6 +91,7 @@ def test_rank_0_says_that_it_is_done_whoever_started_it(assigner, folder, monkey
     assert result.stderr == (done if rank == 0 else "")
 
 
+@pytest.mark.long
 def test_a_lost_measurement_names_both_ways_on(assigner, folder, monkeypatch, capfd):
     """--resume goes on, and the traceback that was kept is named: a file that nobody knows of would be left behind."""
     from assigner.launch import ranks as launch

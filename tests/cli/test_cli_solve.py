@@ -110,6 +110,7 @@ def test_infeasible_is_exit_code_3(assigner, folder):
     assert not (folder / "new.json").exists()
 
 
+@pytest.mark.long
 def test_what_ifs_are_priced_where_that_is_quick_and_where_asked_for(assigner, folder, monkeypatch):
     """A small profile has them on the screen and in the plan, a larger one with --what-if, none with --no-what-if."""
     result = assigner("solve", "profile.json", "-o", "new.json", columns=80)

@@ -44,6 +44,7 @@ def exact(function: str, attention: str) -> str:
     return tiny(function, f"dropout=0.0,double=True,attention='{attention}'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", TINY)
 def test_a_chain_with_one_tie(function: str) -> None:
     """Embedding, blocks and head are a chain; masks and position ids are made anew, not sent; one matrix is shared."""

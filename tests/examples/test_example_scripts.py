@@ -39,6 +39,7 @@ def losses(said: str) -> list[tuple[str, float]]:
     return [(place, float(loss)) for place, loss in re.findall(r"^(.*): loss ([\d.]+)", said, re.MULTILINE)]
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("name", "entry", "stages", "arguments", "line", "steps"),

@@ -59,6 +59,7 @@ def test_training_says_how_it_goes(script: ModuleType, tmp_path: Path, capsys: p
     assert numbers(tmp_path / "slow.json")["losses"][2] > found["losses"][2]
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 def test_a_run_goes_on_under_another_plan(script: ModuleType, tmp_path: Path, forked: ForkedRanks) -> None:
     """Two steps on two ranks, then two on one from the checkpoint, are the four steps of one run on one rank."""

@@ -116,6 +116,7 @@ def test_a_batch_depends_on_the_generator_alone(example: str) -> None:
     assert all(len(leaf) == 5 for leaf in first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "arguments", "fall"),
     [
@@ -163,6 +164,7 @@ CASES = {
 LONG = ("gpt, uneven micro-batches", "clicks, the embedding alone")
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "case",

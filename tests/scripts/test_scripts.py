@@ -58,6 +58,7 @@ def check(name: str, ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["whole: used"] == pytest.approx(used, rel=EXACT, abs=EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", TRAINED)
 def test_two_ranks_give_what_the_plain_script_gives(name: str, ported: Ported) -> None:
@@ -79,6 +80,7 @@ def test_a_stopped_script_goes_on_in_the_middle_of_its_data(name: str, ported: P
     assert ranks[0]["resumed: used"] == pytest.approx(used, rel=EXACT, abs=EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_one_rank_gives_what_the_plain_script_gives(name: str, ported: Ported) -> None:
     """The same on one worker, without a launcher, in whole batches."""
