@@ -36,7 +36,7 @@ def optimum(path) -> float:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())))
 def test_another_solver_finds_the_same_optimum(tmp_path, case, schedule):
     """Of the file alone, and it is the least step time that brute force finds at that micro-batch count."""
-    profile, options = random_instance(2, **case), single(schedule=schedule, gap=0)
+    profile, options = random_instance(2, **case), single(schedule=schedule, gap=0, time_limit=600.0)
     plan = solve(profile, options).plan
     for ending in ("lp", "mps"):
         written = export_model(plan, profile, options, tmp_path / f"model.{ending}")
