@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 import torch._dynamo
@@ -110,14 +111,11 @@ class Capture:
 @contextlib.contextmanager
 def _given_momenta(model: nn.Module) -> Iterator[None]:
     """A BatchNorm without momentum works it out from the value of a counter, which a fake tensor has not."""
-    without = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.momentum is None]
-    try:
-        for module in without:
-            module.momentum = 0.0  # no shape depends on it
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, _BatchNorm) and module.momentum is None:
+                stack.enter_context(mock.patch.object(module, "momentum", 0.0))  # no shape depends on it
         yield
-    finally:
-        for module in without:
-            module.momentum = None
 
 
 @contextlib.contextmanager

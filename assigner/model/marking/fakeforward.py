@@ -280,11 +280,8 @@ def gradients_taken(given: Sequence[torch.Tensor]) -> Iterator[set[tuple[int, in
             found.update((n, m) for m in _reached(outputs, places) for n in wanted if n != m)
         return original(outputs, *arguments, **words)
 
-    autograd._engine_run_backward = run_backward
-    try:
+    with mock.patch.object(autograd, "_engine_run_backward", run_backward):
         yield found
-    finally:
-        autograd._engine_run_backward = original
 
 
 @contextlib.contextmanager
@@ -294,19 +291,15 @@ def gradients_asked() -> Iterator[list[Any]]:
     It runs functions under reentrant checkpoints, or the user's code in it asks a tensor that is no parameter.
     """
     found: list[Any] = []
-    function: Any = CheckpointFunction
-    original = function.forward
+    original: Any = CheckpointFunction.forward
 
     def forward(*args: Any) -> Any:
         found.append(args[1])
         return original(*args)
 
-    with _noticed("requires_grad", found.append):
-        function.forward = staticmethod(forward)
-        try:
-            yield found
-        finally:
-            function.forward = staticmethod(original)
+    checkpointed = mock.patch.object(CheckpointFunction, "forward", staticmethod(forward))
+    with _noticed("requires_grad", found.append), checkpointed:
+        yield found
 
 
 @contextlib.contextmanager
@@ -338,12 +331,7 @@ def _noticed(name: str, note: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for kind in (FakeTensor, torch.Tensor):  # what the first one has may be its own
-            own = vars(kind).get(name)
-            setattr(kind, name, asking(own or getattr(kind, name)))
-            if own is None:
-                stack.callback(delattr, kind, name)
-            else:
-                stack.callback(setattr, kind, name, own)
+            stack.enter_context(mock.patch.object(kind, name, asking(getattr(kind, name))))
         yield
 
 

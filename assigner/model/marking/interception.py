@@ -23,6 +23,7 @@ import contextlib
 import sys
 import types
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy.random  # noqa: F401 - loaded before a forward is watched: what it holds is compared
 import torch
@@ -191,7 +192,7 @@ class Interceptions:
                 (torch.inference_mode, "__exit__", _leave_inference(torch.inference_mode.__exit__)),
                 *stating(),
             ):  # fmt: skip
-                stack.enter_context(_replaced(holder, name, made))
+                stack.enter_context(mock.patch.object(holder, name, made))
             yield
 
     def _apply(self, original: Any) -> Callable[..., Any]:
@@ -386,7 +387,8 @@ def masks_as_captured() -> Iterator[list[bool]]:
         return outside
 
     told = _asked_by_user(compiles, ("transformers",))
-    with _replaced(torch.compiler, "is_compiling", told), _replaced(torch.compiler, "is_exporting", told):
+    compiler = torch.compiler
+    with mock.patch.object(compiler, "is_compiling", told), mock.patch.object(compiler, "is_exporting", told):
         yield asked
 
 
@@ -460,22 +462,6 @@ _TRUE_DATA: Any = torch._C.TensorBase.__dict__["data"]
 _TRUE_GRAD_FN: Any = torch._C.TensorBase.__dict__["grad_fn"]
 _TRUE_IS_LEAF: Any = torch._C.TensorBase.__dict__["is_leaf"]
 _TRUE_REQUIRES_GRAD: Any = torch._C.TensorBase.__dict__["requires_grad"]
-
-
-@contextlib.contextmanager
-def _replaced(holder: Any, name: str, made: Any) -> Iterator[None]:
-    own = vars(holder).get(name, _NONE)
-    setattr(holder, name, made)
-    try:
-        yield
-    finally:
-        if own is _NONE:
-            delattr(holder, name)
-        else:
-            setattr(holder, name, own)
-
-
-_NONE = object()
 
 
 def _held_by(hook: Callable[..., Any]) -> str:

@@ -485,8 +485,5 @@ def _call_replaced(owner: Any, opaque: OpaqueCalls) -> Iterator[None]:
             return original(self, *args, **kwargs)
         return opaque.module(name, partial(original, self))(*args, **kwargs)
 
-    owner.__call__ = call
-    try:
+    with mock.patch.object(owner, "__call__", call):
         yield
-    finally:
-        owner.__call__ = original
