@@ -90,9 +90,22 @@ def returned_arguments(operation: Any) -> list[str | None]:
     return found
 
 
+def fresh_values(returned: Sequence[str | None], result: Any) -> list[Any]:
+    """What an operation gives that is none of its arguments.
+
+    Args:
+        returned: Its `returned_arguments`.
+        result: All that it gives.
+    """
+    results = list(result) if len(returned) > 1 else [result]
+    return [each for each, name in zip(results, returned, strict=False) if name is None]
+
+
 def is_random(operation: Any) -> bool:
-    """True if an operation draws from a generator."""
-    return isinstance(operation, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operation.tags
+    """True if an operation draws from a generator, also one that stands in a captured graph for such a one."""
+    if isinstance(operation, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in operation.tags
+    return bool(getattr(operation, "is_random", False))
 
 
 class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]

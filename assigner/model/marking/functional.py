@@ -24,10 +24,16 @@ from torch import fx
 from torch.export.graph_signature import InputKind
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.mutation import gives_back, is_random, named_arguments, returned_arguments
+from assigner.model.deferred.mutation import (
+    fresh_values,
+    gives_back,
+    is_random,
+    named_arguments,
+    returned_arguments,
+)
 from assigner.model.marking.families import STATE, Member, StorageFamily, opaque_arguments, written_by, written_state
 from assigner.model.marking.interception import is_hook
-from assigner.model.marking.nodes import behind, brings_data, fresh_values, is_item, line_of, storages, tensors_of
+from assigner.model.marking.nodes import behind, brings_data, is_item, line_of, storages, tensors_of
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import STORES, ViewStep, after, snapshot, stored, stored_once, wanted, write
 
@@ -114,11 +120,7 @@ class Functional:
         made = self.graph.call_function(target, args)
         if like is not None:
             made.meta.update({key: each for key, each in like.meta.items() if key in ("val", "stack_trace")})
-        self._depends[made] = (
-            is_random(target)
-            or getattr(target, "is_random", False)
-            or any(self._depends[each] for each in made.all_input_nodes)
-        )
+        self._depends[made] = is_random(target) or any(self._depends[each] for each in made.all_input_nodes)
         return made
 
     # -- one node after the other
@@ -230,7 +232,10 @@ class Functional:
         )  # fmt: skip
         whole = self._new(target, (*bases, *operands), like=None)
         whole.meta["stack_trace"] = node.stack_trace
-        whole.meta["val"] = [base.meta["val"] for base in bases] + fresh_values(node)
+        whole.meta["val"] = [
+            *(base.meta["val"] for base in bases),
+            *fresh_values(returned_arguments(node.target), node.meta.get("val")),
+        ]
         for n, family in enumerate(families):
             made = self._new(operator.getitem, (whole, n), like=bases[n])
             self._advance(family, made, node)

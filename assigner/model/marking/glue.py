@@ -114,7 +114,7 @@ class Ownership:
                 node.op == "call_function"
                 and not is_call(node)
                 and not is_check(node)
-                and not _is_random(node)
+                and not is_random(node.target)
                 and node not in self.counted
                 and all(argument in free for argument in node.all_input_nodes)
             ):
@@ -328,10 +328,6 @@ def is_size(node: fx.Node) -> bool:
 def _is_counted(node: fx.Node) -> bool:
     """True if a node's value is a number that depends on values."""
     return isinstance(node.meta.get("val"), _NUMBERS) and bool(free_unbacked_symbols(node.meta["val"]))
-
-
-def _is_random(node: fx.Node) -> bool:
-    return is_random(node.target) or bool(getattr(node.target, "is_random", False))
 
 
 def value_bytes(node: fx.Node, evaluate: Any) -> float:

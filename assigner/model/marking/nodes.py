@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -11,7 +11,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.mutation import is_random, returned_arguments
+from assigner.model.deferred.mutation import is_random
 from assigner.model.marking.opaque import is_call
 
 if TYPE_CHECKING:
@@ -91,11 +91,3 @@ def behind(node: fx.Node) -> set[fx.Node]:
             found.add(each)
             waiting += each.all_input_nodes
     return found
-
-
-def fresh_values(node: fx.Node) -> list[Any]:
-    """The fake values that an operation returns and that are none of its arguments."""
-    returned = returned_arguments(node.target)
-    values: Any = node.meta.get("val")
-    listed = list(values) if len(returned) > 1 else [values]
-    return [value for value, name in zip(listed, returned, strict=False) if name is None]

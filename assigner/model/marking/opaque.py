@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -55,9 +55,9 @@ from assigner.usercode import user_line
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a traced argument among constants: the `index`-th tensor, or the `index`-th size."""
+    """The place of a value among constants: of the `index`-th tensor, size or whatever else `fill` is given."""
 
-    kind: str
+    kind: Literal["tensor", "size", "parent", "target", "operand"]
     index: int
 
 
@@ -177,10 +177,9 @@ def _usual_attributes() -> set[str]:
     return set(vars(_session.anchor)) if _session.anchor is not None else set()
 
 
-def fill(template: Any, tensors: Sequence[Any], sizes: Sequence[Any] = ()) -> Any:
-    """A template with its slots filled."""
-    filled = {"tensor": tensors, "size": sizes}
-    return pytree.tree_map(lambda leaf: filled[leaf.kind][leaf.index] if isinstance(leaf, Slot) else leaf, template)
+def fill(template: Any, **values: Sequence[Any]) -> Any:
+    """A template with its slots filled, by their kinds."""
+    return pytree.tree_map(lambda leaf: values[leaf.kind][leaf.index] if isinstance(leaf, Slot) else leaf, template)
 
 
 class OpaqueCalls:
@@ -271,7 +270,7 @@ class OpaqueCalls:
                 seen.append(learnt.effects)
                 _session.wanting[number] = learnt.effects.wanting
                 return fresh_results(self._sized(label, made), [*fakes, *own.values()])
-            inner_args, inner_kwargs = fill(arguments, fakes, numbers)
+            inner_args, inner_kwargs = fill(arguments, tensor=fakes, size=numbers)
             with _told(label), self._noticed(name, fakes):
                 effects, made, strange = contextvars.copy_context().run(
                     self.examine, name, label, partial(forward, *inner_args, **inner_kwargs), fakes, environment
@@ -291,7 +290,7 @@ class OpaqueCalls:
         _session.forwards.append(run)
         made = torch.ops.assigner.call(number, tensors, sizes)
         self.calls.append(OpaqueCall(name, function, arguments, seen[-1], learnt is not None))
-        return fill(seen[-1].results, made)
+        return fill(seen[-1].results, tensor=made)
 
     def _sized(self, label: str, made: list[torch.Tensor]) -> list[torch.Tensor]:
         """What a call returns, with symbols of its own for sizes that depend on values."""

@@ -61,20 +61,16 @@ def resume_gradients(enabled: bool) -> None:
 
 def on_tensors(call: OpaqueCall) -> Callable[..., list[torch.Tensor]]:
     """What an opaque call that is no module calls, as a function of its tensors and sizes alone."""
-    function, count = call.function, len(_tensor_slots(call.arguments))
+    function, leaves = call.function, pytree.tree_leaves(call.arguments)
+    count = sum(isinstance(leaf, Slot) and leaf.kind == "tensor" for leaf in leaves)
     assert function is not None
 
     def run(*values: Any) -> list[torch.Tensor]:
-        args, kwargs = fill(call.arguments, values[:count], values[count:])
+        args, kwargs = fill(call.arguments, tensor=values[:count], size=values[count:])
         return tensor_leaves(function(*args, **kwargs))
 
     run.__name__ = run.__qualname__ = function.__name__
     return run
-
-
-def _tensor_slots(arguments: Any) -> list[Slot]:
-    leaves = pytree.tree_leaves(arguments)
-    return [leaf for leaf in leaves if isinstance(leaf, Slot) and leaf.kind == "tensor"]
 
 
 @dataclass(frozen=True)
@@ -224,7 +220,7 @@ class PieceBuilder:
             made = self.graph.call_function(on_tensors(call), (*tensors, *sizes))
             made.meta["val"] = node.meta["val"]
             return made
-        args, kwargs = fill(call.arguments, tensors, sizes)
+        args, kwargs = fill(call.arguments, tensor=tensors, size=sizes)
         self.modules[call.module] = None
         made = self.graph.create_node("call_module", call.module, tuple(args), dict(kwargs))
         made.meta["val"] = node.meta["val"]

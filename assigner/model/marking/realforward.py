@@ -162,7 +162,7 @@ class RealCalls(OpaqueCalls):
         arguments, tensors, _ = split((args, kwargs))
         check_plain(label, plain_leaves(arguments), "is given")
         given = [_alone(each) for each in tensors]
-        inner_args, inner_kwargs = fill(arguments, given)
+        inner_args, inner_kwargs = fill(arguments, tensor=given)
         with self.holding(name):
             effects, made, _ = contextvars.copy_context().run(
                 self.examine, name, label, partial(forward, *inner_args, **inner_kwargs), given, None
@@ -177,7 +177,7 @@ class RealCalls(OpaqueCalls):
             )
         shapes = tuple(tuple(each.shape) for each in given)
         self.seen.setdefault(name, []).append(Observation(shapes, tuple(map(Made.of, made)), effects))
-        return fill(effects.results, [_alone(each) for each in made])
+        return fill(effects.results, tensor=[_alone(each) for each in made])
 
 
 _DENSE = (torch.Tensor, nn.Parameter)
