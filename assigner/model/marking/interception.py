@@ -38,6 +38,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
+from assigner.model.deferred import placed
 from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import branched
@@ -117,11 +118,10 @@ class Interceptions:
 
         values = Memento(self.model.named_modules(), parameters=True, top="whole")
         kept = clear_caches(self.model)
-        self.model.__dict__["_call_impl"] = call
         try:
-            yield
+            with placed([(self.model.__dict__, "_call_impl", call)]):
+                yield
         finally:
-            del self.model.__dict__["_call_impl"]
             clear_caches(self.model, kept)
             values.restore()
 

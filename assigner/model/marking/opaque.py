@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
+from assigner.model.deferred import placed
 from assigner.model.deferred.mutation import Writes, storage_of
 from assigner.model.marking.casting import casting_within
 from assigner.model.marking.collecting import collect, switched_off
@@ -455,11 +456,12 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
     _session.forwards.clear()
     _session.wanting.clear()
     _session.anchor = anchor
-    with opaque.leftovers.guarded(), contextlib.ExitStack() as stack:
-        for module, name in modules.items():
-            if type(module).__call__ is nn.Module.__call__:
-                module.__dict__["_call_impl"] = opaque.module(name, module._call_impl)
-                stack.callback(module.__dict__.pop, "_call_impl", None)
+    calls = [
+        (module.__dict__, "_call_impl", opaque.module(name, module._call_impl))
+        for module, name in modules.items()
+        if type(module).__call__ is nn.Module.__call__
+    ]
+    with opaque.leftovers.guarded(), placed(calls), contextlib.ExitStack() as stack:
         for each in {_calling_class(module) for module in modules} - {nn.Module}:
             stack.enter_context(_call_replaced(each, opaque))
         try:

@@ -22,7 +22,7 @@ from assigner.errors import AssignerError, MarkingError
 from assigner.formatting import size as in_bytes
 from assigner.machine.cgroup import free_memory
 from assigner.machine.generators import GeneratorStates
-from assigner.model.deferred import DeferredModel, slot_of
+from assigner.model.deferred import DeferredModel, placed, slot_of
 from assigner.model.deferred.memento import Memento
 from assigner.model.marking.casting import casting
 from assigner.model.marking.fakeforward import is_tensor, own_tensors
@@ -314,15 +314,8 @@ class _Weights:
                     " modules",
                 )
             tensors = self.deferred.materialise(names)
-        held = [slot_of(self.deferred.model, name) for name in names]
-        before = [place[key] for place, key in held]
-        for (place, key), name in zip(held, names, strict=True):
-            place[key] = tensors[name]
-        try:
+        with placed((*slot_of(self.deferred.model, name), tensors[name]) for name in names):
             yield
-        finally:
-            for (place, key), tensor in zip(held, before, strict=True):
-                place[key] = tensor
 
 
 def _bytes(tensors: Any) -> int:
