@@ -121,24 +121,6 @@ def own_tensors(inside: Named) -> dict[str, torch.Tensor]:
     }
 
 
-def tensor_ids(inside: Named) -> list[int]:
-    """Which tensors are the parameters and buffers of some modules."""
-    return [id(tensor) for _, module in inside for held in (module._parameters, module._buffers)
-            for tensor in held.values()]  # fmt: skip
-
-
-def trained_names(inside: Named) -> set[str]:
-    """The names of the parameters that want gradients."""
-    return {name for name, tensor in own_tensors(inside).items() if tensor.requires_grad}
-
-
-def current_tensor(inside: Named, name: str) -> torch.Tensor | None:
-    """The parameter or buffer that has a name now."""
-    path, _, key = name.rpartition(".")
-    module = next(module for each, module in inside if each == path)
-    return module._parameters.get(key, module._buffers.get(key))
-
-
 def put_back(inside: Named, own: dict[str, torch.Tensor]) -> None:
     """The module's own tensors in their places again."""
     for name, module in inside:

@@ -203,7 +203,12 @@ class Interceptions:
                 return original.__get__(None, cls)(*args, **kwargs)
             if cls is CheckpointFunction:
                 return self._checkpointed(args[0], args[2:])
-            return self.opaque.function(_FunctionCall(cls), args, kwargs)
+
+            def called(*args: Any, **kwargs: Any) -> Any:
+                return cls.apply(*args, **kwargs)
+
+            called.__name__ = called.__qualname__ = cls.__qualname__.replace("<locals>.", "")
+            return self.opaque.function(called, args, kwargs)
 
         return apply
 
@@ -299,17 +304,6 @@ class _Handle:
     def remove(self) -> None:
         """The hook shall not run."""
         self._hooks[self._number] = None
-
-
-class _FunctionCall:
-    """An autograd.Function as something that is called with its inputs."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-        self.__name__ = self.__qualname__ = function.__qualname__.replace("<locals>.", "")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function.apply(*args, **kwargs)
 
 
 def _is_of_torch(cls: type) -> bool:

@@ -36,7 +36,7 @@ class Leftovers:
     """The attributes that partitions have changed so far, and that other code has read, while forwards are captured.
 
     Args:
-        running: The partition whose forward runs; empty: none does.
+        running: The partition whose forward runs; None, or empty: none does.
         inside: The modules of each, with it, by its name.
 
     Attributes:
@@ -45,7 +45,7 @@ class Leftovers:
         read: What other code has read in it: the modules' names, each with the attribute's.
     """
 
-    def __init__(self, running: Callable[[], str], inside: Mapping[str, Named]) -> None:
+    def __init__(self, running: Callable[[], str | None], inside: Mapping[str, Named]) -> None:
         self._running = running
         self._modules = [(name, module) for name, modules in inside.items() for _, module in modules]
         self._paths = {id(module): path for modules in inside.values() for path, module in modules}

@@ -36,7 +36,6 @@ from assigner.model.marking.fakeforward import (
     agreed,
     aliases_of,
     any_way,
-    current_tensor,
     fresh_results,
     gradients_asked,
     gradients_taken,
@@ -88,12 +87,18 @@ class OpaqueCall:
 
 @dataclass
 class _Session:
-    """The calls of the capture that is going on; the operator's implementations look them up here."""
+    """The calls of the capture that is going on; the operator's implementations look them up here.
+
+    Args:
+        forwards: By the calls' numbers.
+        wanting: Likewise, which results require a gradient.
+        running: The module whose forward runs; empty: a function that is none; None: none does.
+        anchor: What results seem to have been made of.
+    """
 
     forwards: list[Any] = field(default_factory=list)
     wanting: dict[int, frozenset[int]] = field(default_factory=dict)
-    depth: int = 0
-    running: str = ""
+    running: str | None = None
     anchor: torch.Tensor | None = None
 
 
@@ -148,7 +153,7 @@ def is_call(node: fx.Node) -> bool:
 
 def within_call() -> bool:
     """True while the forward of an opaque call runs on fake tensors."""
-    return _session.depth > 0
+    return _session.running is not None
 
 
 def split(tree: Any) -> tuple[Any, list[torch.Tensor], list[Any]]:
@@ -370,10 +375,10 @@ class OpaqueCalls:
 
         try:
             result = decided(attempt, lambda found: agreed(found, environment), environment, undo)
+            now = own_tensors(inside)
             changed = frozenset(
-                each for each, tensor in own.items()
-                if storage_of(tensor) in written or current_tensor(inside, each) is not tensor
-            )  # fmt: skip
+                each for each, tensor in own.items() if storage_of(tensor) in written or now.get(each) is not tensor
+            )
         finally:
             undo()
         if graphs:
@@ -414,13 +419,11 @@ def _inner(name: str) -> Iterator[None]:
     Torch's own call of modules: export's keeps a stack of those that run, and one that raises, as a way may that no
     value takes, would stay on it.
     """
-    _session.depth += 1
     before, _session.running = _session.running, name
     try:
         with mock.patch.object(nn.Module, "__call__", nn.Module._wrapped_call_impl):
             yield
     finally:
-        _session.depth -= 1
         _session.running = before
 
 
