@@ -6,8 +6,7 @@ It sees nothing of it, unless it asked for it.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
 import torch
@@ -47,28 +46,18 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-@dataclass(frozen=True)
-class _KnownTensors:
+def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """A call that gives tensors which were worked out already."""
-
-    tensors: tuple[torch.Tensor, ...]
-
-    def __call__(self) -> list[torch.Tensor]:
-        return [each.clone() for each in self.tensors]
+    return [each.clone() for each in tensors]
 
 
-@dataclass(frozen=True)
-class _Unseen:
+def _unseen(where: str) -> NoReturn:
     """A call that stands for one which torch has kept to itself: the tensor came without its values."""
-
-    where: str
-
-    def __call__(self) -> torch.Tensor:
-        raise UsageError(
-            f"the values of a tensor that the model's builder uses {self.where} are not known: it was made on the meta"
-            " device, unseen",
-            hint="make it with torch.tensor(...) and no device; index with such a tensor, not with lists in a list",
-        )
+    raise UsageError(
+        f"the values of a tensor that the model's builder uses {where} are not known: it was made on the meta device,"
+        " unseen",
+        hint="make it with torch.tensor(...) and no device; index with such a tensor, not with lists in a list",
+    )
 
 
 SPARSE = (
@@ -206,7 +195,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in _tensors(tree):
             if is_meta(tensor) and _storage(tensor) not in self.storages:
                 self.meta.add(_storage(tensor))
-                self.keep(_Unseen(where or f"at {running_line()}"), (), {}, tensor, written=[], is_random=False)
+                self.keep(_unseen, (where or f"at {running_line()}",), {}, tensor, written=[], is_random=False)
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values that the builder asks for, worked out from the calls so far; no draw may be among them."""
@@ -233,7 +222,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with _disable_current_modes():
             found = func(*mine, **words)
         result = self.on_meta(found)
-        self.keep(_KnownTensors(tuple(_tensors(found))), (), {}, _tensors(result), written=[], is_random=False)
+        self.keep(_copies, (_tensors(found),), {}, _tensors(result), written=[], is_random=False)
         return result
 
     @contextlib.contextmanager
