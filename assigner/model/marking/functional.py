@@ -35,7 +35,7 @@ from assigner.model.marking.families import STATE, Member, StorageFamily, opaque
 from assigner.model.marking.interception import is_hook
 from assigner.model.marking.nodes import behind, brings_data, is_item, line_of, storages, tensors_of
 from assigner.model.marking.opaque import is_call
-from assigner.model.marking.writing import STORES, ViewStep, after, snapshot, stored, stored_once, wanted, write
+from assigner.model.marking.writing import ONCE, STORES, ViewStep, after, snapshot, stored, wanted, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -178,18 +178,22 @@ class Functional:
         if family is None or node.target is torch.ops.aten.lift_fresh_copy.default:
             state = plain if node.op == "placeholder" and self.kinds[node.name][0] in STATE else None
             constant = node.op == "placeholder" and self.kinds[node.name][0] is InputKind.CONSTANT_TENSOR
-            self._families[storage] = family = StorageFamily(made, state, is_constant=constant)
-            self._members[node] = Member(family, made, 0)
+            self._begin(storage, node, StorageFamily(made, state, is_constant=constant))
             return
         source = next((each for each in tensors_of(node) if each in self._members
                        and self._members[each].family is family), None)  # fmt: skip
         if source is None:
-            self._families[storage] = other = StorageFamily(made, linked=[family])
-            family.linked.append(other)
-            self._members[node] = Member(other, made, 0)
+            self._begin(storage, node, StorageFamily(made, linked=[family]))
             return
         view = ViewStep.of(node, source, self._read, detached=detached)
         self._members[node] = Member(family, made, family.version, source, view)
+
+    def _begin(self, storage: int, node: fx.Node, family: StorageFamily) -> None:
+        """A value is the base of a family."""
+        for other in family.linked:
+            other.linked.append(family)
+        self._families[storage] = family
+        self._members[node] = Member(family, family.current, 0)
 
     def _add_hook(self, node: fx.Node) -> None:
         number, tensor = node.args
@@ -290,7 +294,7 @@ class Functional:
         """Write a new version of a parameter or buffer back."""
         placeholder = next(node for node in self._written_state if node.name == state.name)
         if not self._written_state[placeholder]:
-            target = stored_once(deferred=self._is_used_before(placeholder, writer))
+            target = ONCE[self._is_used_before(placeholder, writer)]
             kept = self._new(target, (state, made), like=made)
             self._kept.setdefault(state, []).append(kept)
             return kept
@@ -370,8 +374,7 @@ class Functional:
             return
         self._values[node] = result
         for storage in storages(node):
-            self._families[storage] = family = StorageFamily(result)
-            self._members[node] = Member(family, result, 0)
+            self._begin(storage, node, StorageFamily(result))
 
     def _join(self, *nodes: fx.Node) -> None:
         """These nodes run in one partition."""
@@ -425,18 +428,14 @@ class Functional:
         self._values[node] = made
         (storage,) = storages(node) or (0,)
         alias = call.effects.aliases.get(index)
-        other = None
+        linked: list[StorageFamily] = []
         if alias is not None:
             items = {user.args[1]: user for user in call_node.users if is_item(user)}
             other = given[alias.index] if alias.kind == "given" else items.get(alias.index)
-        if other is not None and other in self._members:
-            family = self._members[other].family
-            if alias is not None and alias.exact:
-                self._members[node] = Member(family, made, family.version, other)
-                return
-            self._families[storage] = mine = StorageFamily(made, linked=[family])
-            family.linked.append(mine)
-            self._members[node] = Member(mine, made, 0)
-            return
-        self._families[storage] = mine = StorageFamily(made)
-        self._members[node] = Member(mine, made, 0)
+            if other is not None and other in self._members:
+                family = self._members[other].family
+                if alias.exact:
+                    self._members[node] = Member(family, made, family.version, other)
+                    return
+                linked.append(family)
+        self._begin(storage, node, StorageFamily(made, linked=linked))

@@ -245,21 +245,6 @@ def stored(state: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def stored_once(*, deferred: bool) -> Callable[..., torch.Tensor]:
-    """What stores a value that is the same for all micro-batches of a step, once, and gives it.
-
-    Several partitions of a process may hold the tensor: the first one that comes stores for all. Its recompute starts
-    from the old value and stores anew.
-
-    Args:
-        deferred: The forward uses the old value before: it stays until the step's forwards are done.
-
-    Returns:
-        A function of the tensor, the value and the partition's name.
-    """
-    return _store_at_end if deferred else _store_at_first
-
-
 def _store_at_first(state: torch.Tensor, values: torch.Tensor, partition: str = "") -> torch.Tensor:
     stores = _Running.stores
     if stores is not None and not (stores.first and stores.stored.setdefault(id(state), partition) == partition):
@@ -279,4 +264,10 @@ def _store_at_end(state: torch.Tensor, values: torch.Tensor, partition: str = ""
 
 
 ONCE = (_store_at_first, _store_at_end)
+"""What stores a value that is the same for all micro-batches of a step, once, and gives it.
+
+They are given the tensor, the value and the partition's name. Several partitions of a process may hold the tensor: the
+first one that comes stores for all. Its recompute starts from the old value and stores anew. By the second function the
+old value, which the forward uses before, stays until the step's forwards are done.
+"""
 STORES = (stored, *ONCE)
