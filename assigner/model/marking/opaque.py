@@ -30,12 +30,10 @@ from assigner.model.marking.casting import casting_within
 from assigner.model.marking.collecting import collect, switched_off
 from assigner.model.marking.decisions import Disagreement, decided
 from assigner.model.marking.fakeforward import (
-    Alias,
     IdleDropouts,
     OneRecurrentStep,
     agreed,
     aliases_of,
-    any_way,
     fresh_results,
     gradients_asked,
     gradients_taken,
@@ -336,13 +334,8 @@ class OpaqueCalls:
         inside = self.isolation.inside.get(name, [])
         values, draws, around = self.isolation.values_of(inside), GeneratorStates.now(), Surroundings()
         own = own_tensors(inside)
-        written: set[int] = set()
-        differentiated: set[tuple[int, int]] = set()
-        wanting: set[int] = set()
-        asking: list[Any] = []
-        graphs: list[str] = []
         trains = any(each.requires_grad for each in (*given, *own.values()))
-        ways: list[dict[int, Alias]] = []
+        written, graphs, seen = set[int](), list[str](), list[CallEffects]()
 
         def attempt() -> Any:
             short = contextlib.nullcontext() if environment is None else OneRecurrentStep()
@@ -355,15 +348,25 @@ class OpaqueCalls:
                 finally:
                     self.isolation.check_own(label, inside, writes.read, [*given, *own.values()])
             check_unpacked(label, found, "returns")
-            differentiated.update(gradients)
             register_dataclasses(found)
             written.update(writes.storages)
             leaves = [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]
-            for n, each in enumerate(leaves):  # a write to a view says nothing of it to the whole fake tensor
-                if each.requires_grad or (trains and torch.is_grad_enabled() and storage_of(each) in writes.storages):
-                    wanting.add(n)
-            asking.extend(asked if torch.is_grad_enabled() else ())
-            ways.append(aliases_of(given, leaves))
+            is_written = [storage_of(each) in writes.storages for each in leaves]
+            records, now = torch.is_grad_enabled(), own_tensors(inside)
+            seen.append(CallEffects(
+                results=None,
+                written=frozenset(n for n, each in enumerate(given) if storage_of(each) in writes.storages),
+                aliases=aliases_of(given, leaves),
+                changed=frozenset(
+                    key for key, each in own.items()
+                    if storage_of(each) in writes.storages or now.get(key) is not each
+                ),
+                differentiated=frozenset(gradients),
+                wanting=frozenset(  # a write to a view says nothing of it to the whole fake tensor
+                    n for n, each in enumerate(leaves) if each.requires_grad or (trains and records and is_written[n])
+                ),
+                asks=records and bool(asked),
+            ))  # fmt: skip
             return found
 
         def undo() -> None:
@@ -375,10 +378,6 @@ class OpaqueCalls:
 
         try:
             result = decided(attempt, lambda found: agreed(found, environment), environment, undo)
-            now = own_tensors(inside)
-            changed = frozenset(
-                each for each, tensor in own.items() if storage_of(tensor) in written or now.get(each) is not tensor
-            )
         finally:
             undo()
         if graphs:
@@ -388,11 +387,7 @@ class OpaqueCalls:
                 hint="ask for requires_grad, or mark a larger module that makes the tensor, too",
             )
         results, made, sizes = split(result)
-        places = frozenset(n for n, each in enumerate(given) if storage_of(each) in written)
-        effects = CallEffects(
-            results, places, any_way(ways), changed, frozenset(differentiated), frozenset(wanting), bool(asking)
-        )  # fmt: skip
-        return effects, made, sizes
+        return CallEffects.any_of(results, seen), made, sizes
 
     @contextlib.contextmanager
     def _noticed(self, name: str, fakes: Sequence[torch.Tensor]) -> Iterator[None]:
