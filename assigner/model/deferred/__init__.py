@@ -36,7 +36,7 @@ from assigner.model.deferred.draws import BuilderError
 from assigner.model.deferred.likeness import check_hung, in_likeness
 from assigner.model.deferred.memento import ABSENT, Memento
 from assigner.model.deferred.originals import unwatched
-from assigner.model.deferred.outside import Outside
+from assigner.model.deferred.outside import objects_outside
 from assigner.model.deferred.recorder import CallRecorder, LooksReal, is_meta
 from assigner.model.deferred.replay import Replay, ReplayedMemory, View
 from assigner.model.deferred.vocabulary import Vocabulary, vocabulary_of
@@ -55,7 +55,7 @@ class DeferredModel:
 
     Attributes:
         model: The module tree; its parameters and buffers are meta tensors.
-        outside: What its modules hold, by id, that is not the model's own (see `Outside`).
+        outside: What its modules hold, by id, that is not the model's own (see `objects_outside`).
         replaced: The builder's tensors beside parameters and buffers, in whose places the model has those with values.
         for_gpus: Of these, the ones that the builder has made on a GPU: they belong where their modules are.
 
@@ -84,7 +84,7 @@ class DeferredModel:
         check_hung(self.tensors())
         self._calls, self._storages = recorder.calls, recorder.storages
         self._make_unregistered(recorder)
-        self.outside = Outside(builder, self.model).objects
+        self.outside = objects_outside(builder, self.model)
 
     def _make_unregistered(self, recorder: CallRecorder) -> None:
         """Tensors that are kept beside parameters and buffers, as a table in an attribute, have their values at once.
