@@ -149,8 +149,7 @@ def _in_words(exercise: Exercise, name: str, module: nn.Module, *, inside: bool)
 
 
 def _runs(piece: Piece, name: str) -> bool:
-    called = [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
-    return any(name == each or name.startswith(each + ".") for each in called)
+    return any(name == each or name.startswith(each + ".") for each in piece.called)
 
 
 def _at(*lines: str | None) -> str:
