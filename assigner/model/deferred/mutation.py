@@ -64,8 +64,7 @@ def written_tensors(operation: Any, args: Sequence[Any], kwargs: Mapping[str, An
     if not names:
         return []
     named = named_arguments(operation, args, kwargs)
-    leaves = (leaf for name in names for leaf in pytree.tree_leaves(named[name]))
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return tensor_leaves([named[name] for name in names])
 
 
 def gives_back(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -185,6 +184,11 @@ def _is_plain_tensor(value: Any) -> bool:
         and value.layout is torch.strided
         and not torch._C._functorch.is_functorch_wrapped_tensor(value)
     )
+
+
+def tensor_leaves(tree: Any) -> list[torch.Tensor]:
+    """The tensors among arguments or results, in order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -25,10 +25,9 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.mutation import is_random
+from assigner.model.deferred.mutation import is_random, tensor_leaves
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.nodes import behind, is_item
@@ -333,8 +332,7 @@ def _is_counted(node: fx.Node) -> bool:
 def value_bytes(node: fx.Node, evaluate: Any) -> float:
     """Bytes of a node's value (the sum over a tuple), `evaluate` turning symbolic sizes into numbers."""
     total = 0.0
-    for leaf in pytree.tree_leaves(node.meta.get("val")):
-        if isinstance(leaf, torch.Tensor):
-            elements: int = math.prod(evaluate(size) for size in leaf.shape)
-            total += elements * leaf.element_size()
+    for leaf in tensor_leaves(node.meta.get("val")):
+        elements: int = math.prod(evaluate(size) for size in leaf.shape)
+        total += elements * leaf.element_size()
     return total

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.mutation import is_random
+from assigner.model.deferred.mutation import is_random, tensor_leaves
 from assigner.model.marking.opaque import is_call
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def check_unwrapped(node: fx.Node) -> list[torch.Tensor]:
     Raises:
         MarkingError: torch.func or torch.vmap has wrapped them.
     """
-    leaves = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+    leaves = tensor_leaves(node.meta.get("val"))
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, leaves)):
         raise MarkingError(
             f"the forward uses torch.func or torch.vmap between partitions ({line_of(node)})",

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred import placed
-from assigner.model.deferred.mutation import Writes, storage_of
+from assigner.model.deferred.mutation import Writes, storage_of, tensor_leaves
 from assigner.model.marking.casting import casting_within
 from assigner.model.marking.collecting import collect, switched_off
 from assigner.model.marking.decisions import Disagreement, decided
@@ -350,7 +350,7 @@ class OpaqueCalls:
             check_unpacked(label, found, "returns")
             register_dataclasses(found)
             written.update(writes.storages)
-            leaves = [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]
+            leaves = tensor_leaves(found)
             is_written = [storage_of(each) in writes.storages for each in leaves]
             records, now = torch.is_grad_enabled(), own_tensors(inside)
             seen.append(CallEffects(

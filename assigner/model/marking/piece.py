@@ -12,6 +12,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
+from assigner.model.deferred.mutation import tensor_leaves
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.glue import is_size
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.model.marking.cut import Cutter
-
-
-def tensor_leaves(result: Any) -> list[torch.Tensor]:
-    """The tensors of what a module returned, in order."""
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def as_learnt(call: OpaqueCall) -> Callable[[Any], list[torch.Tensor]]:
@@ -256,9 +252,7 @@ def _structure(builder: PieceBuilder, parameters: Sequence[str], buffers: Sequen
         elif node.op in ("get_attr", "placeholder"):
             target = ""
         shapes = [
-            f"{leaf.dtype}{builder.cutter.symbols.names(leaf.shape)}"
-            for leaf in pytree.tree_leaves(node.meta.get("val"))
-            if isinstance(leaf, torch.Tensor)
+            f"{leaf.dtype}{builder.cutter.symbols.names(leaf.shape)}" for leaf in tensor_leaves(node.meta.get("val"))
         ]
         args: Any = fx.map_arg((node.args, node.kwargs), lambda each: f"%{number[each]}")
         rows.append((node.op, target, repr(args), shapes))
