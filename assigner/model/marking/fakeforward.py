@@ -40,28 +40,21 @@ class Alias:
     exact: bool
 
 
-class IdleDropouts(TorchFunctionMode):
-    """Has a dropout that drops nothing give back its input itself, as it does outside of fake tensors."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in DROPOUTS:
-            words = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
-            if words.get("p") == 0 or not words.get("training", True):
-                return words["input"]
-        return func(*args, **kwargs)
-
-
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
-class OneRecurrentStep(TorchFunctionMode):
-    """Runs an LSTM, GRU or RNN over the first step of a sequence alone; its outputs get the sequence's length.
+class WithoutValues(TorchFunctionMode):
+    """Has a dropout that drops nothing give back its input itself on fake tensors, as it does on others.
 
-    On fake tensors torch would run step after step, which takes long, and holds for one length of the sequence.
+    And runs an LSTM, GRU or RNN over the first step of a sequence alone; its outputs get the sequence's length. Torch
+    would run step after step, which takes long, and holds for one length of the sequence.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DROPOUTS:
+            words = {**dict(zip(("input", "p", "training"), args, strict=False)), **(kwargs or {})}
+            if words.get("p") == 0 or not words.get("training", True):
+                return words["input"]
         state, weights = (args[1], args[2]) if len(args) == 9 and func in _RECURRENT else (None, None)
         if state is None or not isinstance(weights, list | tuple) or (func is torch.lstm) is is_tensor(state):
             return func(*args, **(kwargs or {}))  # also packed sequences: how long each is only values tell

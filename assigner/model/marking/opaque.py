@@ -30,8 +30,7 @@ from assigner.model.marking.casting import casting_within
 from assigner.model.marking.collecting import collect, switched_off
 from assigner.model.marking.decisions import Disagreement, decided
 from assigner.model.marking.fakeforward import (
-    IdleDropouts,
-    OneRecurrentStep,
+    WithoutValues,
     agreed,
     aliases_of,
     fresh_results,
@@ -338,9 +337,9 @@ class OpaqueCalls:
         written, graphs, seen = set[int](), list[str](), list[CallEffects]()
 
         def attempt() -> Any:
-            short = contextlib.nullcontext() if environment is None else OneRecurrentStep()
+            short = contextlib.nullcontext() if environment is None else WithoutValues()
             with (
-                short, casting_within(self.autocast), Writes() as writes, IdleDropouts(), _inner(name),
+                short, casting_within(self.autocast), Writes() as writes, _inner(name),
                 gradients_taken(given) as gradients, gradients_asked() as asked, graph_asked(given, graphs),
             ):  # fmt: skip
                 try:
@@ -414,12 +413,9 @@ def _inner(name: str) -> Iterator[None]:
     Torch's own call of modules: export's keeps a stack of those that run, and one that raises, as a way may that no
     value takes, would stay on it.
     """
-    before, _session.running = _session.running, name
-    try:
-        with mock.patch.object(nn.Module, "__call__", nn.Module._wrapped_call_impl):
-            yield
-    finally:
-        _session.running = before
+    own_call = mock.patch.object(nn.Module, "__call__", nn.Module._wrapped_call_impl)
+    with mock.patch.object(_session, "running", name), own_call:
+        yield
 
 
 def register_dataclasses(output: Any) -> None:
@@ -451,23 +447,16 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
     A class with a `__call__` of its own does work around the forward, which belongs to the call.
     """
     modules = {opaque.model.get_submodule(name): name for name in reversed(opaque.names)}
-    _session.forwards.clear()
-    _session.wanting.clear()
-    _session.anchor = anchor
     calls = [
         (module.__dict__, "_call_impl", opaque.module(name, module._call_impl))
         for module, name in modules.items()
         if type(module).__call__ is nn.Module.__call__
     ]
-    with opaque.leftovers.guarded(), placed(calls), contextlib.ExitStack() as stack:
+    session = mock.patch.multiple(_session, forwards=[], wanting={}, anchor=anchor)
+    with session, opaque.leftovers.guarded(), placed(calls), contextlib.ExitStack() as stack:
         for each in {_calling_class(module) for module in modules} - {nn.Module}:
             stack.enter_context(_call_replaced(each, opaque))
-        try:
-            yield
-        finally:
-            _session.forwards.clear()
-            _session.wanting.clear()
-            _session.anchor = None
+        yield
 
 
 def _calling_class(module: nn.Module) -> type:

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import AssignerError, MarkingError
 from assigner.formatting import size as in_bytes
 from assigner.machine.cgroup import free_memory
-from assigner.machine.generators import GeneratorStates
+from assigner.machine.generators import kept_python
 from assigner.model.deferred import DeferredModel, placed, slot_of
 from assigner.model.deferred.memento import Memento
 from assigner.model.marking.casting import casting
@@ -330,9 +330,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
     """What the block leaves in Python and in generators is taken back; they are seeded in it."""
-    values, draws = Memento(model.named_modules(), parameters=True, top="whole"), GeneratorStates.now()
-    torch_state = torch.get_rng_state()
-    try:
+    values = Memento(model.named_modules(), parameters=True, top="whole")
+    with values.put_back(), kept_python(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # torch.manual_seed would reach those of GPUs too
         random.seed(0)
         numpy.random.seed(0)
@@ -343,7 +342,3 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
                     f"the forward of {type(model).__name__} changes {change.name} in place, which nobody can put back",
                     hint="keep it in a buffer of a module",
                 )
-    finally:
-        values.restore()
-        draws.put_back()
-        torch.set_rng_state(torch_state)
