@@ -43,7 +43,6 @@ def written_names(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     if not isinstance(operation, torch._ops.OpOverload):
         return []
     schema = operation._schema
-    named = None
     if schema.name in _STATISTICS:
         statistics, flag = _STATISTICS[schema.name]
         named = named_arguments(operation, args, kwargs)

@@ -230,23 +230,19 @@ class Cutter:
         self.deferred, self.marked, self.captured, self.autocast = deferred, marked, captured, autocast
         self.base, self.training = base, training
         self.symbols = Symbols(captured)
-        self.called = {mark.name or name: name for name, mark in marked.items()}
-        homes = {} if base is None else {part: self.called[name] for part, name in base.homes.items()}
+        called = {mark.name or name: name for name, mark in marked.items()}
+        homes = {} if base is None else {part: called[name] for part, name in base.homes.items()}
         self.ownership = Ownership(
             captured, list(marked), lambda node: value_bytes(node, self.symbols.number),
             homes=homes, same_tensor=_same_tensor(deferred), all_called=base is None,
         )  # fmt: skip
         self.names = [marked[name].name or name for name in self.ownership.order]
-        self.outputs = self._outputs()
+        (output,) = [node for node in captured.graph.nodes if node.op == "output"]
+        self.outputs: list[Any] = list(output.args[0])  # the leaves of the model's, as nodes or constants
         reads = [self._needed(place) for place in range(len(self.names))]
         self.crossing = self._crossing({node for each in reads for node in each})
         self.requiring = requiring(captured, self.ownership, deferred.tensors(), training=training)
         self.asked = asked(captured, self.ownership, reads)
-
-    def _outputs(self) -> list[Any]:
-        """The leaves of the model's output, as nodes or constants."""
-        (node,) = [node for node in self.captured.graph.nodes if node.op == "output"]
-        return list(node.args[0])
 
     @property
     def last(self) -> int:

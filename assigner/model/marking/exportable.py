@@ -64,9 +64,6 @@ def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
         yield
 
 
-_LEN = "len"
-
-
 def _length(value: Any) -> Any:
     """As `x.shape[0]`, which may be a symbol."""
     return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else len(value)
@@ -80,8 +77,8 @@ def _symbolic_lengths(model: nn.Module) -> Iterator[None]:
     """
     forwards = (getattr(type(module), "forward", None) for module in model.modules())
     found = {id(names): names for each in forwards if (names := getattr(each, "__globals__", None)) is not None}
-    files = [names for names in found.values() if _LEN not in names and names is not globals()]
-    with placed((names, _LEN, _length) for names in files):
+    files = [names for names in found.values() if "len" not in names and names is not globals()]
+    with placed((names, "len", _length) for names in files):
         yield
 
 

@@ -24,16 +24,10 @@ from torch import fx
 from torch.export.graph_signature import InputKind
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.mutation import (
-    fresh_values,
-    gives_back,
-    is_random,
-    named_arguments,
-    returned_arguments,
-)
+from assigner.model.deferred.mutation import fresh_values, gives_back, named_arguments, returned_arguments
 from assigner.model.marking.families import STATE, Member, StorageFamily, opaque_arguments, written_by, written_state
 from assigner.model.marking.interception import is_hook
-from assigner.model.marking.nodes import behind, brings_data, is_item, line_of, storages, tensors_of
+from assigner.model.marking.nodes import behind, is_item, line_of, storages
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import ONCE, STORES, ViewStep, after, snapshot, stored, wanted, write
 
@@ -72,7 +66,6 @@ class Functional:
         self._values: dict[fx.Node, Any] = {}
         self._members: dict[fx.Node, Member] = {}
         self._families: dict[int, StorageFamily] = {}
-        self._depends: dict[fx.Node, bool] = {}
         self._groups: dict[fx.Node, list[fx.Node]] = {}
         self._items: dict[fx.Node, Any] = {}
         self._kept: dict[fx.Node, list[fx.Node]] = {}
@@ -107,7 +100,6 @@ class Functional:
     def _emit_view(self, view: ViewStep, parent: fx.Node, like: fx.Node) -> fx.Node:
         made = self.graph.call_function(view.target, *view.filled(parent))
         made.meta.update(like.meta)
-        self._depends[made] = any(self._depends[each] for each in made.all_input_nodes)
         return self._detached(made) if view.detached else made
 
     def _detached(self, made: fx.Node) -> fx.Node:
@@ -120,7 +112,6 @@ class Functional:
         made = self.graph.call_function(target, args)
         if like is not None:
             made.meta.update({key: each for key, each in like.meta.items() if key in ("val", "stack_trace")})
-        self._depends[made] = is_random(target) or any(self._depends[each] for each in made.all_input_nodes)
         return made
 
     # -- one node after the other
@@ -149,7 +140,6 @@ class Functional:
         made = self.graph.node_copy(node, self._read)
         if node.op == "placeholder":
             made.name = node.name  # the export's signature knows it by this one
-        self._depends[made] = brings_data(node, self.kinds) or any(self._depends[e] for e in made.all_input_nodes)
         plain, detached = made, bool(node.meta.get("without_gradient"))
         if node.op == "placeholder" and self._written_state.get(node):
             made = self._new(snapshot, (made,), like=made)  # what is read stays as it was before the change
@@ -180,7 +170,7 @@ class Functional:
             constant = node.op == "placeholder" and self.kinds[node.name][0] is InputKind.CONSTANT_TENSOR
             self._begin(storage, node, StorageFamily(made, state, is_constant=constant))
             return
-        source = next((each for each in tensors_of(node) if each in self._members
+        source = next((each for each in node.all_input_nodes if each in self._members
                        and self._members[each].family is family), None)  # fmt: skip
         if source is None:
             self._begin(storage, node, StorageFamily(made, linked=[family]))
@@ -408,7 +398,6 @@ class Functional:
         numbers = fx.map_arg(sizes, self._read)
         made = self.graph.call_function(cast("Any", node.target), (number, tensors, numbers))
         made.meta.update(node.meta)
-        self._depends[made] = True
         self._values[node] = made
         if made_here:
             self._join(made, *made_here)
@@ -423,7 +412,6 @@ class Functional:
         number, given, _ = opaque_arguments(call_node)
         call = self.calls[number]
         made = self.graph.node_copy(node, self._read)
-        self._depends[made] = True
         made = self._detached(made) if call_node.meta.get("without_gradient") else made
         self._values[node] = made
         (storage,) = storages(node) or (0,)

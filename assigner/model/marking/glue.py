@@ -77,7 +77,7 @@ class Ownership:
         self.capture, self.homes, self.same_tensor = capture, homes, same_tensor
         self.size_of = size_of
         self.nodes = list(capture.graph.nodes)
-        self.placeholders = placeholder_names(capture)
+        self.placeholders = {node: capture.kinds[node.name] for node in self.nodes if node.op == "placeholder"}
         self.owner: dict[fx.Node, int] = {}
         called = [self._module(node) for node in self.nodes if is_call(node)]
         self.order = list(dict.fromkeys(name for name in called if name in marked))
@@ -238,9 +238,7 @@ class Ownership:
             if name in self.capture.deferred_statistics
         ]
         changed += [
-            (self.owner[node], self.placeholders[node.args[0]][1])  # type: ignore[index]
-            for node in self.owner
-            if node.target is stored
+            (self.owner[node], self.placeholders[node.args[0]][1]) for node in self.owner if node.target is stored
         ]
         for place, name in changed:
             others = self._holders(name) - {place}
@@ -312,11 +310,6 @@ class Ownership:
         if self.owner[source] in (place, -1):
             return True
         return any(self.owner[each] == place for each in self._readers(source) if each is not reader)
-
-
-def placeholder_names(capture: Capture) -> dict[fx.Node, tuple[InputKind, str]]:
-    """What each placeholder stands for: its kind, and the name of the parameter, buffer or constant."""
-    return {node: capture.kinds[node.name] for node in capture.graph.nodes if node.op == "placeholder"}
 
 
 def is_size(node: fx.Node) -> bool:

@@ -14,7 +14,7 @@ from assigner.model.deferred.mutation import is_random, tensor_leaves
 from assigner.model.marking.opaque import is_call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 
 def is_item(node: fx.Node) -> bool:
@@ -53,11 +53,6 @@ def check_unwrapped(node: fx.Node) -> list[torch.Tensor]:
             " a partition",
         )
     return leaves
-
-
-def tensors_of(node: fx.Node) -> Iterator[fx.Node]:
-    """The inputs of a node whose values are tensors in a memory."""
-    return (each for each in node.all_input_nodes if storages(each))
 
 
 def shape_alone(node: fx.Node) -> bool:

@@ -280,10 +280,9 @@ class _Weights:
         self.deferred = deferred
         self._own = {name: list(own_tensors(modules_inside(deferred.model, name))) for name in names}
         self._known = deferred.tensors()
-        every = {each: self._known[each] for each in self._known}
         self._kept: dict[str, torch.Tensor] = {}
-        if 2 * _bytes(every.values()) * _SHARE <= free_memory():
-            self._kept = deferred.materialise(every)
+        if 2 * _bytes(self._known.values()) * _SHARE <= free_memory():
+            self._kept = deferred.materialise(self._known)
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
