@@ -8,8 +8,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
+from assigner.model.deferred.mutation import tensor_leaves
 from assigner.usercode import traced_place, user_place
 from assigner.verification.comparing import align, differing, is_same
 from assigner.verification.observing import held_items
@@ -127,7 +127,7 @@ def _watched(modules: Mapping[str, nn.Module], note: Callable[[_Call], None]) ->
 
 
 def _copies(tree: Any) -> list[torch.Tensor]:
-    return [leaf.detach().clone() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf.detach().clone() for leaf in tensor_leaves(tree)]
 
 
 def _alike(ones: Sequence[torch.Tensor], twos: Sequence[torch.Tensor]) -> bool:
@@ -149,8 +149,7 @@ def _in_words(exercise: Exercise, name: str, module: nn.Module, *, inside: bool)
 
 
 def _runs(piece: Piece, name: str) -> bool:
-    called = [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
-    return any(name == each or name.startswith(each + ".") for each in called)
+    return any(name == each or name.startswith(each + ".") for each in piece.called)
 
 
 def _at(*lines: str | None) -> str:

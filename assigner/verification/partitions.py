@@ -76,15 +76,12 @@ class Partitions:
         exercise: What to train on.
         recomputes: Every partition rematerialises.
 
-    Attributes:
-        recomputes: Likewise.
-
     Raises:
         MarkingError: a partition failed where the plain model did not.
     """
 
     def __init__(self, exercise: Exercise, *, recomputes: bool) -> None:
-        self._exercise, self.recomputes = exercise, recomputes
+        self._exercise = exercise
         self._generators = SideGenerators(2)
         self._heard = HeardLoss(exercise.own_loss())
         self._loss = torch.zeros((), dtype=torch.float64, device="cpu")

@@ -72,8 +72,7 @@ def _streamed(exercise: Exercise, cut: MicroBatch) -> Any:
     """The outputs of the model itself."""
     deferred = exercise.graph.deferred
     model = own_copy("", deferred.model, deferred.model, {})
-    nodes = (node for piece in exercise.graph.pieces for node in piece.graph.nodes)
-    names = {str(node.target) for node in nodes if node.op == "call_module"}
+    names = {name for piece in exercise.graph.pieces for name in piece.called}
     inside = tuple(f"{name}." for name in names)
     _put(model, deferred.materialise(name for name in deferred.tensors() if not name.startswith(inside)))
 

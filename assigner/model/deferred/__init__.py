@@ -34,9 +34,9 @@ from torch import nn
 from assigner.errors import UsageError
 from assigner.model.deferred.draws import BuilderError
 from assigner.model.deferred.likeness import check_hung, in_likeness
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.memento import ABSENT, Memento
 from assigner.model.deferred.originals import unwatched
-from assigner.model.deferred.outside import Outside
+from assigner.model.deferred.outside import objects_outside
 from assigner.model.deferred.recorder import CallRecorder, LooksReal, is_meta
 from assigner.model.deferred.replay import Replay, ReplayedMemory, View
 from assigner.model.deferred.vocabulary import Vocabulary, vocabulary_of
@@ -55,7 +55,7 @@ class DeferredModel:
 
     Attributes:
         model: The module tree; its parameters and buffers are meta tensors.
-        outside: What its modules hold, by id, that is not the model's own (see `Outside`).
+        outside: What its modules hold, by id, that is not the model's own (see `objects_outside`).
         replaced: The builder's tensors beside parameters and buffers, in whose places the model has those with values.
         for_gpus: Of these, the ones that the builder has made on a GPU: they belong where their modules are.
 
@@ -84,7 +84,7 @@ class DeferredModel:
         check_hung(self.tensors())
         self._calls, self._storages = recorder.calls, recorder.storages
         self._make_unregistered(recorder)
-        self.outside = Outside(builder, self.model).objects
+        self.outside = objects_outside(builder, self.model)
 
     def _make_unregistered(self, recorder: CallRecorder) -> None:
         """Tensors that are kept beside parameters and buffers, as a table in an attribute, have their values at once.
@@ -191,3 +191,23 @@ def slot_of(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     path, _, key = name.rpartition(".")
     holder = model.get_submodule(path)
     return (holder._parameters if key in holder._parameters else holder._buffers), key
+
+
+@contextlib.contextmanager
+def placed(entries: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    """Something stands in places of modules or files while the block runs, and what was there before behind it.
+
+    Args:
+        entries: Dicts as the parameters, buffers or attributes of a module, each with a key and what is to be there.
+    """
+    every = [(space, key, value, space.get(key, ABSENT)) for space, key, value in entries]
+    try:
+        for space, key, value, _ in every:
+            space[key] = value
+        yield
+    finally:
+        for space, key, _, before in every:
+            if before is ABSENT:
+                space.pop(key, None)
+            else:
+                space[key] = before

@@ -22,15 +22,7 @@ _MARKED = 0xA551_6E4D
 
 
 class BuilderError(AssignerError):
-    """The builder does what cannot be replayed.
-
-    Args:
-        message: What it does, as in "the model's builder ... at LINE".
-        hint: What to do instead.
-    """
-
-    def __init__(self, message: str, *, hint: str) -> None:
-        super().__init__(message, hint=hint)
+    """The builder does what cannot be replayed; the message is what, as in "the model's builder ... at LINE"."""
 
 
 class Draws:

@@ -43,7 +43,6 @@ def written_names(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     if not isinstance(operation, torch._ops.OpOverload):
         return []
     schema = operation._schema
-    named = None
     if schema.name in _STATISTICS:
         statistics, flag = _STATISTICS[schema.name]
         named = named_arguments(operation, args, kwargs)
@@ -64,8 +63,7 @@ def written_tensors(operation: Any, args: Sequence[Any], kwargs: Mapping[str, An
     if not names:
         return []
     named = named_arguments(operation, args, kwargs)
-    leaves = (leaf for name in names for leaf in pytree.tree_leaves(named[name]))
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return tensor_leaves([named[name] for name in names])
 
 
 def gives_back(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -90,9 +88,22 @@ def returned_arguments(operation: Any) -> list[str | None]:
     return found
 
 
+def fresh_values(returned: Sequence[str | None], result: Any) -> list[Any]:
+    """What an operation gives that is none of its arguments.
+
+    Args:
+        returned: Its `returned_arguments`.
+        result: All that it gives.
+    """
+    results = list(result) if len(returned) > 1 else [result]
+    return [each for each, name in zip(results, returned, strict=False) if name is None]
+
+
 def is_random(operation: Any) -> bool:
-    """True if an operation draws from a generator."""
-    return isinstance(operation, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operation.tags
+    """True if an operation draws from a generator, also one that stands in a captured graph for such a one."""
+    if isinstance(operation, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in operation.tags
+    return bool(getattr(operation, "is_random", False))
 
 
 class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -172,6 +183,11 @@ def _is_plain_tensor(value: Any) -> bool:
         and value.layout is torch.strided
         and not torch._C._functorch.is_functorch_wrapped_tensor(value)
     )
+
+
+def tensor_leaves(tree: Any) -> list[torch.Tensor]:
+    """The tensors among arguments or results, in order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def storage_of(tensor: torch.Tensor) -> int:

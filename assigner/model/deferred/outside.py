@@ -7,6 +7,7 @@ then reaches all partitions, as in a plain run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
@@ -20,7 +21,16 @@ import torch
 from torch import nn
 
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.reach import OPEN, STANDARD, is_installed, is_open, is_users, kept_objects, slot_names
+from assigner.model.deferred.reach import (
+    MOST_ITEMS,
+    OPEN,
+    STANDARD,
+    is_installed,
+    is_open,
+    is_users,
+    kept_objects,
+    slot_names,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -28,30 +38,26 @@ if TYPE_CHECKING:
 _LEAVES = (*ATOMS, torch.Tensor)
 _CONTAINERS = (dict, list, tuple, set, deque, weakref.WeakSet)
 _ONLY_LEAD = (tuple, types.MethodType, functools.partial)
-_DEEPEST, _MOST_ITEMS = 8, 10_000
+_DEEPEST = 8
 
 
-class Outside:
+def objects_outside(builder: Callable[[], nn.Module], model: nn.Module) -> dict[int, Any]:
     """What a model shares with what is reached without it.
 
     Args:
         builder: Has made the model; what it closes over, and its file's names, are the outside.
         model: Its modules' classes, and their files, are too.
 
-    Attributes:
-        objects: That the model holds and that are reached without it, or that a function has: by id, themselves.
+    Returns:
+        The objects that the model holds and that are reached without it, or that a function has, by id.
     """
-
-    def __init__(self, builder: Callable[[], nn.Module], model: nn.Module) -> None:
-        outside, held = _Reach(), _Reach()
-        kinds = dict.fromkeys(type(module) for module in model.modules())
-        files = dict.fromkeys(kind.__module__ for kind in kinds if is_users(kind.__module__))
-        names = [vars(sys.modules[name]) for name in files if name in sys.modules]
-        outside.follow([builder, *kinds, *names])
-        held.follow(value for module in model.modules() for value in module.__dict__.values())
-        shared = held.found.keys() & outside.found.keys()
-        self.objects = {number: held.found[number] for number in shared if not callable(held.found[number])}
-        self.objects |= {id(each): each for each in _held_by_functions(model)}
+    kinds = dict.fromkeys(type(module) for module in model.modules())
+    files = dict.fromkeys(kind.__module__ for kind in kinds if is_users(kind.__module__))
+    names = [vars(sys.modules[name]) for name in files if name in sys.modules]
+    outside = _reached([builder, *kinds, *names])
+    held = _reached(value for module in model.modules() for value in module.__dict__.values())
+    shared = {number: each for number, each in held.items() if number in outside and not callable(each)}
+    return shared | {id(each): each for each in _held_by_functions(model)}
 
 
 def _held_by_functions(model: nn.Module) -> list[Any]:
@@ -111,66 +117,64 @@ def _leads_to_models(value: Any) -> bool:
     return any(isinstance(part, nn.Module | torch.Tensor) for part in _parts_within([value]))
 
 
-class _Reach:
-    """What is reached from some objects, by id; what only modules hold is the model's own."""
-
-    def __init__(self) -> None:
-        self.found: dict[int, Any] = {}
-        self._files: set[int] = set()
-        self._is_leaf: dict[type, bool] = {}
-
-    def follow(self, started: Iterable[Any]) -> None:
-        """Note objects and what they hold, what is nearest first."""
-        waiting = deque((value, _DEEPEST) for value in started)
-        while waiting:
-            value, depth = waiting.popleft()
-            kind = type(value)
-            if kind not in self._is_leaf:
-                self._is_leaf[kind] = issubclass(kind, _LEAVES)
-            if self._is_leaf[kind] or id(value) in self.found:
-                continue
-            self.found[id(value)] = value
+def _reached(started: Iterable[Any]) -> dict[int, Any]:
+    """Some objects and what they hold, what is nearest first, by id; what only modules hold is the model's own."""
+    found: dict[int, Any] = {}
+    files: set[int] = set()
+    waiting = deque((value, _DEEPEST) for value in started)
+    while waiting:
+        value, depth = waiting.popleft()
+        kind: type = type(value)
+        if not _is_leaf(kind) and id(value) not in found:
+            found[id(value)] = value
             if depth and not isinstance(value, nn.Module):
-                waiting.extend((part, depth - 1) for part in self._parts(value))
+                waiting.extend((part, depth - 1) for part in _parts(value, files))
+    return found
 
-    def _names_of(self, file: dict[str, Any]) -> list[Any]:
-        """What stands at the top of a file, the first time: each of its functions can name all of it."""
-        if id(file) in self._files:
-            return []
-        self._files.add(id(file))
-        return list(file.values())
 
-    def _parts(self, value: Any) -> Iterator[Any]:
-        if isinstance(value, _CONTAINERS):
-            if len(value) <= _MOST_ITEMS:
-                yield from dict.values(value) if isinstance(value, dict) else value
-        elif isinstance(value, np.ndarray):
-            yield value.base
-        elif isinstance(value, weakref.ref):
-            yield value()
-        elif isinstance(value, functools.partial):
-            yield from (value.func, *value.args, *value.keywords.values())
-        elif isinstance(value, types.MethodType):
-            yield from (value.__self__, value.__func__)
-        elif isinstance(value, types.FunctionType):
-            if is_users(value.__module__):
-                yield from self._surroundings(value)
-        elif isinstance(value, types.ModuleType | type):
-            name = value.__module__ if isinstance(value, type) else value.__name__
-            if is_users(name) and not is_installed(name):
-                yield from vars(value).values()
-        elif isinstance(value, functools._lru_cache_wrapper):
-            yield from kept_objects(value)
-        elif is_users(type(value).__module__) or isinstance(value, OPEN):
-            yield from getattr(value, "__dict__", {}).values()
+@functools.cache
+def _is_leaf(kind: type) -> bool:
+    return issubclass(kind, _LEAVES)
 
-    def _surroundings(self, function: types.FunctionType) -> Iterator[Any]:
-        """What a function can name: its closure, its defaults and the top of its file."""
-        for cell in function.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:
-                continue  # a name that has no value yet
-        yield from (function.__defaults__ or ())
-        yield from (function.__kwdefaults__ or {}).values()
-        yield from self._names_of(function.__globals__)
+
+def _parts(value: Any, files: set[int]) -> Iterator[Any]:
+    """What an object holds.
+
+    Args:
+        value: The object.
+        files: Those whose names were given already: each function of a file can name all that stands at its top.
+    """
+    if isinstance(value, _CONTAINERS):
+        if len(value) <= MOST_ITEMS:
+            yield from dict.values(value) if isinstance(value, dict) else value
+    elif isinstance(value, np.ndarray):
+        yield value.base
+    elif isinstance(value, weakref.ref):
+        yield value()
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, types.MethodType):
+        yield from (value.__self__, value.__func__)
+    elif isinstance(value, types.FunctionType):
+        if is_users(value.__module__):
+            yield from _surroundings(value, files)
+    elif isinstance(value, types.ModuleType | type):
+        name = value.__module__ if isinstance(value, type) else value.__name__
+        if is_users(name) and not is_installed(name):
+            yield from vars(value).values()
+    elif isinstance(value, functools._lru_cache_wrapper):
+        yield from kept_objects(value)
+    elif is_users(type(value).__module__) or isinstance(value, OPEN):
+        yield from getattr(value, "__dict__", {}).values()
+
+
+def _surroundings(function: types.FunctionType, files: set[int]) -> Iterator[Any]:
+    """What a function can name: its closure, its defaults and the top of its file."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a name that has no value yet
+            yield cell.cell_contents
+    yield from (function.__defaults__ or ())
+    yield from (function.__kwdefaults__ or {}).values()
+    if id(function.__globals__) not in files:
+        files.add(id(function.__globals__))
+        yield from list(function.__globals__.values())

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Top = Literal["followed", "read", "whole"]
 STANDARD = frozenset(nn.Module().__dict__) - {"training"}
-_MOST_ITEMS = 10_000  # a larger container is met without its items
+MOST_ITEMS = 10_000  # a larger container is met without its items
 _FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
 _BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
@@ -446,7 +446,7 @@ def kept_objects(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
 
 def _of_container(place: Place, value: Any, extent: _Extent) -> list[_Found]:
     found = list[_Found]()
-    if len(value) <= _MOST_ITEMS:
+    if len(value) <= MOST_ITEMS:
         is_set = isinstance(value, set | frozenset)  # in no order
         items = dict.items(value) if isinstance(value, dict) else enumerate(value)
         with_plain = extent.plain and not is_set

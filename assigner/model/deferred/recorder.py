@@ -6,8 +6,7 @@ It sees nothing of it, unless it asked for it.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
 import torch
@@ -18,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from assigner.errors import UsageError
 from assigner.model.deferred.draws import BuilderError, Draws
-from assigner.model.deferred.mutation import written_tensors
+from assigner.model.deferred.mutation import tensor_leaves, written_tensors
 from assigner.model.deferred.replay import Call, Replay, View
 from assigner.usercode import running_line
 
@@ -43,32 +42,18 @@ def _storage(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-@dataclass(frozen=True)
-class _KnownTensors:
+def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """A call that gives tensors which were worked out already."""
-
-    tensors: tuple[torch.Tensor, ...]
-
-    def __call__(self) -> list[torch.Tensor]:
-        return [each.clone() for each in self.tensors]
+    return [each.clone() for each in tensors]
 
 
-@dataclass(frozen=True)
-class _Unseen:
+def _unseen(where: str) -> NoReturn:
     """A call that stands for one which torch has kept to itself: the tensor came without its values."""
-
-    where: str
-
-    def __call__(self) -> torch.Tensor:
-        raise UsageError(
-            f"the values of a tensor that the model's builder uses {self.where} are not known: it was made on the meta"
-            " device, unseen",
-            hint="make it with torch.tensor(...) and no device; index with such a tensor, not with lists in a list",
-        )
+    raise UsageError(
+        f"the values of a tensor that the model's builder uses {where} are not known: it was made on the meta device,"
+        " unseen",
+        hint="make it with torch.tensor(...) and no device; index with such a tensor, not with lists in a list",
+    )
 
 
 SPARSE = (
@@ -129,9 +114,9 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if without_memory and written:
             return result  # values that are nowhere; whoever makes a tensor like this one wants its shape alone
         if without_memory:
-            self.meta.update(map(_storage, _tensors(result)))
+            self.meta.update(map(_storage, tensor_leaves(result)))
         if self.wants_gpu(args, kwargs):
-            self.on_gpus.update(map(_storage, _tensors(result)))
+            self.on_gpus.update(map(_storage, tensor_leaves(result)))
         self.keep(func, args, kwargs, result, written=written, is_random=is_random and not without_memory)
         return result
 
@@ -143,13 +128,13 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device = kwargs.get("device")
         if device is not None and (device != META or self.asks_meta):
             return bool(device == META)
-        return any(self.is_meant(each) for each in _tensors(args))
+        return any(self.is_meant(each) for each in tensor_leaves(args))
 
     def wants_gpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """The builder asks for one, by name or by a tensor that it has there."""
         if (device := kwargs.get("device")) is not None:
             return bool(device.type == "cuda")
-        return any(each.is_cuda or _storage(each) in self.on_gpus for each in _tensors(args))
+        return any(each.is_cuda or _storage(each) in self.on_gpus for each in tensor_leaves(args))
 
     def is_meant(self, tensor: torch.Tensor) -> bool:
         """True if the builder itself has put a tensor on the meta device; torch.tensor does so unseen by a mode."""
@@ -195,7 +180,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Generator)]
             source = self.draws.start(given[0] if given else torch.default_generator, len(self.calls))
             shape_alone = getattr(func, "__name__", "").partition(".")[0].endswith("_like")
-            by_values = not shape_alone and len(_tensors((args, kwargs))) > len(written)
+            by_values = not shape_alone and len(tensor_leaves((args, kwargs))) > len(written)
         seen_args, seen_kwargs, made = self.views((args, kwargs, result))
         writes = frozenset(_storage(each) for each in written if is_meta(each))
         default = torch.get_default_dtype()
@@ -203,10 +188,10 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def keep_unseen(self, tree: Any, where: str | None = None) -> None:
         """Record the making of tensors that torch's C++ has made without a call: there are no values of them."""
-        for tensor in _tensors(tree):
+        for tensor in tensor_leaves(tree):
             if is_meta(tensor) and _storage(tensor) not in self.storages:
                 self.meta.add(_storage(tensor))
-                self.keep(_Unseen(where or f"at {running_line()}"), (), {}, tensor, written=[], is_random=False)
+                self.keep(_unseen, (where or f"at {running_line()}",), {}, tensor, written=[], is_random=False)
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values that the builder asks for, worked out from the calls so far; no draw may be among them."""
@@ -233,7 +218,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with _disable_current_modes():
             found = func(*mine, **words)
         result = self.on_meta(found)
-        self.keep(_KnownTensors(tuple(_tensors(found))), (), {}, _tensors(result), written=[], is_random=False)
+        self.keep(_copies, (tensor_leaves(found),), {}, tensor_leaves(result), written=[], is_random=False)
         return result
 
     @contextlib.contextmanager

@@ -29,6 +29,7 @@ from assigner.model.deferred.codenames import imported_modules, makes_names, rea
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.reach import (
     METHODS,
+    MOST_ITEMS,
     OPEN,
     STANDARD,
     attributes_of,
@@ -54,7 +55,6 @@ _MAKING = frozenset(
 """Methods that make an object, copy or describe it: no forward's but where its code names the class."""
 _OF_EACH = frozenset(dir(nn.Module()))  # all that torch's own code asks of any module
 _HOOKS = [name for name in STANDARD if "hooks" in name]
-_MOST_ITEMS = 10_000
 
 
 @dataclass(frozen=True)
@@ -251,8 +251,8 @@ _LEADS: tuple[tuple[tuple[type, ...], Callable[[Any], Iterable[Any]]], ...] = (
     ((functools.partial,), lambda each: (each.func, each.args, each.keywords)),
     ((functools._lru_cache_wrapper,), lambda each: (each.__wrapped__,)),
     ((types.MappingProxyType,), gc.get_referents),
-    ((dict,), lambda each: dict.values(each) if len(each) <= _MOST_ITEMS else ()),
-    ((list, tuple, set, frozenset, deque), lambda each: each if len(each) <= _MOST_ITEMS else ()),
+    ((dict,), lambda each: dict.values(each) if len(each) <= MOST_ITEMS else ()),
+    ((list, tuple, set, frozenset, deque), lambda each: each if len(each) <= MOST_ITEMS else ()),
 )
 """What an object has without a name, or calls."""
 

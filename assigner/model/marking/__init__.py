@@ -6,7 +6,7 @@ What a training script hands over becomes pieces that a rank can build and run a
     capture, cut, glue, graph             one forward as a graph, cut into partitions; who runs what lies between them
     opaque, modules                       modules and Functions as one call of that graph; which modules, and which of
                                           them look at a whole micro-batch
-    keywords                              inputs that a forward takes as **kwargs
+    exportable                            the model as torch.export can take it
     collecting                            hidden states that transformers collects of its layers
     interception, regions, decisions, checks, isolation, leftovers, surroundings
                                           what the forward does that no graph holds, caught while it runs: hooks,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo
-from torch import fx, nn
+from torch import fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind
@@ -28,11 +28,11 @@ from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.marking.casting import casting
 from assigner.model.marking.checks import Check, Checks
 from assigner.model.marking.domain import Domain, find_domain, input_key, input_structure
+from assigner.model.marking.exportable import exportable
 from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions
 from assigner.model.marking.isolation import CrossingError
-from assigner.model.marking.keywords import named_keywords
 from assigner.model.marking.leftovers import left_behind
 from assigner.model.marking.modules import opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone
@@ -45,7 +45,9 @@ from assigner.model.workload import call_arguments
 from assigner.usercode import user_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import nn
 
     Learner = Callable[[Sequence[str], Mapping[str, Exception | None]], Mapping[str, Sequence[LearntCall]]]
 
@@ -105,72 +107,6 @@ class Capture:
         ]
         rows = [each.shape[dim] for each, dim in carried if isinstance(each, torch.Tensor)]
         return all(isinstance(each, torch.SymInt) and each.node.expr.free_symbols for each in rows)
-
-
-@contextlib.contextmanager
-def _given_momenta(model: nn.Module) -> Iterator[None]:
-    """A BatchNorm without momentum works it out from the value of a counter, which a fake tensor has not."""
-    without = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.momentum is None]
-    try:
-        for module in without:
-            module.momentum = 0.0  # no shape depends on it
-        yield
-    finally:
-        for module in without:
-            module.momentum = None
-
-
-@contextlib.contextmanager
-def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """The model's meta tensors as fake CPU tensors while the block runs; shared ones stay shared."""
-    made: dict[int, torch.Tensor] = {}
-    kept: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
-        with mode:
-            twin = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
-            return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
-
-    try:
-        for module in model.modules():
-            held: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-            for tensors in held:
-                for name, tensor in tensors.items():
-                    if tensor is not None:
-                        kept.append((tensors, name, tensor))
-                        if id(tensor) not in made:
-                            made[id(tensor)] = fake(tensor)
-                        tensors[name] = made[id(tensor)]
-        yield
-    finally:
-        for tensors, name, tensor in kept:
-            tensors[name] = tensor
-
-
-_LEN = "len"
-
-
-def _length(value: Any) -> Any:
-    """As `x.shape[0]`, which may be a symbol."""
-    return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else len(value)
-
-
-@contextlib.contextmanager
-def _symbolic_lengths(model: nn.Module) -> Iterator[None]:
-    """In the files of a model's forwards `len` gives symbols while the block runs; what is called `len` there stays.
-
-    Of a tensor Python's own makes a number, and the capture would be one for that size.
-    """
-    forwards = (getattr(type(module), "forward", None) for module in model.modules())
-    found = {id(names): names for each in forwards if (names := getattr(each, "__globals__", None)) is not None}
-    files = [names for names in found.values() if _LEN not in names and names is not globals()]
-    try:
-        for names in files:
-            names[_LEN] = _length
-        yield
-    finally:
-        for names in files:
-            names.pop(_LEN, None)
 
 
 @dataclass(frozen=True)
@@ -345,21 +281,8 @@ def _export_once(
         anchor = torch.empty((), requires_grad=True, device="cpu")
     calls, watched = replaced(opaque, anchor), caught.active()
     kept = Memento(model.named_modules()).put_back()  # torch.export gives modules copies of their lists and dicts
-    ready = fake_tensors(model, mode), _given_momenta(model), _symbolic_lengths(model)
-    named = named_keywords(model, args, kwargs)
-    with (
-        kept,
-        ready[0],
-        ready[1],
-        ready[2],
-        named,
-        calls,
-        watched,
-        mode,
-        casting(autocast, "cpu"),
-        ctc_losses(),
-        on_cpu(),
-    ):
+    ready = exportable(model, mode, args, kwargs)
+    with kept, ready, calls, watched, mode, casting(autocast, "cpu"), ctc_losses(), on_cpu():
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
         changes = caught.changes

@@ -17,6 +17,7 @@ import itertools
 import sys
 import types
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from assigner.errors import MarkingError
 
@@ -60,11 +61,8 @@ def switched_off(name: str, inside: Named) -> Iterator[None]:
                 )
     switch = _switch()
     if switch.compiling:  # as torch.export has it: a variable of the file's
-        switch.global_var = None
-        try:
+        with mock.patch.object(switch, "global_var", None):
             yield
-        finally:
-            switch.global_var = collected
     else:
         token = switch.context_var.set(None)
         try:

@@ -21,10 +21,9 @@ def model_content(graph: PartitionGraph) -> dict[str, PartitionContent]:
     """
     held: dict[str, PartitionContent] = {}
     for piece in graph.pieces:
-        called = [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
         read = [str(node.target) for node in piece.graph.nodes if node.op == "get_attr"]
         lone = dict.fromkeys(name for name in read if name not in piece.constants)
-        held[piece.name] = PartitionContent(tuple(dict.fromkeys(called)), tuple(lone), _meetings(piece))
+        held[piece.name] = PartitionContent(piece.called, tuple(lone), _meetings(piece))
     modules = {name for each in held.values() for name in each.modules}
     tensors = {name for each in held.values() for name in each.tensors}
     unused = [

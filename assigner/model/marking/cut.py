@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from torch.utils._pytree import TreeSpec
 
-    from assigner.model.marking.capture import Learner
     from assigner.model.marking.observation import LearntCall
     from assigner.model.marking.rows import RowLeaves
     from assigner.model.workload import Workload
@@ -63,18 +62,17 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     example = workload.make_batch(EXAMPLE_ROWS, workload.seed)
     row_leaves = batch_rows(workload, example).inputs
     examples = Examples(lambda rows: workload.make_batch(rows, workload.seed)[0])
-    captured = capture(
-        deferred.model, list(marked), example[0], autocast=workload.autocast, row_leaves=row_leaves,
-        learner=_learner(deferred, examples, example[0], row_leaves, workload.autocast, training=True),
-    )  # fmt: skip
+    captured = _captured(deferred, marked, example[0], examples, row_leaves, autocast=workload.autocast)
     check_loss(workload.loss, deferred.model, captured.left)
     outside, modules = modules_outside(deferred.model, captured.opaque), [*deferred.model.modules()]
     own = {id(each) for _, each in outside}
     vocabulary = vocabulary_of((each for _, each in outside), (each for each in modules if id(each) not in own))
     read = Memento(outside, beside=modules, top="read", vocabulary=vocabulary)
     cut = Cutter(deferred, marked, captured, workload.autocast).cut()
-    cut = replace(cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left)
-    return replace(cut, row_leaves=row_leaves, examples=examples)
+    return replace(
+        cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left,
+        row_leaves=row_leaves, examples=examples,
+    )  # fmt: skip
 
 
 def check_mode(workload: Workload, deferred: DeferredModel) -> None:
@@ -92,24 +90,30 @@ def check_mode(workload: Workload, deferred: DeferredModel) -> None:
         )
 
 
-def _learner(
+def _captured(
     deferred: DeferredModel,
-    examples: Examples,
+    marked: Mapping[str, Mark],
     inputs: Any,
+    examples: Examples | None,
     row_leaves: RowLeaves | None,
-    autocast: str | None,
     *,
-    training: bool,
-) -> Learner:
-    """What learns what the opaque modules give for inputs like these."""
+    autocast: str | None,
+    any_rows: bool = True,
+    training: bool = True,
+) -> Capture:
+    """A capture for inputs like these, where examples tell what modules give whose forward needs values."""
     leaves, structure = pytree.tree_flatten(call_arguments(inputs))
     _, carriers = find_carriers(row_leaves, inputs, leaves)
 
     def learn_calls(names: Sequence[str], wanted: Mapping[str, Exception | None]) -> Mapping[str, Sequence[LearntCall]]:
+        assert examples is not None
         batches = examples.inputs(leaves, carriers)
         return learn(deferred, names, batches, structure, wanted=wanted, autocast=autocast, training=training)
 
-    return learn_calls
+    return capture(
+        deferred.model, list(marked), inputs, autocast=autocast, any_rows=any_rows, row_leaves=row_leaves,
+        training=training, learner=None if examples is None else learn_calls,
+    )  # fmt: skip
 
 
 def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, training: bool) -> PartitionGraph:
@@ -141,12 +145,9 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
     deferred = graph.deferred
     marked = find_marks(deferred.model, graph.marks)
     with deferred.mode(training=training):
-        captured = capture(
-            deferred.model, list(marked), inputs,
-            autocast=graph.last.autocast, any_rows=False, row_leaves=graph.row_leaves, training=training,
-            learner=None if graph.examples is None else _learner(
-                deferred, graph.examples, inputs, graph.row_leaves, graph.last.autocast, training=training
-            ),
+        captured = _captured(
+            deferred, marked, inputs, graph.examples, graph.row_leaves,
+            autocast=graph.last.autocast, any_rows=False, training=training,
         )  # fmt: skip
     keep_left(deferred.model, left_by_module(deferred.model, captured.left))
     return Cutter(deferred, marked, captured, graph.last.autocast, base=graph, training=training).cut()
@@ -229,23 +230,19 @@ class Cutter:
         self.deferred, self.marked, self.captured, self.autocast = deferred, marked, captured, autocast
         self.base, self.training = base, training
         self.symbols = Symbols(captured)
-        self.called = {mark.name or name: name for name, mark in marked.items()}
-        homes = {} if base is None else {part: self.called[name] for part, name in base.homes.items()}
+        called = {mark.name or name: name for name, mark in marked.items()}
+        homes = {} if base is None else {part: called[name] for part, name in base.homes.items()}
         self.ownership = Ownership(
             captured, list(marked), lambda node: value_bytes(node, self.symbols.number),
             homes=homes, same_tensor=_same_tensor(deferred), all_called=base is None,
         )  # fmt: skip
         self.names = [marked[name].name or name for name in self.ownership.order]
-        self.outputs = self._outputs()
+        (output,) = [node for node in captured.graph.nodes if node.op == "output"]
+        self.outputs: list[Any] = list(output.args[0])  # the leaves of the model's, as nodes or constants
         reads = [self._needed(place) for place in range(len(self.names))]
         self.crossing = self._crossing({node for each in reads for node in each})
         self.requiring = requiring(captured, self.ownership, deferred.tensors(), training=training)
         self.asked = asked(captured, self.ownership, reads)
-
-    def _outputs(self) -> list[Any]:
-        """The leaves of the model's output, as nodes or constants."""
-        (node,) = [node for node in self.captured.graph.nodes if node.op == "output"]
-        return list(node.args[0])
 
     @property
     def last(self) -> int:

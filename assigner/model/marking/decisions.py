@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import sympy  # type: ignore[import-untyped]
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
@@ -61,7 +62,6 @@ def answering(environment: ShapeEnv, answer: Callable[[Any, GuardOnDataDependent
         answer: Gives a sympy value for a node and the error that it would be; None: it is that error.
     """
     ask = environment.evaluate_sym_node
-    around = vars(environment).get(_ASK)
 
     def evaluate(node: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -72,17 +72,8 @@ def answering(environment: ShapeEnv, answer: Callable[[Any, GuardOnDataDependent
                 raise
             return found
 
-    setattr(environment, _ASK, evaluate)
-    try:
+    with mock.patch.object(environment, "evaluate_sym_node", evaluate):
         yield
-    finally:
-        if around is None:
-            delattr(environment, _ASK)
-        else:
-            setattr(environment, _ASK, around)
-
-
-_ASK = "evaluate_sym_node"
 
 
 def decided(

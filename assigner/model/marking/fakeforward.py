@@ -40,28 +40,21 @@ class Alias:
     exact: bool
 
 
-class IdleDropouts(TorchFunctionMode):
-    """Has a dropout that drops nothing give back its input itself, as it does outside of fake tensors."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in DROPOUTS:
-            words = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
-            if words.get("p") == 0 or not words.get("training", True):
-                return words["input"]
-        return func(*args, **kwargs)
-
-
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
-class OneRecurrentStep(TorchFunctionMode):
-    """Runs an LSTM, GRU or RNN over the first step of a sequence alone; its outputs get the sequence's length.
+class WithoutValues(TorchFunctionMode):
+    """Has a dropout that drops nothing give back its input itself on fake tensors, as it does on others.
 
-    On fake tensors torch would run step after step, which takes long, and holds for one length of the sequence.
+    And runs an LSTM, GRU or RNN over the first step of a sequence alone; its outputs get the sequence's length. Torch
+    would run step after step, which takes long, and holds for one length of the sequence.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DROPOUTS:
+            words = {**dict(zip(("input", "p", "training"), args, strict=False)), **(kwargs or {})}
+            if words.get("p") == 0 or not words.get("training", True):
+                return words["input"]
         state, weights = (args[1], args[2]) if len(args) == 9 and func in _RECURRENT else (None, None)
         if state is None or not isinstance(weights, list | tuple) or (func is torch.lstm) is is_tensor(state):
             return func(*args, **(kwargs or {}))  # also packed sequences: how long each is only values tell
@@ -119,24 +112,6 @@ def own_tensors(inside: Named) -> dict[str, torch.Tensor]:
         for key, tensor in held.items()
         if tensor is not None
     }
-
-
-def tensor_ids(inside: Named) -> list[int]:
-    """Which tensors are the parameters and buffers of some modules."""
-    return [id(tensor) for _, module in inside for held in (module._parameters, module._buffers)
-            for tensor in held.values()]  # fmt: skip
-
-
-def trained_names(inside: Named) -> set[str]:
-    """The names of the parameters that want gradients."""
-    return {name for name, tensor in own_tensors(inside).items() if tensor.requires_grad}
-
-
-def current_tensor(inside: Named, name: str) -> torch.Tensor | None:
-    """The parameter or buffer that has a name now."""
-    path, _, key = name.rpartition(".")
-    module = next(module for each, module in inside if each == path)
-    return module._parameters.get(key, module._buffers.get(key))
 
 
 def put_back(inside: Named, own: dict[str, torch.Tensor]) -> None:
@@ -280,11 +255,8 @@ def gradients_taken(given: Sequence[torch.Tensor]) -> Iterator[set[tuple[int, in
             found.update((n, m) for m in _reached(outputs, places) for n in wanted if n != m)
         return original(outputs, *arguments, **words)
 
-    autograd._engine_run_backward = run_backward
-    try:
+    with mock.patch.object(autograd, "_engine_run_backward", run_backward):
         yield found
-    finally:
-        autograd._engine_run_backward = original
 
 
 @contextlib.contextmanager
@@ -294,19 +266,15 @@ def gradients_asked() -> Iterator[list[Any]]:
     It runs functions under reentrant checkpoints, or the user's code in it asks a tensor that is no parameter.
     """
     found: list[Any] = []
-    function: Any = CheckpointFunction
-    original = function.forward
+    original: Any = CheckpointFunction.forward
 
     def forward(*args: Any) -> Any:
         found.append(args[1])
         return original(*args)
 
-    with _noticed("requires_grad", found.append):
-        function.forward = staticmethod(forward)
-        try:
-            yield found
-        finally:
-            function.forward = staticmethod(original)
+    checkpointed = mock.patch.object(CheckpointFunction, "forward", staticmethod(forward))
+    with _noticed("requires_grad", found.append), checkpointed:
+        yield found
 
 
 @contextlib.contextmanager
@@ -338,12 +306,7 @@ def _noticed(name: str, note: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for kind in (FakeTensor, torch.Tensor):  # what the first one has may be its own
-            own = vars(kind).get(name)
-            setattr(kind, name, asking(own or getattr(kind, name)))
-            if own is None:
-                stack.callback(delattr, kind, name)
-            else:
-                stack.callback(setattr, kind, name, own)
+            stack.enter_context(mock.patch.object(kind, name, asking(getattr(kind, name))))
         yield
 
 

@@ -24,12 +24,12 @@ from torch import fx
 from torch.export.graph_signature import InputKind
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.mutation import gives_back, is_random, named_arguments, returned_arguments
+from assigner.model.deferred.mutation import fresh_values, gives_back, named_arguments, returned_arguments
 from assigner.model.marking.families import STATE, Member, StorageFamily, opaque_arguments, written_by, written_state
 from assigner.model.marking.interception import is_hook
-from assigner.model.marking.nodes import behind, brings_data, fresh_values, is_item, line_of, storages, tensors_of
+from assigner.model.marking.nodes import behind, is_item, line_of, storages
 from assigner.model.marking.opaque import is_call
-from assigner.model.marking.writing import STORES, ViewStep, after, snapshot, stored, stored_once, wanted, write
+from assigner.model.marking.writing import ONCE, STORES, ViewStep, after, snapshot, stored, wanted, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +66,6 @@ class Functional:
         self._values: dict[fx.Node, Any] = {}
         self._members: dict[fx.Node, Member] = {}
         self._families: dict[int, StorageFamily] = {}
-        self._depends: dict[fx.Node, bool] = {}
         self._groups: dict[fx.Node, list[fx.Node]] = {}
         self._items: dict[fx.Node, Any] = {}
         self._kept: dict[fx.Node, list[fx.Node]] = {}
@@ -101,7 +100,6 @@ class Functional:
     def _emit_view(self, view: ViewStep, parent: fx.Node, like: fx.Node) -> fx.Node:
         made = self.graph.call_function(view.target, *view.filled(parent))
         made.meta.update(like.meta)
-        self._depends[made] = any(self._depends[each] for each in made.all_input_nodes)
         return self._detached(made) if view.detached else made
 
     def _detached(self, made: fx.Node) -> fx.Node:
@@ -114,11 +112,6 @@ class Functional:
         made = self.graph.call_function(target, args)
         if like is not None:
             made.meta.update({key: each for key, each in like.meta.items() if key in ("val", "stack_trace")})
-        self._depends[made] = (
-            is_random(target)
-            or getattr(target, "is_random", False)
-            or any(self._depends[each] for each in made.all_input_nodes)
-        )
         return made
 
     # -- one node after the other
@@ -147,7 +140,6 @@ class Functional:
         made = self.graph.node_copy(node, self._read)
         if node.op == "placeholder":
             made.name = node.name  # the export's signature knows it by this one
-        self._depends[made] = brings_data(node, self.kinds) or any(self._depends[e] for e in made.all_input_nodes)
         plain, detached = made, bool(node.meta.get("without_gradient"))
         if node.op == "placeholder" and self._written_state.get(node):
             made = self._new(snapshot, (made,), like=made)  # what is read stays as it was before the change
@@ -176,18 +168,22 @@ class Functional:
         if family is None or node.target is torch.ops.aten.lift_fresh_copy.default:
             state = plain if node.op == "placeholder" and self.kinds[node.name][0] in STATE else None
             constant = node.op == "placeholder" and self.kinds[node.name][0] is InputKind.CONSTANT_TENSOR
-            self._families[storage] = family = StorageFamily(made, state, is_constant=constant)
-            self._members[node] = Member(family, made, 0)
+            self._begin(storage, node, StorageFamily(made, state, is_constant=constant))
             return
-        source = next((each for each in tensors_of(node) if each in self._members
+        source = next((each for each in node.all_input_nodes if each in self._members
                        and self._members[each].family is family), None)  # fmt: skip
         if source is None:
-            self._families[storage] = other = StorageFamily(made, linked=[family])
-            family.linked.append(other)
-            self._members[node] = Member(other, made, 0)
+            self._begin(storage, node, StorageFamily(made, linked=[family]))
             return
         view = ViewStep.of(node, source, self._read, detached=detached)
         self._members[node] = Member(family, made, family.version, source, view)
+
+    def _begin(self, storage: int, node: fx.Node, family: StorageFamily) -> None:
+        """A value is the base of a family."""
+        for other in family.linked:
+            other.linked.append(family)
+        self._families[storage] = family
+        self._members[node] = Member(family, family.current, 0)
 
     def _add_hook(self, node: fx.Node) -> None:
         number, tensor = node.args
@@ -230,7 +226,10 @@ class Functional:
         )  # fmt: skip
         whole = self._new(target, (*bases, *operands), like=None)
         whole.meta["stack_trace"] = node.stack_trace
-        whole.meta["val"] = [base.meta["val"] for base in bases] + fresh_values(node)
+        whole.meta["val"] = [
+            *(base.meta["val"] for base in bases),
+            *fresh_values(returned_arguments(node.target), node.meta.get("val")),
+        ]
         for n, family in enumerate(families):
             made = self._new(operator.getitem, (whole, n), like=bases[n])
             self._advance(family, made, node)
@@ -285,7 +284,7 @@ class Functional:
         """Write a new version of a parameter or buffer back."""
         placeholder = next(node for node in self._written_state if node.name == state.name)
         if not self._written_state[placeholder]:
-            target = stored_once(deferred=self._is_used_before(placeholder, writer))
+            target = ONCE[self._is_used_before(placeholder, writer)]
             kept = self._new(target, (state, made), like=made)
             self._kept.setdefault(state, []).append(kept)
             return kept
@@ -365,8 +364,7 @@ class Functional:
             return
         self._values[node] = result
         for storage in storages(node):
-            self._families[storage] = family = StorageFamily(result)
-            self._members[node] = Member(family, result, 0)
+            self._begin(storage, node, StorageFamily(result))
 
     def _join(self, *nodes: fx.Node) -> None:
         """These nodes run in one partition."""
@@ -400,7 +398,6 @@ class Functional:
         numbers = fx.map_arg(sizes, self._read)
         made = self.graph.call_function(cast("Any", node.target), (number, tensors, numbers))
         made.meta.update(node.meta)
-        self._depends[made] = True
         self._values[node] = made
         if made_here:
             self._join(made, *made_here)
@@ -415,23 +412,18 @@ class Functional:
         number, given, _ = opaque_arguments(call_node)
         call = self.calls[number]
         made = self.graph.node_copy(node, self._read)
-        self._depends[made] = True
         made = self._detached(made) if call_node.meta.get("without_gradient") else made
         self._values[node] = made
         (storage,) = storages(node) or (0,)
         alias = call.effects.aliases.get(index)
-        other = None
+        linked: list[StorageFamily] = []
         if alias is not None:
             items = {user.args[1]: user for user in call_node.users if is_item(user)}
             other = given[alias.index] if alias.kind == "given" else items.get(alias.index)
-        if other is not None and other in self._members:
-            family = self._members[other].family
-            if alias is not None and alias.exact:
-                self._members[node] = Member(family, made, family.version, other)
-                return
-            self._families[storage] = mine = StorageFamily(made, linked=[family])
-            family.linked.append(mine)
-            self._members[node] = Member(mine, made, 0)
-            return
-        self._families[storage] = mine = StorageFamily(made)
-        self._members[node] = Member(mine, made, 0)
+            if other is not None and other in self._members:
+                family = self._members[other].family
+                if alias.exact:
+                    self._members[node] = Member(family, made, family.version, other)
+                    return
+                linked.append(family)
+        self._begin(storage, node, StorageFamily(made, linked=linked))

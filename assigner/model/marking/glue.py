@@ -25,10 +25,9 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.mutation import is_random
+from assigner.model.deferred.mutation import is_random, tensor_leaves
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.nodes import behind, is_item
@@ -78,7 +77,7 @@ class Ownership:
         self.capture, self.homes, self.same_tensor = capture, homes, same_tensor
         self.size_of = size_of
         self.nodes = list(capture.graph.nodes)
-        self.placeholders = placeholder_names(capture)
+        self.placeholders = {node: capture.kinds[node.name] for node in self.nodes if node.op == "placeholder"}
         self.owner: dict[fx.Node, int] = {}
         called = [self._module(node) for node in self.nodes if is_call(node)]
         self.order = list(dict.fromkeys(name for name in called if name in marked))
@@ -114,7 +113,7 @@ class Ownership:
                 node.op == "call_function"
                 and not is_call(node)
                 and not is_check(node)
-                and not _is_random(node)
+                and not is_random(node.target)
                 and node not in self.counted
                 and all(argument in free for argument in node.all_input_nodes)
             ):
@@ -239,9 +238,7 @@ class Ownership:
             if name in self.capture.deferred_statistics
         ]
         changed += [
-            (self.owner[node], self.placeholders[node.args[0]][1])  # type: ignore[index]
-            for node in self.owner
-            if node.target is stored
+            (self.owner[node], self.placeholders[node.args[0]][1]) for node in self.owner if node.target is stored
         ]
         for place, name in changed:
             others = self._holders(name) - {place}
@@ -315,11 +312,6 @@ class Ownership:
         return any(self.owner[each] == place for each in self._readers(source) if each is not reader)
 
 
-def placeholder_names(capture: Capture) -> dict[fx.Node, tuple[InputKind, str]]:
-    """What each placeholder stands for: its kind, and the name of the parameter, buffer or constant."""
-    return {node: capture.kinds[node.name] for node in capture.graph.nodes if node.op == "placeholder"}
-
-
 def is_size(node: fx.Node) -> bool:
     """True if a node's value is a number worked out from the inputs' shapes."""
     return isinstance(node.meta.get("val"), _NUMBERS) and not free_unbacked_symbols(node.meta["val"])
@@ -330,15 +322,10 @@ def _is_counted(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), _NUMBERS) and bool(free_unbacked_symbols(node.meta["val"]))
 
 
-def _is_random(node: fx.Node) -> bool:
-    return is_random(node.target) or bool(getattr(node.target, "is_random", False))
-
-
 def value_bytes(node: fx.Node, evaluate: Any) -> float:
     """Bytes of a node's value (the sum over a tuple), `evaluate` turning symbolic sizes into numbers."""
     total = 0.0
-    for leaf in pytree.tree_leaves(node.meta.get("val")):
-        if isinstance(leaf, torch.Tensor):
-            elements: int = math.prod(evaluate(size) for size in leaf.shape)
-            total += elements * leaf.element_size()
+    for leaf in tensor_leaves(node.meta.get("val")):
+        elements: int = math.prod(evaluate(size) for size in leaf.shape)
+        total += elements * leaf.element_size()
     return total

@@ -125,6 +125,11 @@ class Piece:
         """Names of parameters and buffers."""
         return self.parameters + self.buffers
 
+    @cached_property
+    def called(self) -> tuple[str, ...]:
+        """Names of the modules that its graph calls."""
+        return tuple(dict.fromkeys(str(node.target) for node in self.graph.nodes if node.op == "call_module"))
+
 
 @dataclass(frozen=True)
 class OutputTensor:
@@ -275,8 +280,7 @@ class PartitionGraph:
         """The partition that runs an unmarked module or holds a tensor, by its name, where there is only one."""
         found: dict[str, dict[str, None]] = defaultdict(dict)
         for piece in self.pieces:
-            called = [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
-            for name in (*called, *piece.state):
+            for name in (*piece.called, *piece.state):
                 found[name][piece.name] = None
         return {name: next(iter(holders)) for name, holders in found.items() if len(holders) == 1}
 

@@ -23,6 +23,7 @@ import contextlib
 import sys
 import types
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy.random  # noqa: F401 - loaded before a forward is watched: what it holds is compared
 import torch
@@ -37,6 +38,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
+from assigner.model.deferred import placed
 from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import branched
@@ -116,11 +118,10 @@ class Interceptions:
 
         values = Memento(self.model.named_modules(), parameters=True, top="whole")
         kept = clear_caches(self.model)
-        self.model.__dict__["_call_impl"] = call
         try:
-            yield
+            with placed([(self.model.__dict__, "_call_impl", call)]):
+                yield
         finally:
-            del self.model.__dict__["_call_impl"]
             clear_caches(self.model, kept)
             values.restore()
 
@@ -191,7 +192,7 @@ class Interceptions:
                 (torch.inference_mode, "__exit__", _leave_inference(torch.inference_mode.__exit__)),
                 *stating(),
             ):  # fmt: skip
-                stack.enter_context(_replaced(holder, name, made))
+                stack.enter_context(mock.patch.object(holder, name, made))
             yield
 
     def _apply(self, original: Any) -> Callable[..., Any]:
@@ -202,7 +203,12 @@ class Interceptions:
                 return original.__get__(None, cls)(*args, **kwargs)
             if cls is CheckpointFunction:
                 return self._checkpointed(args[0], args[2:])
-            return self.opaque.function(_FunctionCall(cls), args, kwargs)
+
+            def called(*args: Any, **kwargs: Any) -> Any:
+                return cls.apply(*args, **kwargs)
+
+            called.__name__ = called.__qualname__ = cls.__qualname__.replace("<locals>.", "")
+            return self.opaque.function(called, args, kwargs)
 
         return apply
 
@@ -300,17 +306,6 @@ class _Handle:
         self._hooks[self._number] = None
 
 
-class _FunctionCall:
-    """An autograd.Function as something that is called with its inputs."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-        self.__name__ = self.__qualname__ = function.__qualname__.replace("<locals>.", "")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function.apply(*args, **kwargs)
-
-
 def _is_of_torch(cls: type) -> bool:
     return cls.__module__.split(".")[0] == "torch" or cls.__module__.startswith("assigner.")
 
@@ -386,7 +381,8 @@ def masks_as_captured() -> Iterator[list[bool]]:
         return outside
 
     told = _asked_by_user(compiles, ("transformers",))
-    with _replaced(torch.compiler, "is_compiling", told), _replaced(torch.compiler, "is_exporting", told):
+    compiler = torch.compiler
+    with mock.patch.object(compiler, "is_compiling", told), mock.patch.object(compiler, "is_exporting", told):
         yield asked
 
 
@@ -460,22 +456,6 @@ _TRUE_DATA: Any = torch._C.TensorBase.__dict__["data"]
 _TRUE_GRAD_FN: Any = torch._C.TensorBase.__dict__["grad_fn"]
 _TRUE_IS_LEAF: Any = torch._C.TensorBase.__dict__["is_leaf"]
 _TRUE_REQUIRES_GRAD: Any = torch._C.TensorBase.__dict__["requires_grad"]
-
-
-@contextlib.contextmanager
-def _replaced(holder: Any, name: str, made: Any) -> Iterator[None]:
-    own = vars(holder).get(name, _NONE)
-    setattr(holder, name, made)
-    try:
-        yield
-    finally:
-        if own is _NONE:
-            delattr(holder, name)
-        else:
-            setattr(holder, name, own)
-
-
-_NONE = object()
 
 
 def _held_by(hook: Callable[..., Any]) -> str:

@@ -19,7 +19,7 @@ from assigner.errors import MarkingError
 from assigner.model.deferred.contents import memory_of
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.marking.fakeforward import own_tensors, tensor_ids, trained_names
+from assigner.model.marking.fakeforward import own_tensors
 from assigner.model.marking.modules import modules_inside, modules_outside
 from assigner.model.marking.surroundings import Surroundings
 
@@ -59,22 +59,24 @@ class Isolation:
         self.model, self.names = model, list(names)
         self.inside = {name: modules_inside(model, name) for name in self.names}
         self._owners: dict[int, set[str]] = {}
-        self._tensors: dict[str, list[int]] = {}
-        self._trained: dict[str, set[str]] = {}
+        self._tensors: dict[str, dict[str, tuple[int, bool]]] = {}
         self._around = Surroundings()
         self._values: dict[str, Memento] = {}
 
     def begin(self) -> None:
         """The model's forward begins: what the modules are made of now is what they must be made of when called."""
-        self._tensors = {name: tensor_ids(self.inside[name]) for name in self.names}
-        self._trained = {name: trained_names(self.inside[name]) for name in self.names}
+        self._tensors = {name: self._tensors_of(name) for name in self.names}
         self._around = Surroundings()
         self._values = {name: self.values_of(self.inside[name]) for name in self.names}
-        around = modules_outside(self.model, self.names)
+        around = self.values_of(modules_outside(self.model, self.names))
         self._owners = {}
-        for owner, modules in {**self.inside, "": around}.items():
-            for number in self.values_of(modules).holders():
+        for owner, values in {**self._values, "": around}.items():
+            for number in values.holders():
                 self._owners.setdefault(number, set()).add(owner)
+
+    def _tensors_of(self, name: str) -> dict[str, tuple[int, bool]]:
+        """A module's parameters and buffers by name: which each is, and whether it wants a gradient."""
+        return {key: (id(each), each.requires_grad) for key, each in own_tensors(self.inside[name]).items()}
 
     def values_of(self, modules: Named) -> Memento:
         """What some modules of the model, and the files of their classes, hold in Python now."""
@@ -86,7 +88,8 @@ class Isolation:
         Raises:
             MarkingError: its tensors or its attributes are not those that it had when the model's forward began.
         """
-        if tensor_ids(self.inside[name]) != self._tensors[name]:
+        before, now = self._tensors[name], self._tensors_of(name)
+        if [each for each, _ in now.values()] != [each for each, _ in before.values()]:
             raise MarkingError(
                 f"{name!r} is called with other weights than its own (functional_call, or weights that are set)",
                 hint="mark a larger module that contains the call, or give the weights as an argument of its forward",
@@ -99,7 +102,7 @@ class Isolation:
             if isinstance(value, FakeTensor)
         ]
         changed += self._around.changes()
-        changed += [f"requires_grad of {each!r}" for each in trained_names(self.inside[name]) ^ self._trained[name]]
+        changed += [f"requires_grad of {each!r}" for each in now if now[each] != before.get(each)]
         if changed or fakes:
             raise MarkingError(
                 f"{(changed or fakes)[0]} is set from outside before {name!r} is called: the worker that runs"

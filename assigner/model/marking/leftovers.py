@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from torch import nn
 
@@ -35,7 +36,7 @@ class Leftovers:
     """The attributes that partitions have changed so far, and that other code has read, while forwards are captured.
 
     Args:
-        running: The partition whose forward runs; empty: none does.
+        running: The partition whose forward runs; None, or empty: none does.
         inside: The modules of each, with it, by its name.
 
     Attributes:
@@ -44,7 +45,7 @@ class Leftovers:
         read: What other code has read in it: the modules' names, each with the attribute's.
     """
 
-    def __init__(self, running: Callable[[], str], inside: Mapping[str, Named]) -> None:
+    def __init__(self, running: Callable[[], str | None], inside: Mapping[str, Named]) -> None:
         self._running = running
         self._modules = [(name, module) for name, modules in inside.items() for _, module in modules]
         self._paths = {id(module): path for modules in inside.values() for path, module in modules}
@@ -97,7 +98,6 @@ class Leftovers:
                     raise _read_elsewhere(partition, key)
 
     def _watch(self, kind: type) -> None:
-        before = vars(kind).get("__getattribute__")
         plain: Callable[[Any, str], Any] = kind.__getattribute__  # type: ignore[assignment]
 
         def reading(module: Any, name: str) -> Any:
@@ -111,11 +111,7 @@ class Leftovers:
                 self._read.add((id(module), name))
             return plain(module, name)
 
-        kind.__getattribute__ = reading  # type: ignore[method-assign, assignment]
-        if before is None:
-            self._stack.callback(delattr, kind, "__getattribute__")
-        else:
-            self._stack.callback(setattr, kind, "__getattribute__", before)
+        self._stack.enter_context(mock.patch.object(kind, "__getattribute__", reading))
 
 
 _ALL = "__dict__"

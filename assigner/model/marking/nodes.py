@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.mutation import is_random, returned_arguments
+from assigner.model.deferred.mutation import is_random, tensor_leaves
 from assigner.model.marking.opaque import is_call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 
 def is_item(node: fx.Node) -> bool:
@@ -46,7 +45,7 @@ def check_unwrapped(node: fx.Node) -> list[torch.Tensor]:
     Raises:
         MarkingError: torch.func or torch.vmap has wrapped them.
     """
-    leaves = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+    leaves = tensor_leaves(node.meta.get("val"))
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, leaves)):
         raise MarkingError(
             f"the forward uses torch.func or torch.vmap between partitions ({line_of(node)})",
@@ -54,11 +53,6 @@ def check_unwrapped(node: fx.Node) -> list[torch.Tensor]:
             " a partition",
         )
     return leaves
-
-
-def tensors_of(node: fx.Node) -> Iterator[fx.Node]:
-    """The inputs of a node whose values are tensors in a memory."""
-    return (each for each in node.all_input_nodes if storages(each))
 
 
 def shape_alone(node: fx.Node) -> bool:
@@ -91,11 +85,3 @@ def behind(node: fx.Node) -> set[fx.Node]:
             found.add(each)
             waiting += each.all_input_nodes
     return found
-
-
-def fresh_values(node: fx.Node) -> list[Any]:
-    """The fake values that an operation returns and that are none of its arguments."""
-    returned = returned_arguments(node.target)
-    values: Any = node.meta.get("val")
-    listed = list(values) if len(returned) > 1 else [values]
-    return [value for value, name in zip(listed, returned, strict=False) if name is None]

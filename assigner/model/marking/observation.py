@@ -101,6 +101,19 @@ class CallEffects:
     wanting: frozenset[int]
     asks: bool
 
+    @classmethod
+    def any_of(cls, results: Any, seen: Sequence[CallEffects]) -> CallEffects:
+        """What a call may do, of which this was seen, and that returns these results."""
+        return cls(
+            results,
+            frozenset().union(*(each.written for each in seen)),
+            any_way([each.aliases for each in seen]),
+            frozenset().union(*(each.changed for each in seen)),
+            frozenset().union(*(each.differentiated for each in seen)),
+            frozenset().union(*(each.wanting for each in seen)),
+            any(each.asks for each in seen),
+        )
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -173,16 +186,7 @@ class LearntCall:
     @property
     def effects(self) -> CallEffects:
         """What it may do: all that was seen of it."""
-        seen = [call.effects for call in self.calls]
-        return CallEffects(
-            seen[0].results,
-            frozenset().union(*(each.written for each in seen)),
-            any_way([each.aliases for each in seen]),
-            frozenset().union(*(each.changed for each in seen)),
-            frozenset().union(*(each.differentiated for each in seen)),
-            frozenset().union(*(each.wanting for each in seen)),
-            any(each.asks for each in seen),
-        )
+        return CallEffects.any_of(self.calls[0].effects.results, [call.effects for call in self.calls])
 
     def fakes(self, given: Sequence[torch.Tensor], environment: ShapeEnv) -> list[torch.Tensor]:
         """Tensors without values that look like its results.

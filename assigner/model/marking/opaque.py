@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -24,18 +24,15 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
-from assigner.model.deferred.mutation import Writes, storage_of
+from assigner.model.deferred import placed
+from assigner.model.deferred.mutation import Writes, storage_of, tensor_leaves
 from assigner.model.marking.casting import casting_within
 from assigner.model.marking.collecting import collect, switched_off
 from assigner.model.marking.decisions import Disagreement, decided
 from assigner.model.marking.fakeforward import (
-    Alias,
-    IdleDropouts,
-    OneRecurrentStep,
+    WithoutValues,
     agreed,
     aliases_of,
-    any_way,
-    current_tensor,
     fresh_results,
     gradients_asked,
     gradients_taken,
@@ -55,9 +52,9 @@ from assigner.usercode import user_line
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a traced argument among constants: the `index`-th tensor, or the `index`-th size."""
+    """The place of a value among constants: of the `index`-th tensor, size or whatever else `fill` is given."""
 
-    kind: str
+    kind: Literal["tensor", "size", "parent", "target", "operand"]
     index: int
 
 
@@ -87,12 +84,18 @@ class OpaqueCall:
 
 @dataclass
 class _Session:
-    """The calls of the capture that is going on; the operator's implementations look them up here."""
+    """The calls of the capture that is going on; the operator's implementations look them up here.
+
+    Args:
+        forwards: By the calls' numbers.
+        wanting: Likewise, which results require a gradient.
+        running: The module whose forward runs; empty: a function that is none; None: none does.
+        anchor: What results seem to have been made of.
+    """
 
     forwards: list[Any] = field(default_factory=list)
     wanting: dict[int, frozenset[int]] = field(default_factory=dict)
-    depth: int = 0
-    running: str = ""
+    running: str | None = None
     anchor: torch.Tensor | None = None
 
 
@@ -147,7 +150,7 @@ def is_call(node: fx.Node) -> bool:
 
 def within_call() -> bool:
     """True while the forward of an opaque call runs on fake tensors."""
-    return _session.depth > 0
+    return _session.running is not None
 
 
 def split(tree: Any) -> tuple[Any, list[torch.Tensor], list[Any]]:
@@ -177,10 +180,9 @@ def _usual_attributes() -> set[str]:
     return set(vars(_session.anchor)) if _session.anchor is not None else set()
 
 
-def fill(template: Any, tensors: Sequence[Any], sizes: Sequence[Any] = ()) -> Any:
-    """A template with its slots filled."""
-    filled = {"tensor": tensors, "size": sizes}
-    return pytree.tree_map(lambda leaf: filled[leaf.kind][leaf.index] if isinstance(leaf, Slot) else leaf, template)
+def fill(template: Any, **values: Sequence[Any]) -> Any:
+    """A template with its slots filled, by their kinds."""
+    return pytree.tree_map(lambda leaf: values[leaf.kind][leaf.index] if isinstance(leaf, Slot) else leaf, template)
 
 
 class OpaqueCalls:
@@ -271,7 +273,7 @@ class OpaqueCalls:
                 seen.append(learnt.effects)
                 _session.wanting[number] = learnt.effects.wanting
                 return fresh_results(self._sized(label, made), [*fakes, *own.values()])
-            inner_args, inner_kwargs = fill(arguments, fakes, numbers)
+            inner_args, inner_kwargs = fill(arguments, tensor=fakes, size=numbers)
             with _told(label), self._noticed(name, fakes):
                 effects, made, strange = contextvars.copy_context().run(
                     self.examine, name, label, partial(forward, *inner_args, **inner_kwargs), fakes, environment
@@ -291,7 +293,7 @@ class OpaqueCalls:
         _session.forwards.append(run)
         made = torch.ops.assigner.call(number, tensors, sizes)
         self.calls.append(OpaqueCall(name, function, arguments, seen[-1], learnt is not None))
-        return fill(seen[-1].results, made)
+        return fill(seen[-1].results, tensor=made)
 
     def _sized(self, label: str, made: list[torch.Tensor]) -> list[torch.Tensor]:
         """What a call returns, with symbols of its own for sizes that depend on values."""
@@ -331,18 +333,13 @@ class OpaqueCalls:
         inside = self.isolation.inside.get(name, [])
         values, draws, around = self.isolation.values_of(inside), GeneratorStates.now(), Surroundings()
         own = own_tensors(inside)
-        written: set[int] = set()
-        differentiated: set[tuple[int, int]] = set()
-        wanting: set[int] = set()
-        asking: list[Any] = []
-        graphs: list[str] = []
         trains = any(each.requires_grad for each in (*given, *own.values()))
-        ways: list[dict[int, Alias]] = []
+        written, graphs, seen = set[int](), list[str](), list[CallEffects]()
 
         def attempt() -> Any:
-            short = contextlib.nullcontext() if environment is None else OneRecurrentStep()
+            short = contextlib.nullcontext() if environment is None else WithoutValues()
             with (
-                short, casting_within(self.autocast), Writes() as writes, IdleDropouts(), _inner(name),
+                short, casting_within(self.autocast), Writes() as writes, _inner(name),
                 gradients_taken(given) as gradients, gradients_asked() as asked, graph_asked(given, graphs),
             ):  # fmt: skip
                 try:
@@ -350,15 +347,25 @@ class OpaqueCalls:
                 finally:
                     self.isolation.check_own(label, inside, writes.read, [*given, *own.values()])
             check_unpacked(label, found, "returns")
-            differentiated.update(gradients)
             register_dataclasses(found)
             written.update(writes.storages)
-            leaves = [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]
-            for n, each in enumerate(leaves):  # a write to a view says nothing of it to the whole fake tensor
-                if each.requires_grad or (trains and torch.is_grad_enabled() and storage_of(each) in writes.storages):
-                    wanting.add(n)
-            asking.extend(asked if torch.is_grad_enabled() else ())
-            ways.append(aliases_of(given, leaves))
+            leaves = tensor_leaves(found)
+            is_written = [storage_of(each) in writes.storages for each in leaves]
+            records, now = torch.is_grad_enabled(), own_tensors(inside)
+            seen.append(CallEffects(
+                results=None,
+                written=frozenset(n for n, each in enumerate(given) if storage_of(each) in writes.storages),
+                aliases=aliases_of(given, leaves),
+                changed=frozenset(
+                    key for key, each in own.items()
+                    if storage_of(each) in writes.storages or now.get(key) is not each
+                ),
+                differentiated=frozenset(gradients),
+                wanting=frozenset(  # a write to a view says nothing of it to the whole fake tensor
+                    n for n, each in enumerate(leaves) if each.requires_grad or (trains and records and is_written[n])
+                ),
+                asks=records and bool(asked),
+            ))  # fmt: skip
             return found
 
         def undo() -> None:
@@ -370,10 +377,6 @@ class OpaqueCalls:
 
         try:
             result = decided(attempt, lambda found: agreed(found, environment), environment, undo)
-            changed = frozenset(
-                each for each, tensor in own.items()
-                if storage_of(tensor) in written or current_tensor(inside, each) is not tensor
-            )  # fmt: skip
         finally:
             undo()
         if graphs:
@@ -383,11 +386,7 @@ class OpaqueCalls:
                 hint="ask for requires_grad, or mark a larger module that makes the tensor, too",
             )
         results, made, sizes = split(result)
-        places = frozenset(n for n, each in enumerate(given) if storage_of(each) in written)
-        effects = CallEffects(
-            results, places, any_way(ways), changed, frozenset(differentiated), frozenset(wanting), bool(asking)
-        )  # fmt: skip
-        return effects, made, sizes
+        return CallEffects.any_of(results, seen), made, sizes
 
     @contextlib.contextmanager
     def _noticed(self, name: str, fakes: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -414,14 +413,9 @@ def _inner(name: str) -> Iterator[None]:
     Torch's own call of modules: export's keeps a stack of those that run, and one that raises, as a way may that no
     value takes, would stay on it.
     """
-    _session.depth += 1
-    before, _session.running = _session.running, name
-    try:
-        with mock.patch.object(nn.Module, "__call__", nn.Module._wrapped_call_impl):
-            yield
-    finally:
-        _session.depth -= 1
-        _session.running = before
+    own_call = mock.patch.object(nn.Module, "__call__", nn.Module._wrapped_call_impl)
+    with mock.patch.object(_session, "running", name), own_call:
+        yield
 
 
 def register_dataclasses(output: Any) -> None:
@@ -453,22 +447,16 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
     A class with a `__call__` of its own does work around the forward, which belongs to the call.
     """
     modules = {opaque.model.get_submodule(name): name for name in reversed(opaque.names)}
-    _session.forwards.clear()
-    _session.wanting.clear()
-    _session.anchor = anchor
-    with opaque.leftovers.guarded(), contextlib.ExitStack() as stack:
-        for module, name in modules.items():
-            if type(module).__call__ is nn.Module.__call__:
-                module.__dict__["_call_impl"] = opaque.module(name, module._call_impl)
-                stack.callback(module.__dict__.pop, "_call_impl", None)
+    calls = [
+        (module.__dict__, "_call_impl", opaque.module(name, module._call_impl))
+        for module, name in modules.items()
+        if type(module).__call__ is nn.Module.__call__
+    ]
+    session = mock.patch.multiple(_session, forwards=[], wanting={}, anchor=anchor)
+    with session, opaque.leftovers.guarded(), placed(calls), contextlib.ExitStack() as stack:
         for each in {_calling_class(module) for module in modules} - {nn.Module}:
             stack.enter_context(_call_replaced(each, opaque))
-        try:
-            yield
-        finally:
-            _session.forwards.clear()
-            _session.wanting.clear()
-            _session.anchor = None
+        yield
 
 
 def _calling_class(module: nn.Module) -> type:
@@ -485,8 +473,5 @@ def _call_replaced(owner: Any, opaque: OpaqueCalls) -> Iterator[None]:
             return original(self, *args, **kwargs)
         return opaque.module(name, partial(original, self))(*args, **kwargs)
 
-    owner.__call__ = call
-    try:
+    with mock.patch.object(owner, "__call__", call):
         yield
-    finally:
-        owner.__call__ = original

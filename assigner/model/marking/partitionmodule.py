@@ -32,11 +32,10 @@ def build_module(
     """
     root: dict[str, Any] = {name: constant.to(device) for name, constant in piece.constants.items()}
     root.update({name: tensors[name] for name in piece.state})
-    for node in piece.graph.nodes:
-        if node.op == "call_module":
-            root[str(node.target)] = module = copied_module(deferred, str(node.target), tensors, device)
-            if device.type == "cuda":
-                _flatten_recurrent(module)
+    for name in piece.called:
+        root[name] = module = copied_module(deferred, name, tensors, device)
+        if device.type == "cuda":
+            _flatten_recurrent(module)
     for name in piece.state:
         owner = next((each for each in root if name.startswith(each + ".")), None)
         if owner is not None:
@@ -84,8 +83,7 @@ def around_module(module: fx.GraphModule, piece: Piece, device: torch.device) ->
         device: Where it is.
     """
     root: dict[str, Any] = {name: constant.to(device) for name, constant in piece.constants.items()}
-    called = [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
-    root.update({name: module.get_submodule(name) for name in called})
+    root.update({name: module.get_submodule(name) for name in piece.called})
     for node in piece.graph.nodes:
         if node.op == "get_attr" and node.target not in root:
             path, _, leaf = str(node.target).rpartition(".")

@@ -12,6 +12,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
+from assigner.model.deferred.mutation import tensor_leaves
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.glue import is_size
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.model.marking.cut import Cutter
-
-
-def tensor_leaves(result: Any) -> list[torch.Tensor]:
-    """The tensors of what a module returned, in order."""
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def as_learnt(call: OpaqueCall) -> Callable[[Any], list[torch.Tensor]]:
@@ -61,20 +57,16 @@ def resume_gradients(enabled: bool) -> None:
 
 def on_tensors(call: OpaqueCall) -> Callable[..., list[torch.Tensor]]:
     """What an opaque call that is no module calls, as a function of its tensors and sizes alone."""
-    function, count = call.function, len(_tensor_slots(call.arguments))
+    function, leaves = call.function, pytree.tree_leaves(call.arguments)
+    count = sum(isinstance(leaf, Slot) and leaf.kind == "tensor" for leaf in leaves)
     assert function is not None
 
     def run(*values: Any) -> list[torch.Tensor]:
-        args, kwargs = fill(call.arguments, values[:count], values[count:])
+        args, kwargs = fill(call.arguments, tensor=values[:count], size=values[count:])
         return tensor_leaves(function(*args, **kwargs))
 
     run.__name__ = run.__qualname__ = function.__name__
     return run
-
-
-def _tensor_slots(arguments: Any) -> list[Slot]:
-    leaves = pytree.tree_leaves(arguments)
-    return [leaf for leaf in leaves if isinstance(leaf, Slot) and leaf.kind == "tensor"]
 
 
 @dataclass(frozen=True)
@@ -224,7 +216,7 @@ class PieceBuilder:
             made = self.graph.call_function(on_tensors(call), (*tensors, *sizes))
             made.meta["val"] = node.meta["val"]
             return made
-        args, kwargs = fill(call.arguments, tensors, sizes)
+        args, kwargs = fill(call.arguments, tensor=tensors, size=sizes)
         self.modules[call.module] = None
         made = self.graph.create_node("call_module", call.module, tuple(args), dict(kwargs))
         made.meta["val"] = node.meta["val"]
@@ -260,9 +252,7 @@ def _structure(builder: PieceBuilder, parameters: Sequence[str], buffers: Sequen
         elif node.op in ("get_attr", "placeholder"):
             target = ""
         shapes = [
-            f"{leaf.dtype}{builder.cutter.symbols.names(leaf.shape)}"
-            for leaf in pytree.tree_leaves(node.meta.get("val"))
-            if isinstance(leaf, torch.Tensor)
+            f"{leaf.dtype}{builder.cutter.symbols.names(leaf.shape)}" for leaf in tensor_leaves(node.meta.get("val"))
         ]
         args: Any = fx.map_arg((node.args, node.kwargs), lambda each: f"%{number[each]}")
         rows.append((node.op, target, repr(args), shapes))

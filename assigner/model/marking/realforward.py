@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from assigner.errors import AssignerError, MarkingError
 from assigner.formatting import size as in_bytes
 from assigner.machine.cgroup import free_memory
-from assigner.machine.generators import GeneratorStates
-from assigner.model.deferred import DeferredModel, slot_of
+from assigner.machine.generators import kept_python
+from assigner.model.deferred import DeferredModel, placed, slot_of
 from assigner.model.deferred.memento import Memento
 from assigner.model.marking.casting import casting
 from assigner.model.marking.fakeforward import is_tensor, own_tensors
@@ -162,7 +162,7 @@ class RealCalls(OpaqueCalls):
         arguments, tensors, _ = split((args, kwargs))
         check_plain(label, plain_leaves(arguments), "is given")
         given = [_alone(each) for each in tensors]
-        inner_args, inner_kwargs = fill(arguments, given)
+        inner_args, inner_kwargs = fill(arguments, tensor=given)
         with self.holding(name):
             effects, made, _ = contextvars.copy_context().run(
                 self.examine, name, label, partial(forward, *inner_args, **inner_kwargs), given, None
@@ -177,7 +177,7 @@ class RealCalls(OpaqueCalls):
             )
         shapes = tuple(tuple(each.shape) for each in given)
         self.seen.setdefault(name, []).append(Observation(shapes, tuple(map(Made.of, made)), effects))
-        return fill(effects.results, [_alone(each) for each in made])
+        return fill(effects.results, tensor=[_alone(each) for each in made])
 
 
 _DENSE = (torch.Tensor, nn.Parameter)
@@ -280,10 +280,9 @@ class _Weights:
         self.deferred = deferred
         self._own = {name: list(own_tensors(modules_inside(deferred.model, name))) for name in names}
         self._known = deferred.tensors()
-        every = {each: self._known[each] for each in self._known}
         self._kept: dict[str, torch.Tensor] = {}
-        if 2 * _bytes(every.values()) * _SHARE <= free_memory():
-            self._kept = deferred.materialise(every)
+        if 2 * _bytes(self._known.values()) * _SHARE <= free_memory():
+            self._kept = deferred.materialise(self._known)
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
@@ -314,15 +313,8 @@ class _Weights:
                     " modules",
                 )
             tensors = self.deferred.materialise(names)
-        held = [slot_of(self.deferred.model, name) for name in names]
-        before = [place[key] for place, key in held]
-        for (place, key), name in zip(held, names, strict=True):
-            place[key] = tensors[name]
-        try:
+        with placed((*slot_of(self.deferred.model, name), tensors[name]) for name in names):
             yield
-        finally:
-            for (place, key), tensor in zip(held, before, strict=True):
-                place[key] = tensor
 
 
 def _bytes(tensors: Any) -> int:
@@ -337,9 +329,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
     """What the block leaves in Python and in generators is taken back; they are seeded in it."""
-    values, draws = Memento(model.named_modules(), parameters=True, top="whole"), GeneratorStates.now()
-    torch_state = torch.get_rng_state()
-    try:
+    values = Memento(model.named_modules(), parameters=True, top="whole")
+    with values.put_back(), kept_python(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # torch.manual_seed would reach those of GPUs too
         random.seed(0)
         numpy.random.seed(0)
@@ -350,7 +341,3 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
                     f"the forward of {type(model).__name__} changes {change.name} in place, which nobody can put back",
                     hint="keep it in a buffer of a module",
                 )
-    finally:
-        values.restore()
-        draws.put_back()
-        torch.set_rng_state(torch_state)

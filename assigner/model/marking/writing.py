@@ -12,36 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.model.deferred.mutation import is_random, returned_arguments, written_names
+from assigner.model.deferred.mutation import fresh_values, is_random, returned_arguments, written_names
+from assigner.model.marking.opaque import Slot, fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-
-class Parent:
-    """Where a view's source stands among its arguments."""
-
-
-@dataclass(frozen=True)
-class _Operand:
-    """Where an operand of a write stands among its arguments."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Where a written tensor stands among a write's arguments."""
-
-    index: int
-
-
-def _mapped(value: Any, change: Callable[[fx.Node], Any]) -> Any:
-    """The arguments of a node with something in the places of the nodes among them."""
-    return fx.map_arg(value, change)
+_mapped: Callable[[Any, Callable[[fx.Node], Any]], Any] = fx.map_arg
 
 
 @dataclass(frozen=True)
@@ -50,7 +29,7 @@ class ViewStep:
 
     Args:
         target: The operation.
-        args: Its arguments, with a Parent where the tensor stands.
+        args: Its arguments, with a Slot where the tensor stands, its parent, and within a write for other operands.
         kwargs: Likewise.
         detached: It is made under no_grad.
     """
@@ -63,12 +42,13 @@ class ViewStep:
     @classmethod
     def of(cls, node: fx.Node, parent: fx.Node, now: Callable[[fx.Node], Any], *, detached: bool) -> ViewStep:
         """The view that a node takes of `parent`; its other arguments are what `now` says."""
-        args, kwargs = _mapped((node.args, node.kwargs), lambda each: Parent() if each is parent else now(each))
+        slot = Slot("parent", 0)
+        args, kwargs = _mapped((node.args, node.kwargs), lambda each: slot if each is parent else now(each))
         return cls(node.target, args, kwargs, detached)
 
-    def filled(self, parent: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def filled(self, parent: Any, operands: Sequence[Any] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments for a source."""
-        args, kwargs = pytree.tree_map_only(Parent, lambda _: parent, (self.args, self.kwargs))
+        args, kwargs = fill((self.args, self.kwargs), parent=(parent,), operand=operands)
         return tuple(args), dict(kwargs)
 
 
@@ -85,15 +65,6 @@ class _Overwritten(torch.autograd.Function):
 
 
 _overwritten: Callable[..., torch.Tensor] = _Overwritten.apply
-
-
-def _filled(tree: Any, targets: Sequence[Any], operands: Sequence[Any]) -> Any:
-    def fill(leaf: Any) -> Any:
-        if isinstance(leaf, _Target):
-            return targets[leaf.index]
-        return operands[leaf.index] if isinstance(leaf, _Operand) else leaf
-
-    return pytree.tree_map(fill, tree)
 
 
 def write(
@@ -121,22 +92,21 @@ def write(
     """
     operands: list[fx.Node] = []
 
-    def operand(value: Any) -> _Operand:
+    def operand(value: Any) -> Slot:
         operands.append(value)
-        return _Operand(len(operands) - 1)
+        return Slot("operand", len(operands) - 1)
 
     target: Any = node.target
     names = set(written_names(target, node.args, node.kwargs))
-    words = [argument.name for argument in target._schema.arguments]
+    named = [argument.name for argument in target._schema.arguments]
     turn = iter(range(len(written)))
 
     def template(name: str, value: Any) -> Any:
         if name in names:
-            return _mapped(value, lambda _: _Target(next(turn)))
+            return _mapped(value, lambda _: Slot("target", next(turn)))
         return _mapped(value, lambda each: operand(read(each)))
 
-    pairs = [(name, template(name, value)) for name, value in zip(words, node.args, strict=False)]
-    args = tuple(value for _, value in pairs)
+    args = tuple(template(name, value) for name, value in zip(named, node.args, strict=False))
     kwargs = {name: template(name, value) for name, value in node.kwargs.items()}
     paths = [(base, [_with_operands(step, operand) for step in steps]) for base, steps in views]
     returned = returned_arguments(target)
@@ -146,9 +116,9 @@ def write(
         with torch.no_grad() if without_gradient else contextlib.nullcontext():
             copies = [base.clone() for base in bases]
             targets = [_view(copies[base], steps, others) for base, steps in paths]
-            result = target(*_filled(args, targets, others), **_filled(kwargs, targets, others))
-        made = list(result) if len(returned) > 1 else [result]
-        fresh = [each for each, name in zip(made, returned, strict=False) if name is None]
+            given, words = fill((args, kwargs), target=targets, operand=others)
+            result = target(*given, **words)
+        fresh = fresh_values(returned, result)
         if without_gradient:
             copies = [
                 _overwritten(base, copy) if base.requires_grad else copy
@@ -163,7 +133,7 @@ def write(
     return apply, operands
 
 
-def _with_operands(step: ViewStep, operand: Callable[[fx.Node], _Operand]) -> ViewStep:
+def _with_operands(step: ViewStep, operand: Callable[[fx.Node], Slot]) -> ViewStep:
     args, kwargs = _mapped((step.args, step.kwargs), operand)
     return ViewStep(step.target, args, kwargs, step.detached)
 
@@ -171,8 +141,8 @@ def _with_operands(step: ViewStep, operand: Callable[[fx.Node], _Operand]) -> Vi
 def _view(base: torch.Tensor, steps: Sequence[ViewStep], operands: Sequence[Any]) -> Any:
     made: Any = base
     for step in steps:
-        args, kwargs = step.filled(made)
-        made = step.target(*_filled(args, (), operands), **_filled(kwargs, (), operands))
+        args, kwargs = step.filled(made, operands)
+        made = step.target(*args, **kwargs)
         if step.detached and isinstance(made, torch.Tensor):
             made = made.detach()
     if not torch.compiler.is_compiling() and made.untyped_storage()._cdata != base.untyped_storage()._cdata:
@@ -275,21 +245,6 @@ def stored(state: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def stored_once(*, deferred: bool) -> Callable[..., torch.Tensor]:
-    """What stores a value that is the same for all micro-batches of a step, once, and gives it.
-
-    Several partitions of a process may hold the tensor: the first one that comes stores for all. Its recompute starts
-    from the old value and stores anew.
-
-    Args:
-        deferred: The forward uses the old value before: it stays until the step's forwards are done.
-
-    Returns:
-        A function of the tensor, the value and the partition's name.
-    """
-    return _store_at_end if deferred else _store_at_first
-
-
 def _store_at_first(state: torch.Tensor, values: torch.Tensor, partition: str = "") -> torch.Tensor:
     stores = _Running.stores
     if stores is not None and not (stores.first and stores.stored.setdefault(id(state), partition) == partition):
@@ -309,4 +264,10 @@ def _store_at_end(state: torch.Tensor, values: torch.Tensor, partition: str = ""
 
 
 ONCE = (_store_at_first, _store_at_end)
+"""What stores a value that is the same for all micro-batches of a step, once, and gives it.
+
+They are given the tensor, the value and the partition's name. Several partitions of a process may hold the tensor: the
+first one that comes stores for all. Its recompute starts from the old value and stores anew. By the second function the
+old value, which the forward uses before, stays until the step's forwards are done.
+"""
 STORES = (stored, *ONCE)

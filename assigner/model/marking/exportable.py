@@ -1,0 +1,115 @@
+"""A model as torch.export can take it, while its forward is captured: it has no weights, and may do as it likes."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import keyword
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from assigner.errors import MarkingError
+from assigner.model.deferred import placed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+@contextlib.contextmanager
+def exportable(
+    model: nn.Module, mode: FakeTensorMode, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[None]:
+    """The model on the meta device can be exported for these inputs while the block runs.
+
+    Raises:
+        MarkingError: a name of `**kwargs` is none that a parameter can have.
+    """
+    with (
+        fake_tensors(model, mode), _given_momenta(model), _symbolic_lengths(model),
+        _named_keywords(model, args, kwargs),
+    ):  # fmt: skip
+        yield
+
+
+@contextlib.contextmanager
+def _given_momenta(model: nn.Module) -> Iterator[None]:
+    """A BatchNorm without momentum works it out from the value of a counter, which a fake tensor has not."""
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, _BatchNorm) and module.momentum is None:
+                stack.enter_context(mock.patch.object(module, "momentum", 0.0))  # no shape depends on it
+        yield
+
+
+@contextlib.contextmanager
+def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+    """The model's meta tensors as fake CPU tensors while the block runs; shared ones stay shared."""
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        with mode:
+            twin = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+            return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
+
+    spaces = [space for module in model.modules() for space in (module._parameters, module._buffers)]
+    held = [(space, key, each) for space in spaces for key, each in space.items() if each is not None]
+    once = {id(each): each for _, _, each in held}
+    twins = {number: fake(each) for number, each in once.items()}
+    with placed((space, key, twins[id(each)]) for space, key, each in held):
+        yield
+
+
+def _length(value: Any) -> Any:
+    """As `x.shape[0]`, which may be a symbol."""
+    return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else len(value)
+
+
+@contextlib.contextmanager
+def _symbolic_lengths(model: nn.Module) -> Iterator[None]:
+    """In the files of a model's forwards `len` gives symbols while the block runs; what is called `len` there stays.
+
+    Of a tensor Python's own makes a number, and the capture would be one for that size.
+    """
+    forwards = (getattr(type(module), "forward", None) for module in model.modules())
+    found = {id(names): names for each in forwards if (names := getattr(each, "__globals__", None)) is not None}
+    files = [names for names in found.values() if "len" not in names and names is not globals()]
+    with placed((names, "len", _length) for names in files):
+        yield
+
+
+@contextlib.contextmanager
+def _named_keywords(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """`forward(x, **kwargs)` has the signature of `forward(x, *, y)` while the block runs, where `y` is given.
+
+    torch.export finds by it whose shapes may vary. It looks for an input of `**kwargs` below that name first, and below
+    its own in the end as well (torch 2.13, `_get_range_constraints`), so that no form of dynamic shapes fits.
+
+    Raises:
+        MarkingError: a name of `**kwargs` is none that a parameter can have.
+    """
+    forward = model.forward
+    signature = inspect.signature(forward)
+    named = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    rest = signature.parameters.keys() - {each.name for each in named}  # its name, where there is one
+    others = [name for each in rest for name in signature.bind(*args, **kwargs).arguments.get(each, ())]
+    if not others:
+        yield
+        return
+    if strange := [each for each in others if not each.isidentifier() or keyword.iskeyword(each)]:
+        raise MarkingError(
+            f"the forward of {type(model).__name__} is given {strange[0]!r}, which is no name of a parameter in Python",
+            hint="give this input under another name, or within a dict",
+        )
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    given = (inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in others)
+    called.__signature__ = signature.replace(parameters=[*named, *given])  # type: ignore[attr-defined]
+    with placed([(model.__dict__, "forward", called)]):
+        yield
