@@ -105,6 +105,9 @@ class Exercise:
     def plan(self, *, recomputes: bool) -> Plan:
         """A plan that gives each partition a worker of its own.
 
+        All micro-batches are in flight everywhere, and backwards come in the order of the plain side, whose sums have
+        the same bits then: a loop's, or that of autograd where one loss is over the batch.
+
         Args:
             recomputes: Every partition rematerialises, but those whose mark says "never".
         """
@@ -113,12 +116,13 @@ class Exercise:
                 f"worker:{n}/cpu",
                 (piece.name,),
                 (piece.name,) if recomputes and piece.mark.rematerialise != "never" else (),
+                in_flight=self.micro_batches,
             )
             for n, piece in enumerate(self.graph.pieces)
         )  # fmt: skip
         return Plan(
             workload=WorkloadReference(self.workload.name or "check", batch_size=self.rows),
-            schedule="gpipe",
+            schedule="gpipe" if self.workload.loss_over == "batch" else "1f1b",
             micro_batches=self.micro_batches,
             micro_batch_size=self._size,
             stages=stages,

@@ -41,7 +41,7 @@ def test_a_sound_model_is_told_in_two_lines(assigner):
     first, second = result.stdout.splitlines()
     assert first.startswith("model.py:workload: the partitions compute what the model computes, to the last bit (check")
     assert second == (
-        "3 partitions apart from each other: two steps and an evaluation of 5 rows in 2 micro-batches, with and without"
+        "3 partitions apart from each other: two steps and an evaluation of 7 rows in 3 micro-batches, with and without"
         " rematerialisation"
     )
 
