@@ -14,6 +14,7 @@ from assigner.runtime.batch.staterows import state_of, with_states
 from assigner.runtime.step.batchnorm import DeferredStatistics
 from assigner.runtime.step.metrics import StepMetrics
 from assigner.runtime.step.outputs import Part, join
+from assigner.runtime.step.results import exact_sum
 from assigner.usercode import user_code
 from assigner.verification.draws import ComparableDraws, SideGenerators
 from assigner.verification.observing import HeardLoss, Item
@@ -139,8 +140,7 @@ class PlainModel:
         """The loss over some micro-batches, and its backward if it is trained on."""
         self._heard.begin(listens=not trains)
         over_batch = self._exercise.workload.loss_over == "batch" and len(cuts) > 1
-        made: list[Any] = []
-        total = torch.zeros((), dtype=torch.float64, device="cpu")
+        made, losses = list[Any](), list[float]()
         for place, cut in enumerate(cuts):
             outputs = self._forward(place, cut, trains=trains)
             if over_batch:
@@ -148,7 +148,7 @@ class PlainModel:
                 continue
             self._measure(outputs, cut.targets, cut.weight)
             if cut.weight:
-                total += self._lost(outputs, cut.targets, cut.weight)
+                losses.append(float(self._lost(outputs, cut.targets, cut.weight)))
         if over_batch:
             output = self._exercise.graph.output
             parts = [
@@ -157,8 +157,8 @@ class PlainModel:
             ]
             joined = pytree.tree_unflatten(join(parts), pytree.tree_structure(made[0]))
             self._measure(joined, cuts[0].targets, 1.0)
-            total += self._lost(joined, cuts[0].targets, 1.0)
-        return total
+            losses.append(float(self._lost(joined, cuts[0].targets, 1.0)))
+        return torch.tensor(exact_sum(losses), dtype=torch.float64, device="cpu")
 
     def _forward(self, place: int, cut: MicroBatch, *, trains: bool) -> Any:
         if trains:
