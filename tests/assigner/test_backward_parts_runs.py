@@ -134,6 +134,7 @@ REMAT = ("never", "always", "except_last")
 IN_TURN = list(zip(MODELS, itertools.cycle(REMAT), strict=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "remat"), sweep(itertools.product(MODELS, REMAT), quick=IN_TURN))
 def test_parts_train_as_whole_backwards_do(name, remat):
     made = MODELS[name]()

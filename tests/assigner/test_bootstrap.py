@@ -14,6 +14,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "count"), [("normal", 25), ("skewed", LEAST)])
 def test_like_samples_are_seldom_called_different(monkeypatch, shape, count):
     """Of 400 pairs of samples from one distribution the interval leaves out 1 in fewer than 10 %, and in some."""

@@ -97,6 +97,7 @@ def test_rounding_is_allowed_for(dtype):
     assert differed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_drifts_by_rounding_is_set_to_the_first_ones(dtype):
     """Rounding that goes one way alone takes copies no further apart than a few dozen times the type's resolution."""

@@ -121,12 +121,14 @@ VALUES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITES)
 def test_writes(name):
     """What a builder writes into a tensor is there, and the layer that comes after it has its own values."""
     check(lambda: holding(tensor=WRITES[name](), after=nn.Linear(2, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VALUES)
 def test_values(name):
     """Values of values are the plain model's, and so is the layer that comes after them."""
@@ -158,6 +160,7 @@ def test_a_copy_of_a_model_that_was_there_before():
     check(lambda: nn.Sequential(copy.deepcopy(template), nn.Linear(4, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
 def test_another_default_type(default):
     """Tensors made under another default type have it, also where it only shows in what is worked out."""
@@ -186,6 +189,7 @@ def test_training_of_running_statistics():
     check(builder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["block", "default"])
 def test_asking_for_the_meta_device(name):
     """What the builder has put on the meta device itself draws nothing, and has values once it gives it some."""
@@ -245,6 +249,7 @@ def test_autocast_in_a_builder():
         DeferredModel(lambda: builder(True), seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("orthogonal_map", ["cayley", "matrix_exp"])
 def test_an_orthogonal_parametrization(orthogonal_map):
     """It reads random values, which is refused; what the hint tells helps."""

@@ -188,6 +188,7 @@ def test_a_host_is_silent(
     assert "10.0.0.2 does not answer" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", [False, True])
 @pytest.mark.distributed
 def test_a_rank_that_does_not_come(forked: ForkedRanks, agent: bool) -> None:

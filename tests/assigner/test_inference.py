@@ -117,6 +117,7 @@ def test_the_models_own_eval():
         assert modes == modes_of(pipeline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["structures", "layouts", "middle", "chosen"])
 def test_any_value_in_eval(name):
     """Values of every kind between partitions come through in eval as well, and outputs keep their structure."""

@@ -135,6 +135,7 @@ def test_what_a_forward_counts_in_an_evaluation():
             assert pipeline.evaluate(batch) == pytest.approx(expected.item(), abs=EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_models_own_modes(name, remat):

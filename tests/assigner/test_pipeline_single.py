@@ -57,6 +57,7 @@ def test_ten_steps_equal_the_plain_model(micro_batches, remat):
         assert pipeline.steps == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [skips, towers], ids=["skips", "branch and dict output"])
 def test_other_shapes_of_model_are_exact(make):
     """Skips, branches, several inputs and an output that is a dict change nothing."""

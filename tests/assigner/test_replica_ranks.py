@@ -38,9 +38,17 @@ def assert_equal(found: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank of tests/runs/replicas.py found."""
-    return forked.found("replicas.py", tmp_path_factory.mktemp("replicas"), *USUAL, DIVIDED, "refusals", ranks=3)
+def ranks(
+    request: pytest.FixtureRequest, forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """What each rank of tests/runs/replicas.py found, of the cases that this run of the tests has."""
+    mine = [
+        item.callspec.params
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    ]
+    cases = [case for case in USUAL if {"case": case} in mine]
+    return forked.found("replicas.py", tmp_path_factory.mktemp("replicas"), *cases, DIVIDED, "refusals", ranks=3)
 
 
 @pytest.mark.slow

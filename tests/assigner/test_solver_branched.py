@@ -43,6 +43,7 @@ def least_step_s(profile: Profile) -> float:
     return min(predict(plan, profile).step_s for plan in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sweep(range(24), quick=4))
 def test_no_convex_stages_are_faster(seed):
     """Of few partitions all of them are looked at, and those that are best at usual warm-ups at others, too."""

@@ -26,6 +26,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())))
 def test_the_ilp_of_1f1b_is_a_bound(case):
     """Its optimum over all stage options is above no plan that there is, and above 0."""

@@ -32,6 +32,7 @@ def optimum(path) -> float:
     return solver.getInfo().objective_function_value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())))
 def test_another_solver_finds_the_same_optimum(tmp_path, case, schedule):

@@ -58,6 +58,7 @@ def test_where_links_are_alike_or_workers_have_an_order_there_is_none():
         assert by_kinds(PriceTable(problem, 4)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_bound_by_kinds_is_below_the_best_plan_with_shared_stages(seed, schedule):

@@ -124,6 +124,7 @@ def test_the_output_is_transformers_own() -> None:
     torch.testing.assert_close(output.logits, expected.logits, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", TINY)
 def test_the_loss_falls_in_30_steps(function: str) -> None:
     """Each learns, with dropout: the mean of its last five losses lies clearly below that of the first five."""
