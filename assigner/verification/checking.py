@@ -13,6 +13,7 @@ import torch
 
 from assigner import formatting as fmt
 from assigner.errors import UsageError
+from assigner.formats.fineness import micro_batch_count
 from assigner.formats.profile import Verification
 from assigner.machine.cgroup import free_memory
 from assigner.machine.generators import kept_python
@@ -102,7 +103,9 @@ def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
     in_pieces = _LEAST_SIDES * _side_bytes(graph) > free_memory()
     few, whole = max(_ROWS, _MICRO_BATCHES * (workload.min_rows or 1)), workload.batch_size
     tried = ((few, _MICRO_BATCHES), (whole, _MICRO_BATCHES), (whole, 2), (whole, 1))
-    sizes = list(dict.fromkeys((rows, min(count, workload.fineness.most(rows))) for rows, count in tried))
+    sizes = list(
+        dict.fromkeys((rows, micro_batch_count(rows, n, -(-rows // n), workload.fineness)) for rows, n in tried)
+    )
     with _few_threads(len(graph.pieces)), kept_python():
         with kept_generators(torch.device("cpu")):
             workload, aside = _without_closure(workload, graph)

@@ -14,6 +14,7 @@ from spreading import spread_out
 from assigner.errors import FormatError
 from assigner.schedule.simulate import predict
 from assigner.solver import SolveOptions, baselines, solve
+from assigner.solver.robust import robustness
 from assigner.solver.robust.rivals import neighbours, resolver
 from assigner.solver.robust.robustness import Robustness, assess
 from assigner.solver.robust.spreads import QUARTILE, Coverage, slow_end
@@ -132,7 +133,7 @@ def test_the_plan_is_held_against_plans_of_the_scope_of_its_proof(schedule, seve
     loop = replace(loop, schedule="interleaved")
     options = SolveOptions(schedule=schedule, micro_batches=2)
     assert options.searches(loop) is several
-    monkeypatch.setattr(baselines, "find_baselines", lambda _: (baselines.FoundBaseline("a loop", loop, 1.0),))
+    monkeypatch.setattr(robustness, "find_baselines", lambda _: (baselines.FoundBaseline("a loop", loop, 1.0),))
     found = assess(plan, profile, options=options, rival=no_rival)
     assert (found.worst_regret > 0) is several
     assert found.schedule == schedule

@@ -5,5 +5,5 @@ randomness              draws that do not depend on the placement
 compiling               `torch.compile`, one graph for each partition
 nodes, splitbackward    torch's graphs; a backward in two parts: of what was read, and of the weights
 state, attributes       tensors that a forward writes; Python attributes that it changes
-lossvalues              plain values that a loss can read
+lossvalues              plain values that a loss can read, and whether it keeps something
 """

@@ -1,4 +1,6 @@
-"""The plain values that a loss can read: names of its file, its closure, its attributes, and what these hold.
+"""The plain values that a loss can read, and whether it keeps something.
+
+The values are names of its file, its closure, its attributes, and what these hold.
 
 Every rank has them, and some ranks alone call the loss. So two kinds of change are told apart by when they come:
 

@@ -96,7 +96,7 @@ class SetMemory:
         row = self.table.recompute_s[worker]
         return sum([row[i] for i in positions])
 
-    def _cheapest(self, worker: int, stages: Masks, in_flight: int | None = None) -> Masks | None:
+    def _cheapest(self, worker: int, stages: Masks, in_flight: int | None) -> Masks | None:
         """What to rematerialise in each stage of a worker for the least added time; None: the stages do not fit.
 
         Args:
@@ -114,7 +114,7 @@ class SetMemory:
 
     def is_listed(self, worker: int, stages: Masks) -> bool:
         """True if `choices` leaves nothing out."""
-        cheapest = self.cheapest(worker, stages)
+        cheapest = self.cheapest(worker, stages, None)
         whole, rules = sum(stages), self._problem.remat_rules
         free = [i for i in bits(whole) if rules[i] is None]
         return (
@@ -129,7 +129,7 @@ class SetMemory:
             worker: The worker.
             stages: All its stages.
         """
-        cheapest = self.cheapest(worker, stages)
+        cheapest = self.cheapest(worker, stages, None)
         if cheapest is None:
             return ()
         whole, rules = sum(stages), self._problem.remat_rules

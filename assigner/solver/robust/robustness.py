@@ -24,6 +24,7 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import check_fit, priced
 from assigner.schedule.timing import step_s
 from assigner.solver import solve
+from assigner.solver.baselines import find_baselines
 from assigner.solver.limits.clock import SolveClock
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.options import ScheduleChoice, SolveOptions
@@ -135,7 +136,6 @@ def solve_robust(
     """
     if options.objective == "cost":
         raise UsageError("robust goes with objectives step, throughput and latency", hint="leave out one of the two")
-    from assigner.solver.baselines import find_baselines  # it needs numpy, which only a search may load
 
     solution = solve(slow_end(profile), options, progress=progress)
     assert solution.plan.solver is not None
@@ -190,8 +190,6 @@ def assess(
         UsageError: options that do not fit the profile.
         FormatError: plan and profile do not fit together.
     """
-    from assigner.solver.baselines import find_baselines  # it needs numpy, which only a search may load
-
     clock, pricing = SolveClock(time_limit), SolveClock(time_limit / 4)
     profile, options = resolve(profile, options or SolveOptions())
     check_fit(plan, profile)
