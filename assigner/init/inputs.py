@@ -189,10 +189,10 @@ def _of_embedding(model: nn.Module) -> Iterator[_Kind]:
 
 
 def _of_first_layer(model: nn.Module) -> Iterator[_Kind]:
-    """Shapes without rows, and for tokens how many there are, that suit the first layer that says what it takes."""
+    """Shapes without rows that suit the first layer that says what it takes; tokens are `_of_embedding`'s."""
     for layer in model.modules():
         if isinstance(layer, nn.Embedding):
-            return  # see `_of_embedding`
+            return
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             sides = (_config_side(model), *_SIDES) if isinstance(layer, nn.Conv2d) else _LENGTHS[1::-1]
             for side in sides:
