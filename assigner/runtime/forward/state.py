@@ -8,72 +8,34 @@ and what it left stay as they are while somebody needs them:
     a recompute starts from  s0         s1         s2           and leaves no trace
     a kept graph reads          s1         s2         s3        in its backward
 
-The tensors stay the same objects, with their gradients; it is their memory that changes. Which ones a forward writes is
-learnt by watching it: most partitions write none, and copy nothing. So a write that begins later finds no copy, and
-what earlier micro-batches under way started from is lost with it: `LateWrites`.
+Which ones a forward writes is learnt by watching it: most partitions write none, and copy nothing. So a write that
+begins later finds no copy, and what earlier micro-batches under way started from is lost with it: `LateWrites`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import operator
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from assigner.errors import UsageError
 from assigner.model.deferred.caches import cached_functions
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.reach import is_users, kept_objects, reach
+from assigner.model.deferred.reach import kept_objects
+from assigner.runtime.forward.heldtensors import HeldTensor, as_they_were, is_strided, on_copies
+from assigner.runtime.forward.moduletensors import ModuleTensors
+from assigner.runtime.forward.usercode import changeable_modules
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from assigner.model.deferred.caches import Cached
-
-
-@dataclass(slots=True)
-class HeldTensor:
-    """A tensor as it is at one time.
-
-    Args:
-        tensor: Which one.
-        data: Its values.
-        version: torch's count of the changes to it.
-    """
-
-    tensor: torch.Tensor
-    data: torch.Tensor
-    version: int
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> HeldTensor:
-        """A tensor as it is now."""
-        return cls(tensor, tensor.data, tensor._version)
-
-    def put(self) -> None:
-        """Give the tensor these values; a graph that has saved it then takes it for unchanged."""
-        self.tensor.data = self.data
-        torch._C._autograd._unsafe_set_version_counter((self.tensor,), (self.version,))
-
-
-@contextlib.contextmanager
-def as_they_were(held: Sequence[HeldTensor]) -> Iterator[None]:
-    """Tensors as they were once while the block runs; what it changes in them is dropped."""
-    now = [HeldTensor.of(each.tensor) for each in held]
-    for each in held:
-        each.put()
-    try:
-        yield
-    finally:
-        for each in now:
-            each.put()
 
 
 class WrittenTensors:
@@ -173,7 +135,7 @@ class PartitionState:
         written: The rank's tensors that forwards write; None: no other partition has to know.
 
     Attributes:
-        modules: The partition's, each once.
+        tensors: Its parameters and buffers.
         was_watched: A forward was, so that most of what is written is known.
         writes: The tensors that it is known to write, by their ids.
     """
@@ -181,19 +143,12 @@ class PartitionState:
     def __init__(self, module: nn.Module, written: WrittenTensors | None = None) -> None:
         written = WrittenTensors([module]) if written is None else written
         self._module = module
-        self.modules = list(module.modules())
+        self.tensors = ModuleTensors(module)
         self._changeable = changeable_modules(module)
         self.written = written
         self.was_watched = False
-        self._spaces: list[dict[str, Any]] = [
-            space for each in self.modules for space in (each._parameters, each._buffers)
-        ]
-        self._values = [space.values() for space in self._spaces]
-        self._slots: list[tuple[dict[str, Any], str]] = []
-        self._held: list[torch.Tensor | None] = []
-        self._tensors: list[torch.Tensor] = []
         self.writes: dict[int, torch.Tensor] = {}
-        self._written_slots: set[tuple[int, str]] = set()
+        self._written_places: set[tuple[int, str]] = set()
         self._loose: dict[int, torch.Tensor] = {}
         self._silent: dict[int, torch.Tensor] = {}
         self._plain: dict[int, torch.Tensor] = {}  # of these, what the watched forward gave to no BatchNorm
@@ -227,17 +182,17 @@ class PartitionState:
         if memento is not None:
             writes |= self._silent | {id(each): each for each in memento.tensors if id(each) in self._loose}
         if not self.was_watched:  # nothing is known yet: buffers are likely, and weights are large
-            buffers = [each for each in self._tensors if not isinstance(each, nn.Parameter)]
+            buffers = [each for each in self.tensors.now if not isinstance(each, nn.Parameter)]
             writes |= {id(each): each for buffer in buffers for each in self.written.family(buffer)}
         start = [HeldTensor.of(each) for each in writes.values()]
         if start:
             on_copies(list(writes.values()))
         others = [
             HeldTensor.of(each)
-            for each in (self._tensors if self.written and memento is not None else ())
+            for each in (self.tensors.now if self.written and memento is not None else ())
             if each in self.written and id(each) not in writes
         ]
-        return ForwardStart(start, others, memento, self.counts(), _versions(memento), self._made())
+        return ForwardStart(start, others, memento, self.tensors.counts(), _versions(memento), self._made())
 
     @property
     def _unseen(self) -> dict[int, torch.Tensor]:
@@ -258,16 +213,13 @@ class PartitionState:
         if used:
             self._plain.update((key, each) for key, each in self._silent.items() if storage_of(each) in used)
         loose = self._end_loose(start)
-        counts = self._note(self.counts())
+        counts = self._note(self.tensors.counts())
         if counts == start.counts and self.was_watched:
             return LateWrites([], loose) if loose else None
-        seen = set(storages)
-        half = len(self._tensors)
-        changed = [
-            tensor
-            for n, tensor in enumerate(self._tensors)
-            if counts[n] != start.counts[n] or counts[half + n] != start.counts[half + n] or storage_of(tensor) in seen
-        ]
+        changed = self.tensors.changed(start.counts, counts)
+        if seen := set(storages):
+            known = {id(each) for each in changed}
+            changed = [each for each in self.tensors.now if id(each) in known or storage_of(each) in seen]
         copied = {id(held.tensor) for held in start.tensors}
         if not self.was_watched:
             changed += [held.tensor for held in start.tensors if not torch.equal(held.tensor, held.data)]
@@ -283,7 +235,7 @@ class PartitionState:
         late = [tensor for tensor in changed if id(tensor) not in copied]
         if not late and not loose:
             return None
-        versions = {id(tensor): version for tensor, version in zip(self._tensors, start.counts[:half], strict=True)}
+        versions = dict(zip(map(id, self.tensors.now), start.counts, strict=False))  # the places of values come behind
         return LateWrites(late, loose, any(versions.get(id(each)) == each._version for each in late))
 
     def _made(self) -> list[int]:
@@ -299,7 +251,7 @@ class PartitionState:
         known = {id(tensor) for tensor in new}
         beside = [
             (each.running_mean, each.running_var)
-            for each in self.modules
+            for each in self.tensors.modules
             if isinstance(each, _NormBase) and id(each.num_batches_tracked) in known
         ]
         return [each for pair in beside for each in pair if each is not None and id(each) not in known]
@@ -309,15 +261,14 @@ class PartitionState:
         for tensor in new:
             self.writes.update((id(each), each) for each in self.written.add(tensor))
         known = {id(tensor) for tensor in new}
-        slots = [slot for slot, held in zip(self._slots, self._held, strict=True) if id(held) in known]
-        self._written_slots |= {(id(holder), name) for holder, name in slots}
+        self._written_places |= {place for place, tensor in self.tensors.places() if id(tensor) in known}
 
     def _end_loose(self, start: ForwardStart) -> list[torch.Tensor]:
         """As `end`, of tensors that are attributes of modules; they are told from others by the objects alone."""
         if start.memento is None or (versions := _versions(start.memento)) == start.loose:
             return []
         pairs = zip(start.memento.tensors, versions, start.loose, strict=True)
-        held = {id(each) for each in self._tensors}
+        held = {id(each) for each in self.tensors.now}
         new = [each for each, now, before in pairs if now != before and id(each) not in held | self._loose.keys()]
         self._loose.update((id(each), each) for each in new)
         return new
@@ -328,25 +279,21 @@ class PartitionState:
             return []
         self._look()
         unseen = self._unseen
-        return [HeldTensor.of(each) for each in self._tensors if each in self.written or id(each) in unseen]
+        return [HeldTensor.of(each) for each in self.tensors.now if each in self.written or id(each) in unseen]
 
     def is_written(self) -> bool:
         """Whether any forward of this rank is known to write a tensor of this partition, or may write one unseen."""
         if not self.written and not self._unseen:
             return False
         self._look()
-        return bool(self._unseen) or any(each in self.written for each in self._tensors)
+        return bool(self._unseen) or any(each in self.written for each in self.tensors.now)
 
     def late_of(self, late: LateWrites) -> LateWrites:
         """Of what several partitions wrote that was not known, what this one holds; it is known from now on."""
         self._look()
-        mine = [each for each in late.tensors if self.holds(each)]
+        mine = [each for each in late.tensors if self.tensors.holds(each)]
         self._learn(mine)
         return LateWrites(mine, [], late.uncounted)
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a parameter or a buffer of this partition."""
-        return any(each is tensor for each in self._tensors)
 
     @contextlib.contextmanager
     def again(self, start: ForwardStart) -> Iterator[None]:
@@ -357,94 +304,42 @@ class PartitionState:
             yield
 
     def _look(self) -> None:
-        """See which tensors the modules hold: a forward may assign others to its buffers."""
-        now = list(itertools.chain.from_iterable(self._values))
-        if len(now) == len(self._held) and all(map(operator.is_, now, self._held)):
+        """See which tensors the modules hold, and which of these it is known of that forwards write them."""
+        if (gone := self.tensors.renewed()) is None:
             return
         self._last = None if self._last is None else []
-        self._slots = [(space, name) for space in self._spaces for name in space]
-        gone = {id(each): each for each in self._held if each is not None}
-        self._held = now
-        present = {id(each): each for each in now if each is not None}
-        self._tensors = [each for each in present.values() if is_strided(each)]
         self._silent = {
             id(each): each
-            for module in self.modules
+            for module in self.tensors.modules
             for buffer in _uncounted(module)
             for each in self.written.family(buffer)
         }
-        for key in gone.keys() - present.keys():
-            self.written.drop(gone[key])
+        for tensor in gone:
+            self.written.drop(tensor)
         self.writes = {
             id(each): each
-            for (holder, name), tensor in zip(self._slots, now, strict=True)
-            if tensor is not None and is_strided(tensor)
-            if id(tensor) in self.writes or (id(holder), name) in self._written_slots
+            for place, tensor in self.tensors.places()
+            if id(tensor) in self.writes or place in self._written_places
             for each in self.written.add(tensor)
         }
-
-    def name_of(self, tensor: torch.Tensor) -> str:
-        """Where the partition's modules hold a tensor, in words."""
-        for name, module in self._module.named_modules():
-            for key, each in (module._parameters | module._buffers | module.__dict__).items():
-                if each is tensor:
-                    return f"{name}.{key}" if name else key
-        return "a tensor that its modules keep"
-
-    def gradients(self) -> list[tuple[int, int]]:
-        """Which gradients the parameters have, and torch's count of the changes to them."""
-        found = [each.grad for each in self._tensors if isinstance(each, nn.Parameter)]
-        return [(0, 0) if each is None else (id(each), each._version) for each in found]
 
     def values(self) -> Memento:
         """The Python values that the partition's forwards can find, as they are now."""
         return Memento(self._changeable, [self._cached] if self._cached else [], backwards=False)
 
-    def counts(self) -> list[int]:
-        """What torch counts of changes, and where values lie: `.data = ` counts as no change."""
-        return [*map(_version, self._tensors), *map(torch.Tensor.data_ptr, self._tensors)]
-
     def last_counts(self) -> list[int]:
         """The counts as they were last seen in this step, behind which nothing of it can have changed any."""
-        return self._last if self._last and not self.written and not self._unseen else self._note(self.counts())
+        return self._last if self._last and not self.written and not self._unseen else self._note(self.tensors.counts())
 
     def changed_since(self, counts: list[int]) -> list[torch.Tensor]:
         """The tensors that a backward has changed since these counts."""
-        now, half = self._note(self.counts()), len(self._tensors)
-        if now == counts:
-            return []
-        return [
-            tensor for n, tensor in enumerate(self._tensors) if (now[n], now[half + n]) != (counts[n], counts[half + n])
-        ]
+        now = self._note(self.tensors.counts())
+        return [] if now == counts else self.tensors.changed(counts, now)
 
     def _note(self, counts: list[int]) -> list[int]:
         if self._last is not None:
             self._last = counts
         return counts
-
-
-def changeable_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules of a partition whose Python values its forwards may change, by name."""
-    if not has_user_code(module):
-        return []
-    return [(name, each) for name, each in module.named_modules() if not isinstance(each, fx.GraphModule)]
-
-
-def has_user_code(module: nn.Module) -> bool:
-    """True if a class, a hook or a function runs in a module that is not torch's own: a layer may be given one."""
-    layers = [(name, each) for name, each in module.named_modules() if not isinstance(each, fx.GraphModule)]
-    return any(
-        not type(each).__module__.startswith("torch.")
-        or each._forward_pre_hooks
-        or each._forward_hooks
-        or each._backward_pre_hooks
-        or each._backward_hooks
-        or "forward" in each.__dict__
-        for each in module.modules()
-    ) or any(
-        callable(each) and isinstance(of := getattr(each, "__module__", None), str) and is_users(of)
-        for _, each in reach({}, layers)
-    )
 
 
 def _uncounted(module: nn.Module) -> list[torch.Tensor]:
@@ -467,24 +362,5 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     yield from module.buffers()
 
 
-_version = operator.attrgetter("_version")
-
-
 def _versions(memento: Memento | None) -> list[int]:
     return [] if memento is None else [each._version for each in memento.tensors]
-
-
-def is_strided(tensor: torch.Tensor) -> bool:
-    """True if a tensor's memory can be replaced and torch counts its changes."""
-    return tensor.layout is torch.strided and not tensor.is_inference()
-
-
-def on_copies(tensors: Sequence[torch.Tensor]) -> None:
-    """Give tensors memory of their own with the values that they have; those that share a storage go on sharing one."""
-    copies: dict[int, torch.UntypedStorage] = {}
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in copies:
-            copies[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
-        like = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        tensor.data = like.set_(copies[storage._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())

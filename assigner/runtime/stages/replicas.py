@@ -22,7 +22,7 @@ from assigner.model.deferred.reach import STANDARD, reach
 from assigner.model.marking.writing import STORES
 from assigner.runtime.failures.callrecord import checksum
 from assigner.runtime.forward.lossvalues import plain_values
-from assigner.runtime.forward.state import changeable_modules
+from assigner.runtime.forward.usercode import changeable_modules
 from assigner.runtime.stages.copies import CopyComparison
 
 if TYPE_CHECKING:

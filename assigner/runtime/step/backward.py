@@ -83,7 +83,7 @@ def unchanged_by_backward(watched: Sequence[Watched], whole: PartitionState | No
     yield
     changed = [tensor for state, before in counts for tensor in state.changed_since(before)]
     for name, state, _ in watched if changed else ():
-        if any(map(state.holds, changed)):
+        if any(map(state.tensors.holds, changed)):
             raise UsageError(
                 f"the backward of partition {name!r} changes a buffer or a weight (a Function's backward,"
                 " a hook, or a checkpoint's recompute, as of a BatchNorm): with rematerialisation, or with several"

@@ -21,9 +21,10 @@ from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import StandIns, as_rank, as_single_process
 from assigner.runtime.batch.staterows import kept
 from assigner.runtime.forward.compiling import compiled
+from assigner.runtime.forward.heldtensors import as_they_were
 from assigner.runtime.forward.nodes import hooks_so_far
 from assigner.runtime.forward.randomness import kept_generators, partition_seed, seed_device
-from assigner.runtime.forward.state import PartitionState, as_they_were
+from assigner.runtime.forward.state import PartitionState
 from assigner.runtime.messages.staging import copied_to
 from assigner.runtime.recording.ranges import is_profiled, range_of
 from assigner.runtime.step.loss import StepLoss

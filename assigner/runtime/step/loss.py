@@ -28,8 +28,8 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.model.deferred.memento import Memento
+from assigner.runtime.forward.heldtensors import HeldTensor, is_strided, on_copies
 from assigner.runtime.forward.randomness import partition_seed, seed_python
-from assigner.runtime.forward.state import HeldTensor, is_strided, on_copies
 from assigner.runtime.messages.staging import copied_to
 from assigner.runtime.stages.replicas import one_worker
 from assigner.runtime.step.metrics import StepMetrics, without_values

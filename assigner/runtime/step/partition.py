@@ -29,17 +29,12 @@ from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import as_single_process
 from assigner.runtime.forward.attributes import let_go
 from assigner.runtime.forward.compiling import Forward
+from assigner.runtime.forward.heldtensors import HeldTensor, as_they_were
 from assigner.runtime.forward.nodes import are_made_here, edge_of, hooks_so_far, is_leaf, nodes_so_far, runs_python
 from assigner.runtime.forward.randomness import partition_seed, seed_device, seed_python
 from assigner.runtime.forward.splitbackward import WeightPart, input_part
-from assigner.runtime.forward.state import (
-    ForwardStart,
-    HeldTensor,
-    LateWrites,
-    PartitionState,
-    as_they_were,
-    has_user_code,
-)
+from assigner.runtime.forward.state import ForwardStart, LateWrites, PartitionState
+from assigner.runtime.forward.usercode import has_user_code
 from assigner.runtime.step.backward import Watched, in_words, overwritten_error, restored, unchanged_by_backward
 from assigner.runtime.step.batchnorm import DeferredStatistics
 
@@ -221,7 +216,7 @@ class PartitionRunner:
         if runs_again and can_run_again:
             self._starts[place.micro_batch] = start
             if self._users:
-                let_go(self.state.modules)
+                let_go(self.state.tensors.modules)
             return tuple(map(_apart, outputs))
         # what it started from is lost where it was not known to write that, or has made objects that stay
         held = [] if place.last and place.micro_batch == 0 else self.state.left()  # no other forward comes between
@@ -273,7 +268,7 @@ class PartitionRunner:
             UsageError: one of them runs its forward again, and so reads it; or torch would not notice.
         """
         kept = [each for each in (*self._graphs.values(), *self._rests.values()) if isinstance(each, _Graph)]
-        name = self.state.name_of((late.tensors + late.loose)[0])
+        name = self.state.tensors.name_of((late.tensors + late.loose)[0])
         if any(each.needs(late) for each in self._starts.values()) or (kept and late.uncounted):
             raise overwritten_error(self.piece.name, name)
         for each in kept:
@@ -436,21 +431,22 @@ class PartitionRunner:
         """The first forward, and what it is seen to write; a compiled one would not run compiled while it is seen."""
         if self.run is not None:
             return (outputs := self._run(place, reads, sizes)), self.state.end(start)
-        gradients, values = self.state.gradients(), self.state.values() if self._users else None
+        gradients, values = self.state.tensors.gradients(), self.state.values() if self._users else None
         with Writes() as writes, GradientUses() as asked:
             outputs = self._run(place, reads, sizes)
         self._moves_values = values is not None and values.has_changed(ignoring="tensors")
         is_alone = place.last and place.micro_batch == 0 and not self.recomputes(place)
-        if not is_alone and (read := next(filter(self.state.holds, asked.found), None)) is not None:
+        if not is_alone and (read := next(filter(self.state.tensors.holds, asked.found), None)) is not None:
             raise UsageError(
-                f"the forward of partition {self.piece.name!r} reads or sets the gradient of {self.state.name_of(read)}"
-                " (.grad): which micro-batches have added to it by then depends on the plan",
+                f"the forward of partition {self.piece.name!r} reads or sets the gradient of"
+                f" {self.state.tensors.name_of(read)} (.grad): which micro-batches have added to it by then depends on"
+                " the plan",
                 hint="keep what it needs in a buffer that the forward writes; or use one micro-batch (solve with"
                 " --micro-batches 1) and assigner.partition(..., rematerialise='never')",
             )
         if self.statistics is not None:
             self.statistics.check_used(self.piece.name, writes.used)
-        if self.rematerialise and self.state.gradients() != gradients:
+        if self.rematerialise and self.state.tensors.gradients() != gradients:
             raise UsageError(
                 f"the forward of partition {self.piece.name!r} adds to its own parameters' gradients (.backward()), and"
                 " would do so again when it is recomputed",

@@ -1,0 +1,66 @@
+"""Tensors as they were once. A tensor stays the same object, with its gradient: it is its memory that changes."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+@dataclass(slots=True)
+class HeldTensor:
+    """A tensor as it is at one time.
+
+    Args:
+        tensor: Which one.
+        data: Its values.
+        version: torch's count of the changes to it.
+    """
+
+    tensor: torch.Tensor
+    data: torch.Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> HeldTensor:
+        """A tensor as it is now."""
+        return cls(tensor, tensor.data, tensor._version)
+
+    def put(self) -> None:
+        """Give the tensor these values; a graph that has saved it then takes it for unchanged."""
+        self.tensor.data = self.data
+        torch._C._autograd._unsafe_set_version_counter((self.tensor,), (self.version,))
+
+
+@contextlib.contextmanager
+def as_they_were(held: Sequence[HeldTensor]) -> Iterator[None]:
+    """Tensors as they were once while the block runs; what it changes in them is dropped."""
+    now = [HeldTensor.of(each.tensor) for each in held]
+    for each in held:
+        each.put()
+    try:
+        yield
+    finally:
+        for each in now:
+            each.put()
+
+
+def is_strided(tensor: torch.Tensor) -> bool:
+    """True if a tensor's memory can be replaced and torch counts its changes."""
+    return tensor.layout is torch.strided and not tensor.is_inference()
+
+
+def on_copies(tensors: Sequence[torch.Tensor]) -> None:
+    """Give tensors memory of their own with the values that they have; those that share a storage go on sharing one."""
+    copies: dict[int, torch.UntypedStorage] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in copies:
+            copies[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
+        like = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        tensor.data = like.set_(copies[storage._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())
