@@ -43,6 +43,7 @@ def run(programs: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_nothing_is_run() -> None:
     """It names its parts, leaves no result, and ends well."""

@@ -76,7 +76,7 @@ def wait_until(condition: object, what: str) -> None:
 LONG = ("run through a shell", "torchrun", "profile's ranks")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", ["run", "profile's check", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in LONG)]
 )

@@ -179,12 +179,13 @@ def test_what_a_forward_deletes_is_missed_where_a_module_has_its_own_way_to_be_c
     assert "deleted middle.text" in moved(lambda s: delattr(s, "text"), Pickled)[0]
 
 
+@pytest.mark.long
 def test_what_forwards_leave_alone_is_the_same():
     """Copies of functions, methods, closures, partials, weak references and cycles are no changes."""
     assert moved(lambda _: None) == ("", {"middle.calls": 2})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -210,6 +211,7 @@ def test_what_a_partition_that_is_built_anew_would_not_have_is_refused(change, w
     assert words in moved(change)[0]
 
 
+@pytest.mark.long
 def test_a_number_of_numpys_goes_along():
     """It is a float, too."""
     said, changed = moved(lambda s: setattr(s, "number", s.number * 0.5))

@@ -63,6 +63,7 @@ def test_values_have_the_type_that_flows() -> None:
             assert read.nbytes == 2 * size[value.partition, value.index]
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 def test_two_ranks_are_bit_equal(forked: ForkedRanks) -> None:
     """Values in bfloat16 travel between ranks, and gradients come back, as they are."""

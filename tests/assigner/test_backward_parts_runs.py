@@ -117,6 +117,7 @@ def test_scaled_and_clipped_gradients_are_the_plain_models(case):
     assert max(worst.values()) < 1e-10
 
 
+@pytest.mark.long
 def test_compiled_partitions_train_as_the_plain_model():
     """Their backwards are one node each, which is all input part."""
     torch._dynamo.reset()

@@ -307,6 +307,7 @@ def test_a_failed_step_leaves_them():
         assert_plain(made, Reference(made), pipeline, (12, 12))
 
 
+@pytest.mark.long
 def test_nothing_is_left_in_the_model():
     """The user's module objects, names, kinds and the fingerprint are what they were."""
     kept: list[nn.Module] = []
@@ -514,7 +515,7 @@ class Assigning(nn.Module):
         return made
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("first", [1, 2])
 def test_running_statistics_that_are_assigned(first):
     """They would be moved with the rest at the step's end: refused, unless the module does not train."""

@@ -303,7 +303,7 @@ class Asking(Centred):
         return super().forward(x)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("inner", [nn.Linear, Weighed])
 def test_objects_of_unmarked_modules(inner):
     """What unmarked modules hand on stays in the code between partitions: theirs is followed as a part of it."""
@@ -329,6 +329,7 @@ def test_objects_of_unmarked_modules_that_cannot_be_followed():
     assert "mark a larger module around 'd'" in caught.value.hint
 
 
+@pytest.mark.long
 def test_tensors_that_leave_a_partition_by_the_back_door():
     """What a hook or an attribute carries in or out of a partition is refused: nobody would send it."""
 
@@ -486,7 +487,7 @@ class SteepByValue(Steep):
         return super().forward(x, y) * float(x.detach().numpy().sum())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Steep, SteepInAll, SteepByValue])
 def test_gradients_of_what_another_partition_has_made(kind):
     """The part that goes through the other partition would be missing; where nothing does, the slope is whole."""
@@ -594,6 +595,7 @@ def test_losses_without_reduction():
     check(of(lambda s, x: s.c(s.a(x)) * s.b(x) * s.scored(x)[:, None], "a", "b", "c", "scored", scored=Scored))
 
 
+@pytest.mark.long
 def test_changes_in_place_that_others_must_see():
     """Whoever reads the value, or a view of it, afterwards sees the change."""
 
@@ -727,6 +729,7 @@ def test_a_loss_that_holds_what_a_forward_leaves():
     assert "return it" in str(caught.value.hint)
 
 
+@pytest.mark.long
 def test_a_loss_that_holds_the_model_for_something_else():
     """What it reads counts, and no name in its code: that of another object, or of a module without such a value."""
     made = _left(lambda model: len(model) * getattr(model[0], "aux", 0) + len({"aux": 1, "cache": 2}))
@@ -814,6 +817,7 @@ class Narrowed(nn.Linear):
         return super().forward(x)[:, : 1 + int((x > 0).sum()) % 3]
 
 
+@pytest.mark.long
 def test_a_size_that_decides_is_no_value():
     """Where code between partitions compares sizes, the error names the partition whose result has such a size."""
 

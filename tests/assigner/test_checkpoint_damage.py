@@ -301,6 +301,7 @@ VALUES = (
 )
 
 
+@pytest.mark.long
 def test_json_with_another_value_anywhere_is_refused_or_can_be_trained_from(subject: Subject):
     """No foreign exception, at whatever place another kind of value stands, and also in the step after it."""
     draw = random.Random(5)
@@ -316,6 +317,7 @@ def test_json_with_another_value_anywhere_is_refused_or_can_be_trained_from(subj
         subject.refused()
 
 
+@pytest.mark.long
 def test_files_with_other_bytes_are_refused_or_can_be_trained_from(subject: Subject):
     """Cut, overwritten and repeated bytes in every file; `load_weights` refuses them in the same words."""
     draw = random.Random(7)

@@ -99,6 +99,7 @@ def _many(s, x):
     return s.c(s.b(s.a(x))).sum(1, keepdim=True)
 
 
+@pytest.mark.long
 def test_a_check_raises_as_the_model_does():
     """In training and in evaluation, with the type and the words of the model's own error, and the line in a note."""
     made = of(_many)

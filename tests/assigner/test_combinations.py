@@ -39,6 +39,7 @@ def test_combinations_on_three_ranks(forked, first, behind):
     assert equal(forked, first, behind, "too", ranks=3) == 2 * (behind - first)
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 @pytest.mark.parametrize(("first", "behind", "ranks"), [(9, 12, 2), pytest.param(42, 54, 4, marks=pytest.mark.sweep)])
 def test_any_order_that_can_run_is_exact(forked, first, behind, ranks):
@@ -46,6 +47,7 @@ def test_any_order_that_can_run_is_exact(forked, first, behind, ranks):
     assert equal(forked, first, behind, "only", ranks=ranks) == behind - first
 
 
+@pytest.mark.long
 def test_combinations_in_one_process(forked):
     """The same with all partitions on one worker, without a launcher."""
     assert equal(forked, 75, 81, "none", ranks=0) == 6

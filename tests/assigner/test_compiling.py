@@ -48,6 +48,7 @@ def test_training_is_the_plain_models(make):
         assert set(pipeline.state_dict()) <= set(made.model().state_dict())
 
 
+@pytest.mark.long
 def test_ragged_batches_do_not_compile_for_ever():
     """Other numbers of rows compile again at first; a few batches later none does."""
     counts: list[int] = []
@@ -83,7 +84,7 @@ def test_dropout_is_that_of_the_eager_model(given):
     assert found[2] == pytest.approx(found[1], abs=EXACT)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_running_statistics_are_deferred_too(remat):
     """BatchNorm inside a compiled partition, at any depth: the plain model's running values."""

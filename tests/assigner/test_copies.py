@@ -68,6 +68,7 @@ def test_what_the_loop_changes_reaches_the_partitions(remat, monkeypatch):
         assert reference.distance(pipeline.named_parameters()) < EXACT
 
 
+@pytest.mark.long
 def test_what_the_builder_made_is_the_pipelines_own():
     """Two pipelines of one graph share no weights, no lists and no objects that the builder made."""
     made = tempered(Config())

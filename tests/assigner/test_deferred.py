@@ -134,6 +134,7 @@ def test_shared_tensors_stay_shared():
     assert torch.equal(deferred.materialise(["head.weight"])["head.weight"], both["head.weight"])
 
 
+@pytest.mark.long
 def test_the_seed_matters():
     """Another seed gives other values; the same seed the same."""
     one, again, other = (DeferredModel(Everything, seed=seed).materialise(["linear.weight"]) for seed in (1, 1, 2))

@@ -105,7 +105,7 @@ class Masked(nn.Linear):
         return super().forward(x) * mask
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_expanded_tensors_reach_their_device(device: str) -> None:
     """As an input that each part reads, and as targets."""
 
@@ -123,7 +123,7 @@ class Recurrent(nn.LSTM):
         return super().forward(x)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_dropout_between_recurrent_layers_is_drawn_alike_by_a_recompute(device: str) -> None:
     """What rematerialises has the gradients of what does not; and no weights are copied in each forward."""
 
@@ -138,7 +138,7 @@ def test_dropout_between_recurrent_layers_is_drawn_alike_by_a_recompute(device: 
     assert max(float((kept[name] - again[name]).abs().max()) for name in kept) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_recurrent_layers_train_as_plain_torch_does(device: str) -> None:
     """Their weights lie in one piece of memory on a GPU, and are trained there."""
     build = lambda: Net(nn.Linear(WIDTH, WIDTH), Recurrent(WIDTH, WIDTH, 2, batch_first=True))  # noqa: E731
@@ -157,7 +157,7 @@ class Scaled(nn.Linear):
         return super().forward(x) * self.mask + self.scale
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_is_built_on_its_device(device: str) -> None:
     """With `device=`, and with `to`."""
     trained(workload(lambda: Net(Scaled(device), nn.Linear(WIDTH, WIDTH, device=device))), device)
@@ -188,7 +188,7 @@ class NamedBetween(Net):
         return self.parts[1](x.cuda() if self.device != "cpu" else x)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_forwards_name_their_device(device: str) -> None:
     """The script's, in a part and between the parts."""
     trained(workload(lambda: Net(Named(device), Named(device))), device)
@@ -209,7 +209,7 @@ def default(device: str) -> Iterator[str]:
     torch.set_default_device(None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_script_has_a_default_device(default: str) -> None:
     """What is made without a device is made there, also within a forward."""
 
@@ -238,7 +238,7 @@ def classes(rows: int, generator: torch.Generator) -> tuple[Any, Any]:
     return torch.randn(rows, WIDTH, generator=generator), torch.randint(0, WIDTH, (rows,), generator=generator)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_loss_has_class_weights(device: str) -> None:
     """They come to where the outputs are, wherever the script has them."""
     weights = torch.linspace(0.5, 2, WIDTH)
@@ -273,7 +273,7 @@ class Attention(nn.Module):
         return self.parts[1](mixed.transpose(1, 2).contiguous().view(rows, length, width))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_kernels_leave_strides_of_their_own(device: str, dtype: torch.dtype) -> None:
     """A view between partitions is right for those of each device."""
@@ -285,14 +285,14 @@ def test_kernels_leave_strides_of_their_own(device: str, dtype: torch.dtype) -> 
     trained(workload(lambda: Attention().to(dtype), batch), device)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_batch_is_on_the_device_already(device: str) -> None:
     """Where the script has put it."""
     made = workload(Net)
     trained(made, device, pytree.tree_map(lambda each: each.to(device), made.make_batch(ROWS, 0)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_scripts_generators_go_on(device: str) -> None:
     """A pipeline leaves a GPU's as it leaves the CPU's."""
     made = workload(Net)

@@ -279,6 +279,7 @@ def images(rows: int, generator: torch.Generator) -> Any:
     return (made,), [{"near": each.sum(), "name": "x" * n} for n, each in enumerate(made)]
 
 
+@pytest.mark.long
 def test_a_pipeline_trains_on_lists_of_images():
     """Micro-batches of other lengths run through graphs of their own; a profile has one graph, and says so."""
     made = workload(Images, "*", batch=images, loss=near)
@@ -310,7 +311,7 @@ def by_time(rows: int, generator: torch.Generator) -> Any:
     return x.view(5, rows, WIDTH), y[:rows]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_rows_in_the_second_dimension_are_cut_there(micro_batches):
     """Losses and weights are the plain loop's, also with as many rows as steps of time, and with one row."""
@@ -334,7 +335,7 @@ def test_parts_along_another_dimension_lie_as_the_batch_does():
     assert all(part.inputs[0].is_contiguous() and part.targets.is_contiguous() for part in parts)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("loss_over", ["micro_batch", "batch"])
 def test_outputs_by_time_are_joined_along_the_rows(loss_over):
     """Whatever sizes coincide: rows and time, one row, one step; and of new lengths the graph is captured once."""

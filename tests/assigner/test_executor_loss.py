@@ -25,6 +25,7 @@ class Sized(nn.Module):
         return self.head(self.tokens(ids)), 2 * ids.shape[0]
 
 
+@pytest.mark.long
 def test_a_number_beside_the_outputs():
     """A micro-batch of weight 0 counts for nothing, and its backward runs through the tensors."""
     made = workload(Sized, "*", batch=some_tokens, loss=lambda output, targets: next_token(output[0], targets))
@@ -42,7 +43,7 @@ def _layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("over", ["micro_batch", "batch"])
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_a_loss_without_a_gradient(remat: str, over: str):

@@ -71,6 +71,7 @@ def test_rows_of_a_micro_batch_are_those_that_training_makes(rows, count, said):
     assert said.split(" or ") == [str(each) for each in sorted({*fair_sizes(rows, count)})]
 
 
+@pytest.mark.long
 def test_an_uneven_batch_is_shown_with_both_sizes():
     """In the headline, the candidates, a comparison and the what-ifs: 5 micro-batches of 7 rows would be 35."""
     profile = make_profile(work=[1.0] * 4, slowness=[1, 1], batch=32)
@@ -152,6 +153,7 @@ def test_rows_of_ragged_batches_in_a_run():
     assert loss == pytest.approx(F.mse_loss(torch.cat(parts), y).item(), abs=1e-12)
 
 
+@pytest.mark.long
 def test_what_sees_a_micro_batch_by_itself_is_told():
     """BatchNorm and a loss over rows: found by the check, kept by the profile, said of it and of plans with several."""
 
@@ -238,6 +240,7 @@ def of_labelled(outputs: torch.Tensor, targets: tuple[torch.Tensor, torch.Tensor
     return F.cross_entropy(outputs[labelled], kinds[labelled])
 
 
+@pytest.mark.long
 def test_a_graph_network_is_trained_whole():
     """Checked, and trained as a plain loop does; where nothing limits it the check says why it used one micro-batch."""
     free = workload(GraphNetwork, "*", batch=whole_graph, loss=of_labelled, rows=NODES)

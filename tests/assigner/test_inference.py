@@ -148,6 +148,7 @@ class Many(nn.Module):
         return {**made, "wrong": wrong[self.wrong]}
 
 
+@pytest.mark.long
 def test_outputs_are_joined_along_their_rows():
     """Rows first, rows behind, flattened tokens; what has no rows comes out once, a mean as that of all rows."""
     for kind in ("mode", "mean"):
@@ -228,6 +229,7 @@ def test_inference_alone(tmp_path):
         assert other.evaluate(batch) == loss
 
 
+@pytest.mark.long
 def test_a_model_without_parameters():
     """Nothing can be trained in it, and forwards run."""
     made = workload(lambda: nn.Sequential(nn.Tanh(), nn.Flatten(), nn.AvgPool1d(WIDTH)))

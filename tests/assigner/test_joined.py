@@ -299,6 +299,7 @@ def test_sums_begin_within_a_joined_backward(monkeypatch):
         assert all(torch.equal(each, left[behind][name]) for name, each in found.items())
 
 
+@pytest.mark.long
 def test_a_language_model_of_many_layers_is_one_backward_a_micro_batch(monkeypatch):
     """With its tied weights, its mask and its dropout."""
     made = workload(lambda: Language(4, dropout=0.1), "tokens", "blocks.*", "head", batch=language().batch,

@@ -75,7 +75,7 @@ def test_a_metric_is_called_as_often_as_the_loss(over, remat):
             assert seen == [part[0].item() for part in batch[1].tensor_split(1 if over == "batch" else 3)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_training_does_not_notice_a_metric(remat):
     """One that draws from every generator changes no mask of dropout: losses are the same to the last bit."""
@@ -187,6 +187,7 @@ def test_weights_and_micro_batches_that_count_for_nothing():
             assert result.weight == 2
 
 
+@pytest.mark.long
 def test_several_batches_are_as_one():
     """Of a set whose last batch is smaller: loss, means and ratios, to the last digits; none is refused in words."""
     made = lossy(

@@ -178,7 +178,7 @@ def test_training_on_ordered_channels(forked: ForkedRanks, tmp_path: Path) -> No
         assert max(max(case.values()) for case in found["worst"].values()) < 1e-10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("devices", "through_nccl"),
     [

@@ -46,6 +46,7 @@ def sentences(rows: int, generator: torch.Generator, longest: int = 9) -> Any:
     return (ids, torch.randint(1, longest + 1, (rows,), generator=generator)), (ids + 1) % TOKENS
 
 
+@pytest.mark.long
 def test_packed_sequences_of_other_lengths():
     """Each batch is padded to its own longest sentence: its forward is captured by examples of that length."""
     made = workload(Tagger, "embed", "layers.*", "head", batch=sentences, loss=next_token)

@@ -60,7 +60,7 @@ def by_attributes(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([*groups, {"params": rest}], lr=0.1, momentum=0.9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_hooks_attributes_and_classes_of_parameters(remat):
     """A hook sees a step's whole gradient once, also under accumulation; groups are made by attributes and classes."""
@@ -81,6 +81,7 @@ def test_hooks_attributes_and_classes_of_parameters(remat):
             assert reference.gradient_distance(pipeline.gradients()) < EXACT
 
 
+@pytest.mark.long
 def test_a_hook_on_a_shared_weight_sees_the_sum():
     """The embedding's and the head's gradients are one."""
 

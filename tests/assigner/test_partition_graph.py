@@ -86,7 +86,7 @@ def test_values_that_code_behind_them_asks_whether_they_require_a_gradient():
         check_asked("0", made.clone().requires_grad_(), gradient=False, sent=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("ask", [lambda x: x.is_leaf, lambda x: x.grad_fn is None])
 def test_the_graph_behind_a_value_is_not_asked_for(ask: Callable[[torch.Tensor], bool]):
     """It begins anew at a partition, and between partitions; of what has none, and of its own, a partition may ask."""
@@ -170,6 +170,7 @@ def test_outputs_that_are_dataclasses():
     check(of(lambda s, x: s.c(s.b(s.a(x).hidden).hidden), a=layer, b=layer, c=layer))
 
 
+@pytest.mark.long
 def test_transformer_layers():
     """nn.Transformer's layers with a causal mask; the mask is no edge."""
 

@@ -333,6 +333,7 @@ def test_closing_twice_is_harmless():
     pipeline.close()
 
 
+@pytest.mark.long
 def test_a_plan_for_another_model():
     """The error names what differs, before anything is built."""
     plan = make_plan(skips())

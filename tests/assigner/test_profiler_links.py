@@ -52,7 +52,7 @@ def test_ranks_of_one_host_read_one_clock(monkeypatch: pytest.MonkeyPatch, node:
     assert offsets == [offset]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("way", [(), ("--ordered",)])
 @pytest.mark.distributed
 def test_both_directions_are_measured(forked: ForkedRanks, tmp_path: Path, way: tuple[str, ...]) -> None:

@@ -65,6 +65,7 @@ def contents(model: nn.Module) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_a_model_that_is_kept_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The builder hands out one and the same trained model; profiling reads it and writes nothing to it."""
     be_only_rank(monkeypatch)

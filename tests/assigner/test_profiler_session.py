@@ -117,6 +117,7 @@ def test_a_run_goes_on_with_what_was_measured(run: Run) -> None:
     assert run.said == []
 
 
+@pytest.mark.long
 def test_other_settings_refuse_the_journal_and_leave_it(run: Run) -> None:
     """What differs is named; the measurements are not lost."""
     kept = run.interrupted()
@@ -138,6 +139,7 @@ def test_a_new_run_says_that_it_replaces_a_journal(run: Run) -> None:
     assert run.said[1:] == ["nothing to go on with: measuring from the start"]
 
 
+@pytest.mark.long
 def test_only_a_part_is_measured_again(run: Run) -> None:
     """The profile's own sizes are taken, and what was not named stays."""
     old = run()
@@ -185,6 +187,7 @@ def test_workers_measured_elsewhere_are_added(run: Run) -> None:
     assert not run.path.exists()
 
 
+@pytest.mark.long
 def test_an_existing_file_is_refused_before_anything_is_measured(run: Run) -> None:
     """On all ranks, with what to do about it: rank 0 looks."""
     run()
@@ -196,6 +199,7 @@ def test_an_existing_file_is_refused_before_anything_is_measured(run: Run) -> No
     assert run.path.read_bytes() == before
 
 
+@pytest.mark.long
 def test_notes_of_points_run_for_company_are_not_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are another worker's; a note of no point, or of an own one, is."""
     kept = RankSession._keep
@@ -209,6 +213,7 @@ def test_notes_of_points_run_for_company_are_not_kept(run: Run, monkeypatch: pyt
     assert [text for text in run().warnings if text.startswith("of ")] == [f"of {Point('0', 2)}", "of None"]
 
 
+@pytest.mark.long
 def test_a_run_does_not_read_what_an_earlier_one_left_in_the_store(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs of one process: the connections of each have a prefix of their own."""
     names: list[str] = []
@@ -225,6 +230,7 @@ def test_a_run_does_not_read_what_an_earlier_one_left_in_the_store(run: Run, mon
     assert names[0] != names[2]
 
 
+@pytest.mark.long
 def test_every_rank_does_what_rank_0_says(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flags that differ between hosts do not part the ranks: what is measured comes with rank 0's start."""
     run()
@@ -243,6 +249,7 @@ def test_every_rank_does_what_rank_0_says(run: Run, monkeypatch: pytest.MonkeyPa
     assert [(start.only, start.isolated, start.links) for start in started] == [(("1",), True, "sampled")]
 
 
+@pytest.mark.long
 def test_the_optimizers_builder_sees_the_whole_model(tmp_path, monkeypatch):
     """Every time, with all parameters in the model's order, though a partition's own share of it is measured."""
     made = replace(make_workload(), optimizer=by_name)
@@ -256,6 +263,7 @@ def test_the_optimizers_builder_sees_the_whole_model(tmp_path, monkeypatch):
     assert [each.optimizer_bytes for each in found.partitions] == [2 * 4 * 72 + 2 * 4, 2 * 4 * 64 + 4]
 
 
+@pytest.mark.long
 def test_an_optimizer_that_needs_a_closure_is_measured(tmp_path, monkeypatch):
     """LBFGS with its history full: so many directions and steps, each as large as the partition's parameters."""
     made = replace(make_workload(), optimizer=lambda parameters: torch.optim.LBFGS(parameters, history_size=7))

@@ -58,6 +58,7 @@ def run(graph: PartitionGraph, x: torch.Tensor) -> torch.Tensor:
     return values[Value(graph.last.name, 0)]
 
 
+@pytest.mark.long
 def test_a_forward_that_needs_values():
     """It is captured for any number of rows, in both modes and as often as asked alike, and leaves generators alone."""
     torch.manual_seed(3)
@@ -76,6 +77,7 @@ def test_a_forward_that_needs_values():
     assert all(tensor.is_meta for tensor in graph.deferred.tensors().values())
 
 
+@pytest.mark.long
 def test_one_partition_in_memory_at_a_time(monkeypatch):
     """Where all weights are much for this host, each partition's are made for its call alone; too large is refused."""
     free = 2 * 4 * (WIDTH * WIDTH + WIDTH)

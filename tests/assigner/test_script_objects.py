@@ -68,6 +68,7 @@ def pipeline_of(made: Workload) -> Pipeline:
     return Pipeline(made, make_plan(made, micro_batches=MICRO_BATCHES))
 
 
+@pytest.mark.long
 def test_what_a_part_was_given_stays_the_callers() -> None:
     """Its counts and its list are those that the caller has, and what the caller sets is read."""
     meter, rows = Meter(), list[int]()
@@ -94,6 +95,7 @@ def test_hooks_keep_what_the_caller_reads() -> None:
     assert (called.count, len(bound.rows), store) == (STEPS * MICRO_BATCHES, STEPS * MICRO_BATCHES, {"there": 1})
 
 
+@pytest.mark.long
 def test_a_list_of_modules_is_the_models_own() -> None:
     """Although the caller has it too: each partition runs its copies."""
 
@@ -114,6 +116,7 @@ def test_a_list_of_modules_is_the_models_own() -> None:
     assert second < first
 
 
+@pytest.mark.long
 def test_a_model_may_be_loaded_with_what_is_trained_after_each_step() -> None:
     """To evaluate it; other values, and what the script then changes, are refused."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)).double()
@@ -147,6 +150,7 @@ class Moving(nn.Linear):
         return y * self.table
 
 
+@pytest.mark.long
 def test_what_a_forward_has_moved_is_not_read_as_it_was_built() -> None:
     """Buffers, and weights that nobody trains; what stays may be read, before the first step all."""
     model = nn.Sequential(Moving(), nn.Linear(WIDTH, 1)).double()

@@ -92,6 +92,7 @@ PICKLING = {
 LOADERS = {f"{module}.{verb}" for module in ("pickle", "torch", "marshal") for verb in ("load", "loads")}
 
 
+@pytest.mark.long
 def test_nothing_is_unpickled_that_another_process_has_sent() -> None:
     """No module of the package loads a pickle, or asks torch for objects, whose pickles it would load."""
     found = []

@@ -82,6 +82,7 @@ def test_hanging_up_reaches_the_other_end_whoever_holds_the_socket():
         close_all(users, (near, far))
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 def test_a_users_connection_survives_a_run_with_a_late_rank(tmp_path, programs):
     """One opened while rank 0 waits for rank 1, to a server outside of the run, works after the group is left."""

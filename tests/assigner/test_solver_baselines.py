@@ -76,7 +76,7 @@ def test_prices_are_those_of_the_plans():
             assert not overfull(plan.predicted)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", sweep(range(5), quick=4))
 def test_no_split_of_the_chain_beats_the_plan(seed):
     """A proven optimum is never above a simpler way."""
@@ -242,6 +242,7 @@ def test_graphs_are_priced():
     assert found["greedy"] < found["single"]
 
 
+@pytest.mark.long
 def test_a_large_fleet_is_priced():
     """1,000 partitions on 64 workers, in 32 micro-batches."""
     found = price(cluster(1000, 64, links="distinct"), micro_batches=32)

@@ -68,7 +68,7 @@ ASKED = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("options", ASKED, ids=lambda each: f"{each.schedule}-{each.objective}")
 @pytest.mark.parametrize("kind", sweep(["chain", "branched"], quick=["chain"]))
 def test_whenever_the_time_is_over_the_answer_comes_at_once(monkeypatch, kind, options):

@@ -48,7 +48,7 @@ def test_branches_without_a_path_between_them_run_at_the_same_time():
     assert plan.predicted.step_s < 0.6 * plan.baselines[0].step_s
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("every", [False, True], ids=["local search", "every stage"])
 def test_stages_that_are_intervals_of_no_order_at_hand(every, monkeypatch):
     """Two long branches under 1F1B, layer by layer in the profile: better stages are of one branch and of both.

@@ -150,6 +150,7 @@ def test_a_model_that_is_too_large_is_added_up():
     assert any(how.startswith("give worker:") for how in hows(error))
 
 
+@pytest.mark.long
 def test_a_reserve_that_takes_all_the_memory_is_named():
     """The largest reserve of one worker that leaves enough; a percent more of the old one does not."""
     profile = heavy(capacity=2e7)
@@ -256,6 +257,7 @@ def test_scattered_pins_have_a_plan_if_one_micro_batch_has_room(seed):
         assert message.endswith("there is no plan either") or " need" in message
 
 
+@pytest.mark.long
 def test_what_is_not_proven_of_several_stages_is_said(monkeypatch):
     """Where the search of all placements comes to no end, that there is none is not known: no exit code 3."""
     assert refused(*scattered([0, 0, 0, 1, 0, 1], 1.9e7)).message.endswith("in any order, there is no plan either")

@@ -70,7 +70,7 @@ def test_the_bound_is_below_every_plan_and_the_plan_within_its_gap(seed, schedul
     assert predict(plan, profile).step_s == plan.predicted.step_s
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("blocks", "workers"), [(4, 2), (8, 3)])
 def test_a_language_model_with_tied_embeddings_is_proven_like_a_chain(blocks, workers):
     plan = solve(language_model(blocks=blocks, workers=workers)).plan
@@ -79,6 +79,7 @@ def test_a_language_model_with_tied_embeddings_is_proven_like_a_chain(blocks, wo
     assert not any(each.status == "not decided" for each in plan.candidates)
 
 
+@pytest.mark.long
 def test_each_candidate_is_told_once_whatever_the_orders_of_the_graph():
     plan = solve(language_model()).plan
     told = [(each.schedule, each.micro_batches) for each in plan.candidates]

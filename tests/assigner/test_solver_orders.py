@@ -316,7 +316,7 @@ def test_a_stage_for_which_there_is_no_room_has_no_order():
     assert least_step_s(tasks) == float("inf")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", sweep(range(8), quick=4))
 def test_no_baseline_is_faster_than_the_plan(seed, monkeypatch):
     """Over drawn instances, with one worker a stage or several: by our own prices nothing simpler wins."""

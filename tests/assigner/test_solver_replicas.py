@@ -104,7 +104,7 @@ def slow_links(seed: int):
     return replace(profile, links=links)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", sweep([0, 3, 41, 44, 51, 78], quick=[0, 41, 44, 51]))
 def test_an_open_schedule_is_gpipe_too(seed):
     profile = slow_links(seed)
@@ -115,6 +115,7 @@ def test_an_open_schedule_is_gpipe_too(seed):
         assert found.bound_s <= gpipe.objective_s * (1 + ROUNDING)
 
 
+@pytest.mark.long
 def test_a_step_time_that_only_gpipe_meets_is_met():
     profile = slow_links(44)
     profile = replace(profile, workers=tuple(replace(each, cost_per_hour=1.0) for each in profile.workers))
@@ -124,7 +125,7 @@ def test_a_step_time_that_only_gpipe_meets_is_met():
     assert cheap.predicted.step_s <= 1.001 * gpipe.solver.objective_s
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("capacity", "fits"), [(11e6, False), (12e6, True), (13e6, True)])
 def test_what_fits_only_where_it_is_shared(capacity, fits):
     """Under GPipe a worker that shares a stage has fewer micro-batches in flight than one that has it alone."""
@@ -154,6 +155,7 @@ def test_five_partitions_on_four_workers_at_every_depth(seed):
     check(profile, options, near=ROUNDING, schedules=("1f1b",), micro_batches=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", sweep([121, 122], quick=[121]))
 def test_stages_that_share_a_parameter(seed):
     """Tied partitions in one shared stage, in two of them, and apart: exchanged, added up, never both."""

@@ -52,6 +52,7 @@ def infeasible(case):
         solve(case.profile, case.options)
 
 
+@pytest.mark.long
 def test_memory_grows_by_the_least_figure(enquiry):
     """One worker gets what it needs and no figure more."""
     case = Case(chain(capacity=[1.2e7, 8e6]), SolveOptions())
@@ -135,6 +136,7 @@ def test_where_no_single_hint_is_enough_a_least_set_is_dropped(enquiry):
     assert solved(way.change.apply(case)).stages
 
 
+@pytest.mark.long
 def test_many_hints_are_counted_and_not_all_listed(enquiry):
     """Pins that take turns between two workers: of those that must go, six are named."""
     pins = {f"p{n}": f"worker:{n % 2}" for n in range(16)}

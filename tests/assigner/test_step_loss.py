@@ -228,7 +228,7 @@ class Whole(nn.Module):
         return made, made.square().mean() if self.trained else self.table
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_outputs_without_rows(remat):
     """One that is trained is refused in words; one that is the same for all micro-batches goes to the loss as it is."""
@@ -259,6 +259,7 @@ class Forked(nn.Module):
         return self.b(self.a(x).relu() if x.shape[0] > 2 else self.a(x))
 
 
+@pytest.mark.long
 def test_what_cannot_have_the_whole_batch_is_refused():
     """A schedule whose backwards come too early, micro-batches of several graphs, and options without a meaning."""
     made = layers(F.mse_loss, loss_over="batch")

@@ -53,7 +53,7 @@ class Leaving(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["b", "c"])
 @pytest.mark.parametrize(
     ("leaves", "words"),

@@ -151,6 +151,7 @@ def test_each_partition_is_updated_by_one(updates, words) -> None:
         shared(*updates)
 
 
+@pytest.mark.long
 def test_the_solver_divides_where_memory_binds_alone() -> None:
     """Where two whole copies of the state do not fit, and halves of it do; never where everything fits."""
     sizes = {"work": [4e-3] * 6, "slowness": [1, 1], "parameters": 2e6, "bandwidth": 4e9, "activation": 1.5e6}

@@ -119,6 +119,7 @@ def test_each_path_is_captured_once():
         assert len(pipeline.graph.recuts[True]) == counts[-1]
 
 
+@pytest.mark.long
 def test_one_set_of_weights():
     """A graph that was captured again runs the same modules with the same parameters."""
     made = workload(Choosy, "a", "b", "c", batch=choosy)
@@ -236,7 +237,7 @@ def sequences(rows: int, generator: torch.Generator, length: int = 6) -> Any:
     return x, x.mean(-1, keepdim=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [(nn.LSTM, {"num_layers": 2}), (nn.LSTM, {"bidirectional": True}), (nn.LSTM, {"proj_size": 3}), (nn.GRU, {}),
@@ -342,7 +343,7 @@ def scaled(rows: int, generator: torch.Generator) -> Any:
     return {"x": x, "y": y, "scales": [1 + 2 * n // rows for n in range(rows)]}, None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("remat", ["never", "except_last", "always"])
 @pytest.mark.parametrize("loss_inside", [False, True])
 @pytest.mark.parametrize("remembers", [False, True], ids=["pure", "counting"])

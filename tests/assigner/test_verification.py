@@ -252,6 +252,7 @@ def test_a_loss_that_mixes_rows_is_told_beside_a_clamped_scale():
     assert "the loss mixes rows" in found.cautions[1]
 
 
+@pytest.mark.long
 def test_a_model_for_one_size_of_batches_is_checked_with_that():
     """Rows in fours; five are not."""
 
@@ -379,6 +380,7 @@ def test_a_train_of_a_modules_own_is_called_as_a_script_does():
     assert checked(made).result == "equal"
 
 
+@pytest.mark.long
 def test_micro_batches_that_take_two_paths_are_kept_apart():
     """Three rows run through another graph than two; in eval mode a worker may be a graph ahead of the next one."""
 

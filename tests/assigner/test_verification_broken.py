@@ -100,6 +100,7 @@ def test_a_broken_forward_is_found_without_room(monkeypatch):
         check_model(made, mutated(partition_graph(made), "parts.1", other_constant))
 
 
+@pytest.mark.long
 def test_a_number_within_a_graph_in_the_place_of_the_batch_s_is_found(monkeypatch):
     """Three rows run through another graph than two and two: its second micro-batch is the batch's third."""
 

@@ -73,6 +73,7 @@ def test_quiet_leaves_the_notes_out(assigner, unet):
     assert assigner("-q", "export", unet, "--to", "device-map").stderr == ""
 
 
+@pytest.mark.long
 def test_the_workload_gives_exact_names_and_what_it_prints_is_no_result(assigner, unet, tmp_path):
     """With the model at hand no entry stands for the rest, since everything is in a partition.
 

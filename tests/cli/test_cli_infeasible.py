@@ -15,6 +15,7 @@ def tiny(folder):
     return "tiny.json"
 
 
+@pytest.mark.long
 def test_table_of_ways_out_below_error_and_hint(assigner, folder, tiny):
     """The hint is the table's first row; nothing is written, and nothing is on stdout."""
     result = assigner("solve", tiny, "-o", "new.json", columns=100)
@@ -29,7 +30,7 @@ def test_table_of_ways_out_below_error_and_hint(assigner, folder, tiny):
     assert not (folder / "new.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("flag", ["--json", "-q"])
 def test_json_and_quiet_leave_error_and_hint(assigner, tiny, flag):
     """As with any other error, there are two lines."""

@@ -38,6 +38,7 @@ def net(folder, monkeypatch):
     sys.modules.pop("net", None)
 
 
+@pytest.mark.long
 def test_it_says_what_it_wrote_and_what_comes_next(assigner, net):
     """The model was cut at the proposed marks, so the partitions are known; nothing is on stdout."""
     result = assigner("init", "net.py:Translator")

@@ -34,6 +34,7 @@ def run(folder, programs):
     return start
 
 
+@pytest.mark.long
 def test_a_rank_that_raises_is_told_once(folder):
     """The frames of the script, then the worker, the error and its line, and where the whole traceback is kept.
 
@@ -81,6 +82,7 @@ def test_a_rank_that_is_killed_is_named_with_its_signal(run):
     assert len(done.stderr.splitlines()) == 2
 
 
+@pytest.mark.long
 def test_interrupting_a_run_is_130(folder):
     """Ctrl-C ends the ranks, with a line and no traceback."""
     (folder / "s.py").write_text(START + "open(f'up{rank}', 'w').close()\ntime.sleep(600)\n")
@@ -117,6 +119,7 @@ LEFT = "ended with exit code 0 while others waited for it"
 CLOSED = r"its pipeline was closed, or its script came to an end, at \S+leaving\.py:\d+, while worker:"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rank", "way", "code", "message"),
     [

@@ -61,7 +61,7 @@ for line, never in {never!r}:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("never", [NEVER, [("schema plan", (*HEAVY, *SEARCH, "assigner.report"))]])
 def test_a_command_imports_only_what_it_needs(folder, never):
     """Each command's own list of what it leaves alone, for start-up time is imports.
@@ -157,6 +157,7 @@ def test_a_device_is_never_replaced(folder):
     assert b"/dev/null is no regular file" in done.stderr
 
 
+@pytest.mark.long
 def test_progress_is_no_noise_in_a_pipe_with_forced_colours(folder):
     """FORCE_COLOR colours what is printed, and makes no terminal of a pipe."""
     done = run("solve", "profile.json", "-o", "x.json", "--time-limit", "5", FORCE_COLOR="1")

@@ -16,6 +16,7 @@ def other(folder):
     return profile
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("other")
 def test_two_profiles_become_one(assigner, folder):
     """Without a workload nothing is measured; the file and stderr say which links are missing."""

@@ -136,6 +136,7 @@ def test_what_ifs_go_with_a_search_for_the_step_time(assigner, other):
     assert "--what-if" in result.stderr
 
 
+@pytest.mark.long
 def test_the_screen_fits_80_columns(assigner):
     """No line is longer than the terminal, and no number is broken."""
     result = assigner("solve", "profile.json", "-o", "new.json", "--gap", "0.02", columns=80)

@@ -45,6 +45,7 @@ def test_hints_reach_the_plan(assigner, folder):
     assert not any(stage.rematerialise for stage in plan.stages)
 
 
+@pytest.mark.long
 def test_a_partial_plan_is_completed(assigner, folder):
     """--complete keeps what the file says and places the rest."""
     plan, _ = solved(assigner, folder, "--max-replicas", "1")
@@ -59,6 +60,7 @@ def test_a_partial_plan_is_completed(assigner, folder):
     assert set(whole.partitions) == set(plan.partitions)
 
 
+@pytest.mark.long
 def test_settings_come_from_a_file_below_environment_and_flags(assigner, folder, monkeypatch):
     """The [solve] table sets what neither a flag nor the environment does."""
     first = solved(assigner, folder)[0].partitions[0]
@@ -73,6 +75,7 @@ def test_settings_come_from_a_file_below_environment_and_flags(assigner, folder,
     assert plan.placement[first] == "worker:1/cpu"
 
 
+@pytest.mark.long
 def test_pyproject_counts_without_a_config(assigner, folder):
     """[tool.assigner.solve] of the folder's pyproject.toml is the settings file where none is named."""
     (folder / "pyproject.toml").write_text("[tool.assigner.solve]\ngap = 0.25\n")
@@ -128,6 +131,7 @@ def test_wrong_flags_are_told(assigner, flags, said):
     assert len(result.stderr.splitlines()) <= 3
 
 
+@pytest.mark.long
 def test_robust_says_how_sure_the_plan_is(assigner, folder):
     """--robust solves at the slow end and tells how often the plan stays near the best."""
     plan, result = solved(assigner, folder, "--robust", "--time-limit", "5", "--micro-batches", "2")
@@ -141,6 +145,7 @@ def test_json_has_only_the_plan(assigner):
     assert json.loads(result.stdout)["objective"] == "throughput"
 
 
+@pytest.mark.long
 def test_lists_and_texts_both_do_in_a_settings_file(assigner, folder):
     """An order may be a list, a flag that repeats a single text."""
     (folder / "settings.toml").write_text('[solve]\norder = ["worker:1", "worker:0"]\nnever-remat = "p0"\n')

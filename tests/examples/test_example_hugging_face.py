@@ -44,7 +44,7 @@ def exact(function: str, attention: str) -> str:
     return tiny(function, f"dropout=0.0,double=True,attention='{attention}'")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("function", TINY)
 def test_a_chain_with_one_tie(function: str) -> None:
     """Embedding, blocks and head are a chain; masks and position ids are made anew, not sent; one matrix is shared."""
@@ -98,6 +98,7 @@ def test_a_bert_batch_is_padded_and_masked() -> None:
     assert (ids == targets)[chosen & (ids < 256)].any()
 
 
+@pytest.mark.long
 def test_dropout_is_the_same_wherever_it_happens() -> None:
     """With dropout the losses are those of any other plan, and not those without dropout."""
     entry = tiny("gpt2", "dropout=0.3,double=True")
@@ -110,6 +111,7 @@ def test_dropout_is_the_same_wherever_it_happens() -> None:
     assert abs(losses[0][0] - without) > 1e-6
 
 
+@pytest.mark.long
 def test_the_output_is_transformers_own() -> None:
     """`forward` gives the model's own ModelOutput for the whole batch, in eval mode."""
     entry = exact("bert", "sdpa")

@@ -32,6 +32,7 @@ def edges(graph: PartitionGraph) -> set[tuple[str, str]]:
     return {(edge.source, edge.target) for edge in graph.edges}
 
 
+@pytest.mark.long
 def test_gpt_is_a_chain_of_fourteen_partitions_with_one_kind_of_block() -> None:
     """By default a GPT is cut into embedding, 12 equal blocks and head, each reading the one before."""
     graph = graph_of("gpt")
@@ -55,6 +56,7 @@ def test_tied_gpt_shares_one_matrix_between_embedding_and_head() -> None:
     assert plain - tied == 256 * 128
 
 
+@pytest.mark.long
 def test_resnet_blocks_of_one_shape_share_a_kind() -> None:
     """The patterns cut a ResNet-20 into 11 partitions; in each group the blocks after the first are of one kind."""
     graph = graph_of("resnet")
@@ -69,6 +71,7 @@ def test_resnet_blocks_of_one_shape_share_a_kind() -> None:
     assert "blocks.0.norm1.running_mean" in graph.piece["blocks.0"].buffers
 
 
+@pytest.mark.long
 def test_unet_skips_are_edges_past_the_partitions_between() -> None:
     """Each level's skip is an edge to the level's way up, beside the chain; the pooled value has a quarter of it."""
     graph = graph_of("unet")
@@ -81,6 +84,7 @@ def test_unet_skips_are_edges_past_the_partitions_between() -> None:
     assert size["down.0", "down.1"] == size["down.0", "up.2"] / 4
 
 
+@pytest.mark.long
 def test_the_towers_meet_only_in_the_score() -> None:
     """Two branches without an edge between them; the padding mask comes from the batch and is not sent."""
     graph = graph_of("two_tower")
@@ -116,7 +120,7 @@ def test_a_batch_depends_on_the_generator_alone(example: str) -> None:
     assert all(len(leaf) == 5 for leaf in first)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("example", "arguments", "fall"),
     [
