@@ -238,7 +238,7 @@ class Installation:
     def ran_as_planned(self, micro_batches: Sequence[MicroBatch]) -> bool:
         """The last step, of these micro-batches, was the plan's own: of its rows, micro-batches and graph."""
         rows, count = sum(each.rows for each in micro_batches), len(micro_batches)
-        same = (rows, count) == (self.plan.workload.batch_size, self.plan.micro_batches)
+        same = (self.cutting.counted(rows), count) == (self.plan.workload.batch_size, self.plan.micro_batches)
         return same and self.training.as_planned
 
     def forget(self) -> None:

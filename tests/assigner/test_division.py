@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from workloads import WIDTH, Reference, graph_of, make_plan, numbers, pipeline_of, recurrent, steps_and_rows, workload
 
-from assigner.errors import UsageError
+from assigner.errors import MarkingError, UsageError
 from assigner.formats.fineness import micro_batch_count
 from assigner.model.workload import Workload
 from assigner.profiler.walk import collect_inputs
@@ -349,3 +349,48 @@ def test_outputs_by_time_are_joined_along_the_rows(loss_over):
             assert pipeline.evaluate(given) == pytest.approx(reference.loss(given).item(), abs=1e-12)
             assert pipeline.step(given) == pytest.approx(reference.step(given), abs=1e-12)
         assert reference.distance(pipeline.named_parameters()) < 1e-12
+
+
+class Triplets(nn.Module):
+    """Adds to each row the mean of its three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        mean = x.view(-1, 3, WIDTH).mean(1, keepdim=True)
+        return self.last(x + mean.expand(-1, 3, -1).reshape(-1, WIDTH))
+
+
+def test_rows_that_belong_together_are_cut_between_groups():
+    """A batch of so many triplets is; one of so many rows is refused, with the way out."""
+
+    def triplets(rows: int, generator: torch.Generator) -> Any:
+        return numbers(3 * rows, generator)
+
+    single = workload(Triplets, "first", "last")
+    with pytest.raises(MarkingError, match="is invalid for input of size") as caught:
+        graph_of(single)
+    assert "make as many groups" in caught.value.hint
+    grouped = replace(single, batch=triplets)
+    with pipeline_of(grouped, make_plan(grouped, [(0, ["first", "last"])], micro_batches=2)) as pipeline:
+        reference = Reference(grouped)
+        for seed in range(3):
+            batch = grouped.make_batch(5, seed=seed)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=1e-12)
+        assert pipeline.evaluate(batch) == pytest.approx(reference.loss(batch).item(), rel=1e-12)
+
+
+def test_groups_are_counted_as_the_rows_of_a_plan():
+    """A profile and a plan count groups, and so a value's bytes are a group's; a group that is not whole is refused."""
+    grouped = workload(Triplets, "first", "last", batch=lambda rows, generator: numbers(3 * rows, generator))
+    (edge,) = graph_of(grouped).edges
+    assert edge.bytes_per_sample == 3 * WIDTH * 8
+    cut = Cutting(grouped)
+    assert cut.row_count(grouped.make_batch(8, seed=1)[0]) == 8
+    assert [part.rows for part in cut.split(grouped.make_batch(8, seed=1), 3)] == [9, 9, 6]
+    with pytest.raises(UsageError, match="the batch has 25 rows, of which 3 belong together"):
+        cut.split(numbers(25, torch.Generator()), 4)
+    assert [part.rows for part in cut.split(numbers(25, torch.Generator()), 1)] == [25]

@@ -39,7 +39,7 @@ from assigner.model.marking.nodes import shape_alone
 from assigner.model.marking.observation import LearntCall, ValueDependence
 from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, replaced
 from assigner.model.marking.regions import without_regions
-from assigner.model.marking.rows import RowLeaves, find_carriers
+from assigner.model.marking.rows import RowLeaves, find_carriers, in_groups
 from assigner.model.marking.silence import silence
 from assigner.model.workload import call_arguments
 from assigner.usercode import user_line
@@ -238,7 +238,8 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
             ) from error
         raise MarkingError(
             f"the forward of {name} cannot be traced at {user_line(error)}: {reason}",
-            hint="mark a larger module that contains this line, or give the model as an nn.Sequential",
+            hint="mark a larger module that contains this line, or give the model as an nn.Sequential"
+            f"{in_groups(reason)}",
         ) from error
 
 

@@ -29,7 +29,7 @@ from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.piece import PieceBuilder
 from assigner.model.marking.realforward import Examples, learn
-from assigner.model.marking.rows import EXAMPLE_ROWS, batch_rows, find_carriers
+from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows, batch_rows, find_carriers
 from assigner.model.workload import call_arguments
 
 if TYPE_CHECKING:
@@ -60,19 +60,18 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     check_mode(workload, deferred)
     marked = find_marks(deferred.model, workload.marks if marks is None else tuple(marks))
     example = workload.make_batch(EXAMPLE_ROWS, workload.seed)
-    row_leaves = batch_rows(workload, example).inputs
+    rows = batch_rows(workload, example)
     examples = Examples(lambda rows: workload.make_batch(rows, workload.seed)[0])
-    captured = _captured(deferred, marked, example[0], examples, row_leaves, autocast=workload.autocast)
+    captured = _captured(deferred, marked, example[0], examples, rows.inputs, autocast=workload.autocast)
     check_loss(workload.loss, deferred.model, captured.left)
     outside, modules = modules_outside(deferred.model, captured.opaque), [*deferred.model.modules()]
     own = {id(each) for _, each in outside}
     vocabulary = vocabulary_of((each for _, each in outside), (each for each in modules if id(each) not in own))
     read = Memento(outside, beside=modules, top="read", vocabulary=vocabulary)
-    cut = Cutter(deferred, marked, captured, workload.autocast).cut()
+    cut = Cutter(deferred, marked, captured, workload.autocast, rows=rows).cut()
     return replace(
-        cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left,
-        row_leaves=row_leaves, examples=examples,
-    )  # fmt: skip
+        cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, rows=rows, examples=examples
+    )
 
 
 def check_mode(workload: Workload, deferred: DeferredModel) -> None:
@@ -146,11 +145,12 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
     marked = find_marks(deferred.model, graph.marks)
     with deferred.mode(training=training):
         captured = _captured(
-            deferred, marked, inputs, graph.examples, graph.row_leaves,
+            deferred, marked, inputs, graph.examples, graph.rows.inputs,
             autocast=graph.last.autocast, any_rows=False, training=training,
         )  # fmt: skip
     keep_left(deferred.model, left_by_module(deferred.model, captured.left))
-    return Cutter(deferred, marked, captured, graph.last.autocast, base=graph, training=training).cut()
+    autocast = graph.last.autocast
+    return Cutter(deferred, marked, captured, autocast, rows=graph.rows, base=graph, training=training).cut()
 
 
 def _on_cpu(leaf: Any) -> Any:
@@ -223,11 +223,13 @@ class Cutter:
         marked: Mapping[str, Mark],
         captured: Capture,
         autocast: str | None,
-        base: PartitionGraph | None = None,
         *,
+        rows: BatchRows,
+        base: PartitionGraph | None = None,
         training: bool = True,
     ) -> None:
         self.deferred, self.marked, self.captured, self.autocast = deferred, marked, captured, autocast
+        self.group = rows.group
         self.base, self.training = base, training
         self.symbols = Symbols(captured)
         called = {mark.name or name: name for name, mark in marked.items()}
@@ -360,7 +362,8 @@ class Cutter:
         return tuple(order) if dense and order != sorted(order) else None
 
     def _bytes(self, tensor: torch.Tensor, rows: int) -> int:
-        return math.prod(self.symbols.number(size, rows) for size in tensor.shape) * tensor.element_size()
+        """Of so many rows, as the workload's batch maker counts them."""
+        return math.prod(self.symbols.number(size, rows * self.group) for size in tensor.shape) * tensor.element_size()
 
     def _sizes(self, tensor: torch.Tensor) -> tuple[int | Size, ...] | None:
         """A value's shape as the ranks work it out; None: it depends on data."""

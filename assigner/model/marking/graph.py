@@ -23,7 +23,7 @@ from assigner.model.marking.domain import Domain
 from assigner.model.marking.marks import Mark
 from assigner.model.marking.partitionmodule import around_module, build_module
 from assigner.model.marking.realforward import Examples
-from assigner.model.marking.rows import RowLeaves
+from assigner.model.marking.rows import BatchRows
 
 LEAF = object()
 
@@ -59,7 +59,7 @@ class ValueShape:
     """What is known of a value between partitions.
 
     Args:
-        bytes_per_sample: Its bytes as a line over the rows: the slope.
+        bytes_per_sample: Its bytes as a line over the rows, as `Workload.batch` counts them: the slope.
         fixed_bytes: At no rows.
         dtype: Its type.
         gradient: A gradient comes back for it.
@@ -190,7 +190,7 @@ class PartitionGraph:
         read_elsewhere: What code outside of partitions reads of their modules: the modules' names, and attributes'.
         flags: What code outside of partitions was told of parameters' `requires_grad`.
         left: What forwards change of the builder's objects, as `leftovers.left_behind` gives it.
-        row_leaves: Which inputs carry rows; None: those that have as many as the first tensor.
+        rows: What carries the rows of a batch.
         examples: Batches with values, for partitions whose forward needs them to be captured; None: there are none.
         recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
     """
@@ -205,7 +205,7 @@ class PartitionGraph:
     read_elsewhere: frozenset[tuple[str, str]] = frozenset()
     flags: Mapping[str, bool] = field(default_factory=dict)
     left: Mapping[tuple[int, str], str] = field(default_factory=dict, repr=False, compare=False)
-    row_leaves: RowLeaves | None = None
+    rows: BatchRows = field(default_factory=BatchRows)
     examples: Examples | None = field(default=None, repr=False, compare=False)
     recuts: dict[bool, list[PartitionGraph]] = field(
         default_factory=lambda: {True: [], False: []}, repr=False, compare=False

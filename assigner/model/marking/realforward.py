@@ -31,6 +31,7 @@ from assigner.model.marking.isolation import check_plain
 from assigner.model.marking.modules import modules_inside
 from assigner.model.marking.observation import LearntCall, Made, Observation
 from assigner.model.marking.opaque import OpaqueCalls, fill, plain_leaves, replaced, split
+from assigner.model.marking.rows import in_groups
 from assigner.model.singleprocess import as_single_process
 from assigner.model.workload import call_arguments
 from assigner.usercode import user_line
@@ -258,7 +259,7 @@ def _failed(name: str, why: Exception | None, failure: Exception | None, *, mask
     return MarkingError(
         f"{first}{second}",
         hint="write it with tensor operations, or see to it that it runs on the CPU with batches of 4, 8 and 12 rows of"
-        f" such inputs{_MASKED if masks else ''}",
+        f" such inputs{_MASKED if masks else ''}{in_groups(first + second)}",
     )
 
 

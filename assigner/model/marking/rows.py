@@ -7,7 +7,8 @@ A size alone does not tell: of a batch of 8 rows, a table of 8 entries looks lik
     8                 (8, 16)    (16, 8)    (8,)      a list of 8        ids and boxes in the first dimension,
                                                                          by time in the second
 What follows the rows in another way (a tensor of all images' boxes, one flattened over rows and time, rows by rows) is
-known too: it cannot be cut.
+known too: it cannot be cut. Where everything is a multiple of the rows asked for (8 and 16 for pairs), so many belong
+together.
 """
 
 from __future__ import annotations
@@ -149,10 +150,18 @@ def carriers(known: RowLeaves, tree: Any) -> Iterator[tuple[Any, int | None]]:
 
 @dataclass(frozen=True)
 class BatchRows:
-    """What is known of a batch: of the model's (args, kwargs), and of the targets; None: nothing."""
+    """What is known of a batch: of the model's (args, kwargs), and of the targets; None: nothing.
+
+    Args:
+        inputs: Of the model's arguments.
+        targets: Of the targets.
+        group: As many rows belong together, and are not cut apart: the tensors are so many times as long as the rows
+            that `Workload.batch` was asked for.
+    """
 
     inputs: RowLeaves | None = None
     targets: RowLeaves | None = None
+    group: int = 1
 
 
 def batch_rows(workload: Workload, example: Batch | None = None) -> BatchRows:
@@ -175,7 +184,12 @@ def batch_rows(workload: Workload, example: Batch | None = None) -> BatchRows:
     if not follows and asked not in others:
         return BatchRows()
     rows = asked if asked in follows or not follows else follows[0]
-    return BatchRows(*(_learnt(one, other, rows, others - {rows}) for one, other in (inputs, (small[1], large[1]))))
+    times, rest = divmod(rows[0], EXAMPLE_ROWS)
+    return BatchRows(
+        _learnt(*inputs, rows, others - {rows}),
+        _learnt(small[1], large[1], rows, others - {rows}),
+        1 if rest or rows[1] != 2 * rows[0] else times,
+    )
 
 
 def _sizes(one: Any, other: Any) -> Iterator[list[Sizes]]:
@@ -284,3 +298,13 @@ def find_carriers(known: RowLeaves | None, inputs: Any, leaves: Sequence[Any]) -
     return rows, [
         dim if dim is not None and leaf.size(dim) == rows else None for leaf, dim in zip(leaves, may, strict=True)
     ]
+
+
+def in_groups(reason: str) -> str:
+    """More of a hint where a forward fails as one does whose rows belong together, as pairs or triplets."""
+    if "is invalid for input of size" not in reason and "is not divisible by" not in reason:
+        return ""
+    return (
+        ". Where several rows belong together, let Workload.batch(rows) make as many groups, in tensors that are twice"
+        " or three times as long: a batch is then cut between groups"
+    )

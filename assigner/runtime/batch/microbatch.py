@@ -94,12 +94,19 @@ class Cutting:
         return batch_rows(self._workload)
 
     def row_count(self, inputs: Any) -> int:
-        """Rows of a batch: the dimension of rows, or the length, of the first input that carries them.
+        """Rows of a batch, as `Workload.batch` counts them.
+
+        They are the dimension of rows, or the length, of the first input that carries them; of rows that belong
+        together the groups.
 
         Raises:
             UsageError: there is none, or it has none.
         """
-        return self._rows(inputs)[0]
+        return self.counted(self._rows(inputs)[0])
+
+    def counted(self, rows: int) -> int:
+        """So many rows as `Workload.batch` counts them."""
+        return -(-rows // self._known.group)
 
     def _rows(self, inputs: Any) -> tuple[int, bool]:
         """The rows, and whether they can be nothing else."""
@@ -135,15 +142,14 @@ class Cutting:
         return None if self._workload.weight is None else functools.partial(self._weights, plan, self._workload.weight)
 
     def _weights(self, plan: Plan, weight: Weight, batch: Batch) -> list[float]:
-        rows = self.row_count(batch[0])
-        sizes = fair_sizes(rows, self.count(rows, plan))
+        sizes = self._sizes(self._rows(batch[0])[0], self.count(self.row_count(batch[0]), plan))
         inputs = Division(sizes).cut(batch[0], self._of_given(batch[0]), "inputs")
         return [_weigh(weight, *pair) for pair in zip(inputs, self._targets(batch[1], sizes), strict=True)]
 
     def split(
         self, batch: Batch, count: int, *, weighed: bool = True, weights: Sequence[float] | None = None
     ) -> list[MicroBatch]:
-        """A batch as `count` micro-batches, whose rows differ by one at most.
+        """A batch as `count` micro-batches, whose rows differ by one at most, or by one group.
 
         Args:
             batch: (inputs, targets). What carries the batch's rows is cut, the rest goes whole to every micro-batch.
@@ -153,7 +159,8 @@ class Cutting:
 
         Raises:
             UsageError: a weight that is negative or not finite, or all of them are 0; inputs and targets differ in
-                their rows; or there are several micro-batches and a part of the batch cannot be cut.
+                their rows; or there are several micro-batches and a part of the batch cannot be cut, or a group is not
+                whole.
         """
         return [_micro_batch(*part) for part in self.parts(batch, count, weighed=weighed, weights=weights)]
 
@@ -168,7 +175,7 @@ class Cutting:
                 hint="have Workload.batch make such lists for any number of rows, as it is asked: they tell",
             )
         self._check_targets(batch[1], rows)
-        sizes = fair_sizes(rows, count)
+        sizes = self._sizes(rows, count)
         inputs = self._inputs(batch[0], sizes)
         targets = self._targets(batch[1], sizes)
         amounts = [float(each) for each in sizes]
@@ -183,6 +190,20 @@ class Cutting:
             amounts = [_weigh(self._workload.weight, *pair) for pair in zip(inputs, targets, strict=True)]
             shares = _shares(amounts)
         return list(zip(inputs, targets, shares, sizes, amounts, strict=True))
+
+    def _sizes(self, rows: int, count: int) -> tuple[int, ...]:
+        """Rows of each micro-batch: those that belong together stay together."""
+        group = self._known.group
+        if count == 1 or group == 1:
+            return fair_sizes(rows, count)
+        if rows % group:
+            raise UsageError(
+                f"the batch has {rows} rows, of which {group} belong together: Workload.batch makes {group} times as"
+                " many as it is asked for",
+                hint=f"give a multiple of {group} rows, as drop_last=True leaves them; or have Workload.batch make as"
+                " many rows as it is asked for, where each is by itself",
+            )
+        return tuple(group * each for each in fair_sizes(rows // group, count))
 
     def _inputs(self, inputs: Any, sizes: tuple[int, ...]) -> list[Any]:
         """Those of each micro-batch; the state that a batch begins with has its rows in any dimension."""
