@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import weakref
 from fractions import Fraction
@@ -114,6 +115,12 @@ def test_what_the_script_hangs_on_a_parameter_does_not_vanish_in_a_move(hang, wo
         pipeline.step(made.make_batch(8, 1))
 
 
+class Phase(enum.Enum):
+    """Its members are objects of the script's."""
+
+    EARLY, LATE = "early", "late"
+
+
 def double(*given):
     """A hook."""
     return given[-1] * 2
@@ -126,6 +133,7 @@ class Held(Part):
         super().__init__()
         self.calls, self.change = 0, change
         self.number, self.fraction, self.text, self.span = np.float64(1.0), Fraction(1), "text", range(3)
+        self.phase, self.type, self.place = Phase.EARLY, torch.float32, torch.device("cpu")
         self.act, self.late = torch.tanh, functools.partial(torch.mul, other=2.0)
         self.parent, self.note, self.scaled = weakref.ref(self), [].append, lambda x: x * self.number
         self.called, self.method, self.ring = {"act": torch.tanh}, self.scale, Config()
@@ -191,6 +199,7 @@ def test_what_forwards_leave_alone_is_the_same():
     [
         (lambda s: setattr(s, "fraction", s.fraction / 2), "middle.fraction, a Fraction that forward has changed"),
         (lambda s: setattr(s, "span", range(4)), "middle.span, a range that forward has changed"),
+        (lambda s: setattr(s, "phase", Phase.LATE), "middle.phase, a Phase that forward has changed"),
         (lambda s: setattr(s, "act", torch.relu), "middle.act, a builtin_function_or_method that forward has"),
         (lambda s: setattr(s, "late", functools.partial(torch.mul, other=3.0)), "middle.late, a partial that"),
         (lambda s: s.called.update(act=torch.relu), "middle.called, a dict that forward has changed"),
@@ -212,7 +221,11 @@ def test_what_a_partition_that_is_built_anew_would_not_have_is_refused(change, w
 
 
 @pytest.mark.long
-def test_a_number_of_numpys_goes_along():
-    """It is a float, too."""
-    said, changed = moved(lambda s: setattr(s, "number", s.number * 0.5))
-    assert (said, changed["middle.number"]) == ("", 0.5)
+def test_numbers_of_numpys_and_types_go_along():
+    """The number is a float, too."""
+
+    def change(s: Held) -> None:
+        s.number, s.type = s.number * 0.5, torch.float16
+
+    said, changed = moved(change)
+    assert (said, changed["middle.number"], changed["middle.type"]) == ("", 0.5, torch.float16)

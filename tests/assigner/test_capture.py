@@ -162,6 +162,28 @@ def test_gradients_may_be_switched_off():
     assert reference.gradient_distance(found) < 1e-12
 
 
+@pytest.mark.parametrize("outer", [True, False])
+def test_modules_of_any_name(outer):
+    """Words of Python's, letters that it takes for others, quotes: in a partition's graph, or between partitions."""
+    names = ("in", "µ", 'a"b', "last", "None")
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleDict({name: nn.Linear(WIDTH, WIDTH) for name in names})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers.values():
+                x = layer(x).tanh()
+            return x.sum(1, keepdim=True)
+
+    made = workload(Named, *([f"layers.{name}" for name in names] if outer else ["layers.last"]))
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        batch = made.make_batch(8, seed=1)
+        assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=1e-12)
+
+
 def test_regions_that_cannot_be_cut():
     """Glue under torch.autocast is refused in words."""
 

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from assigner.errors import MarkingError
 from assigner.model.deferred import placed
+from assigner.model.marking.partitionmodule import any_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ def exportable(
     """
     with (
         fake_tensors(model, mode), _given_momenta(model), _symbolic_lengths(model),
-        _named_keywords(model, args, kwargs),
+        _named_keywords(model, args, kwargs), any_names(),
     ):  # fmt: skip
         yield
 

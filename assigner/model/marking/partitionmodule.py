@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import keyword
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -13,7 +16,7 @@ from assigner.model.deferred.memento import Memento
 from assigner.model.marking.owncopies import own_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from assigner.model.deferred import DeferredModel
     from assigner.model.marking.graph import Piece
@@ -95,7 +98,25 @@ def _assemble(root: dict[str, Any], piece: Piece, device: torch.device) -> fx.Gr
     graph = fx.Graph()
     graph.output(graph.graph_copy(piece.graph, {}))
     _retarget(graph, device)
-    return fx.GraphModule(root, graph, class_name="Partition")
+    with any_names():
+        return fx.GraphModule(root, graph, class_name="Partition")
+
+
+@contextlib.contextmanager
+def any_names() -> Iterator[None]:
+    """Graphs that become code while the block runs may have modules and tensors of any name, as "in" and "µ".
+
+    torch writes `self.in` of the one, which is no Python, and `self.µ` of the other, whose letter Python reads as "μ".
+    """
+
+    def spelled(base: str, target: str) -> str:
+        for name in target.split("."):
+            is_plain = name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+            base = f"{base}.{name}" if is_plain else f"getattr({base}, {name!r})"
+        return base
+
+    with mock.patch("torch.fx.graph._format_target", spelled):
+        yield
 
 
 def _retarget(graph: fx.Graph, device: torch.device) -> None:

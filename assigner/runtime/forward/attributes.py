@@ -155,6 +155,10 @@ _PARTS: dict[type, tuple[str, ...]] = {
 """Of what can be called: what says whether one does the same as another."""
 
 
+_SINGLE = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme, torch.device)
+"""Values of torch's that have no parts."""
+
+
 class _Likeness:
     """Tells what has changed since the builder made it, as far as Python shows.
 
@@ -166,9 +170,9 @@ class _Likeness:
     def __init__(self, module: nn.Module, deferred: DeferredModel) -> None:
         own = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
         tensors = deferred.tensors()
-        self._same: Set[Any] = deferred.outside.keys() | {
-            (id(each), id(tensors[name])) for name, each in own if name in tensors
-        }  # what stands for itself; and own tensors, as an LSTM lists them once more, with the builder's of these names
+        self._outside = deferred.outside.keys()  # each stands for itself
+        self._same: Set[tuple[int, int]] = {(id(each), id(tensors[name])) for name, each in own if name in tensors}
+        # own tensors, as an LSTM lists them once more, with the builder's of these names
         self._names = defaultdict[int, set[str]](set)  # of modules
         for model in (module, deferred.model):
             for name, each in model.named_modules(remove_duplicate=False):
@@ -182,10 +186,10 @@ class _Likeness:
 
     def _is_same(self, value: Any, built: Any) -> bool:
         pair = id(value), id(built)
-        if value is built or not self._same.isdisjoint((id(value), pair)) or pair in self._compared:
+        if value is built or pair in self._same or pair in self._compared:
             return True
-        if value.__class__ is not built.__class__ or isinstance(value, torch.Tensor):  # what the builder's says it is
-            return False
+        if value.__class__ is not built.__class__ or isinstance(value, torch.Tensor) or id(value) in self._outside:
+            return False  # of tensors what the builder's says it is
         self._compared[pair] = value, built  # kept, so that no other object gets its id
         if (contents := contents_of(value)) is not None:
             return pickle.dumps(contents) == pickle.dumps(contents_of(built))
@@ -215,7 +219,7 @@ class _Likeness:
         elif isinstance(value, list | tuple | deque):
             if not self._are_same(value, built):
                 return False
-        elif isinstance(value, set | frozenset) or not (is_torchs or any(spaces)):
+        elif isinstance(value, (set, frozenset, *_SINGLE)) or not (is_torchs or any(spaces)):
             return _is_equal(value, built) or self._is_made_alike(value, built)
         return is_torchs or self._has_same_items(*spaces)  # a hook of torch's changes by what it is called with
 
