@@ -236,6 +236,13 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
                 f"the forward of {name} returns a {strange[1]}, which holds tensors in its own way",
                 hint="return tensors, or tuples, lists, dicts or dataclasses of them",
             ) from error
+        if strange := re.match(r"Unsupported input type <class '(?:.*\.)?(\w+)'>", reason):
+            raise MarkingError(
+                f"the inputs of {name} have a {strange[1]} among them, which is no tensor, plain value or container of"
+                " Python's",
+                hint="have Workload.batch and the data loader give its tensors in tuples, lists or dicts, as"
+                " vars(batch), and forward take those",
+            ) from error
         raise MarkingError(
             f"the forward of {name} cannot be traced at {user_line(error)}: {reason}",
             hint="mark a larger module that contains this line, or give the model as an nn.Sequential"
