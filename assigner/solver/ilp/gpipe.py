@@ -13,7 +13,8 @@ Variables x[j] = 1: stage j is used; y[i, k, k'] = 1: the boundary before i lies
               makes the relaxation strong);  for each boundary: sum c y[i] <= mF;  the same with h, c', mB
     loads     for each group: sum of g x on k <= count[k] mF;  the same with h, mB
     tail      for each p whose update could be the last to end:
-              tail >= (T[p] + u x starting at p) - (T[0] + u x starting at 0),  T[p] = sums from p on + (M-1) m[p]
+              tail >= (T[p] + u x starting at p) - (T[0] + u x starting at 0),  T[p] = sums from p on + (M-1) m[p];
+              of a stage that shares a gradient with another one, with what waits for that in the place of u, too
 
 Busy shares: g[j] = f[j] + the least that the stage's two boundaries can keep its worker busy. What the boundary
 chosen costs beyond that least is carried inwards: with `excess` of boundary i, and R the largest excess,
@@ -36,7 +37,7 @@ from assigner.solver.ilp.linear import LARGEST, add
 from assigner.solver.ilp.pipelines import BACKWARD, FORWARD, PipelineModel, busy_s
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import pulp
 
@@ -81,7 +82,7 @@ class GPipeModel(PipelineModel):
         )  # fmt: skip
         if self.instance.problem.exact:
             return add((1.0, objective), (1.0, self._tail(slow_b, excess_b)))
-        return self._loads(objective, covering)
+        return self._loads(objective, covering, excess_b)
 
     def _slowest(
         self, slowest: pulp.LpVariable, way: str, on: Sequence[bool], covering: list[list[int]], excess: _Excess
@@ -105,25 +106,27 @@ class GPipeModel(PipelineModel):
         """What a stage is as a server: its time and the least its boundaries keep it busy."""
         return self._seconds(column, way) + (self.least.left(column, way) + self.least.right(column, way)) / self.unit
 
-    def _loads(self, objective: Terms, covering: list[list[int]]) -> Terms:
-        """The objective, raised where one worker's work alone takes longer."""
-        m = self.more + 1
+    def _loads(self, objective: Terms, covering: list[list[int]], excess: _Excess) -> Terms:
+        """The objective, raised where one worker's work alone takes longer, or the first backward's update waits."""
+        m, start = self.more + 1, self.instance.problem.spine.backward.index(True)
         load = {self.problem.add_variable("load", 0): 1.0}
         raised = add((1.0, objective), (1.0, load))
+        self._wait(load, covering[start], excess.outwards(start))
         for i in range(self.n):
             work: Terms = {}
             for j in covering[i]:
                 column = self.columns[j]
-                work[self.x[j]] = (m * (column.forward_s + column.backward_s) + column.update_s) / self.unit
+                work[self.x[j]] = (m * (column.forward_s + column.backward_s) + column.behind_s) / self.unit
             self.above(raised, work)
         return raised
 
     def _tail(self, slow_b: pulp.LpVariable, excess: _Excess) -> Terms:
-        """The variable `tail` with its rows, or nothing where the first stage's update always ends last."""
+        """The variable `tail` with its rows, or nothing where the first stage's own update always ends last."""
         late = self._late_positions(excess)
-        if not late:
+        if not late and not self._tied(self.first_columns(0)):
             return {}
         tail: Terms = {self.problem.add_variable("tail", 0): 1.0}
+        self._wait(tail, list(self.first_columns(0)), excess.outwards(0))
         behind: Terms = {slow_b: float(self.more)}  # what T[0] has and T[p] has not, but for its own slowest
         first = {self.x[j]: self._update(self.columns[j]) for j in self.first_columns(0)}
         slower = slow_b
@@ -141,13 +144,24 @@ class GPipeModel(PipelineModel):
             before = {self.x[j]: self._seconds(self.columns[j], BACKWARD) for j in self.first_columns(p - 1)}
             behind = add((1.0, behind), (1.0, before), (1.0, self.boundary(p, lambda hop: hop.backward_s)))
             if p in late:
+                end = add((1.0, tail), (1.0, behind), (1.0, first), (1.0, excess.outwards(0)))
+                started = add((float(self.more), {slowest: 1.0}), (1.0, is_start))
                 update = {self.x[j]: self._update(self.columns[j]) for j in self.first_columns(p)}
-                self.above(
-                    add((1.0, tail), (1.0, behind), (1.0, first), (1.0, excess.outwards(0))),
-                    add((float(self.more), {slowest: 1.0}), (1.0, update), (1.0, own), (1.0, is_start)),
-                    slack=free,
-                )
+                self.above(end, add((1.0, started), (1.0, update), (1.0, own)), slack=free)
+                if tied := self._tied(self.first_columns(p)):
+                    self.above(end, add((1.0, started), (1.0, tied)), slack=free)
         return tail
+
+    def _tied(self, columns: Iterable[int]) -> Terms:
+        """How long updates wait for the gradients of these stages, where that is longer than their own least."""
+        waits = {j: self.columns[j].tied_s / self.unit for j in columns}
+        return {self.x[j]: tied for j, tied in waits.items() if tied > self._update(self.columns[j])}
+
+    def _wait(self, later: Terms, columns: Sequence[int], busy: Terms) -> None:
+        """The first stage's update, and what is `later`, ends no earlier than one that waits for its gradient."""
+        if tied := self._tied(columns):
+            own = {self.x[j]: self._update(self.columns[j]) for j in columns}
+            self.above(add((1.0, later), (1.0, own), (1.0, busy)), tied)
 
     def _update(self, column: StageOption) -> float:
         busy = self.least.left(column, BACKWARD) + self.least.right(column, BACKWARD)
@@ -163,7 +177,8 @@ class GPipeModel(PipelineModel):
             p
             for p in range(1, self.n)
             for j in self.first_columns(p)
-            if self._update(self.columns[j]) + 2 * excess.largest > least[p] + _SLACK
+            if max(self._update(self.columns[j]) + 2 * excess.largest, self.columns[j].tied_s / self.unit)
+            > least[p] + _SLACK
         }
 
 

@@ -66,7 +66,7 @@ class OneFOneBModel(PipelineModel):
 
     def _update(self, column: StageOption) -> float:
         exact = self.instance.problem.exact or self._seconds(column)[1] > 0
-        return column.update_s / self.unit if exact else 0.0
+        return column.behind_s / self.unit if exact else 0.0
 
     def _work(self, column: StageOption) -> float:
         """All micro-batches of a stage, and the least that its messages keep it busy meanwhile."""
@@ -77,7 +77,7 @@ class OneFOneBModel(PipelineModel):
         return own + self.more * busy / self.unit
 
     def _alone(self, column: StageOption) -> float:
-        return ((self.more + 1) * (column.forward_s + column.backward_s) + column.update_s) / self.unit
+        return ((self.more + 1) * (column.forward_s + column.backward_s) + column.behind_s) / self.unit
 
     def _window(self, column: StageOption) -> float:
         """What a warm-up depth costs beyond one micro-batch's trip: forwards that wait for the first, or last, trip."""

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 class _Times:
     """Seconds of the stages of pipelines, [stage, pipeline], and of the boundaries in front of them.
 
-    A pipeline with fewer stages than another has others in front that take no time.
+    A pipeline with fewer stages than another has others in front that take no time. `update` is what follows all that
+    keeps a stage's worker busy.
     """
 
     forward: Floats
@@ -178,7 +179,8 @@ class DepthSearch:
             for side in (0, 1):
                 busy_f[n + side] += hop.forward_busy[side]
                 busy_b[n + side] += hop.backward_busy[side]
-        rows = busy_f, busy_b, [each.update_s for each in pipeline], there, back
+        behind = [max(each.update_s, each.tied_s - busy) for each, busy in zip(pipeline, busy_b, strict=True)]
+        rows = busy_f, busy_b, behind, there, back
         return [[0.0] * (self._stages - count) + row for row in rows]
 
     def _depths(self, pipeline: Sequence[StageOption], name: str) -> list[int]:

@@ -80,7 +80,7 @@ class ShareSearch:
         options = self._setting.options
         members = options.sets[option.group]
         seconds = {group: options.seconds_of(option, group) for group in members}
-        within = self._target - (option.update_s if self._times_steps else 0.0)
+        within = self._target - (option.behind_s if self._times_steps else 0.0)
         most = {group: int((each < within).nonzero()[0].max(initial=0)) for group, each in seconds.items()}
         for named, shares in sharings(members, most, self._setting.micro_batches):
             self.room -= 1

@@ -96,11 +96,12 @@ class _OptionArrays:
         shared_s = np.array([option.busiest_s for option in options]).reshape(-1)
         alone = shared_s == 0
         promised = np.array([float(option.promised) for option in options])
+        behind = exact | (times[:, 1] > 0)
         self.number = np.arange(len(options))
         self.first = np.array([c.first for c in options], dtype=np.int64)
         self.front = FrontStages(
             times[:, 0], times[:, 1],
-            np.array([c.update_s for c in options]) * (exact | (times[:, 1] > 0)),
+            np.array([c.update_s for c in options]) * behind, np.array([c.tied_s for c in options]) * behind,
             np.where(both, promised, instance.micro_batches),
             np.array([float(option.least) for option in options]) * exact,
             np.where(alone, instance.micro_batches * times.sum(axis=1), shared_s * both), alone,
@@ -185,15 +186,20 @@ class DynamicProgram:
         Args:
             pipeline: Its stages, the first one first.
         """
+        marks = self.marks(pipeline)
+        return math.inf if marks is None else float(self._objective.whole(marks)[0])
+
+    def marks(self, pipeline: Sequence[StageOption]) -> Floats | None:
+        """The objective's marks of one pipeline, or of the stages that one ends with; None: there is no way."""
         front = _OptionArrays(self._instance, pipeline, adds_up=self._objective.adds_up).front
         marks = self._objective.last(_pick(front, [len(pipeline) - 1]))
         for n in range(len(pipeline) - 2, -1, -1):
             table = self._hops(pipeline[n + 1].first, pipeline[n].group)
             if table is None:
-                return math.inf
+                return None
             hop = FrontHops(*(column[None, None] for column in table[pipeline[n + 1].group]))
             marks = self._objective.grow(marks[:, :, None], hop, _pick(front, [n])).reshape(len(marks), 1)
-        return float(self._objective.whole(marks)[0])
+        return marks
 
     def run(
         self, *, cutoff: float = math.inf, width: int = 1000, made: float = math.inf, dominance: bool = True,

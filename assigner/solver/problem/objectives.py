@@ -29,16 +29,22 @@ class FrontStages:
     """Stages about to be put in front, as arrays that broadcast: seconds, and the deepest and least warm-up.
 
     Of several workers that share a stage, seconds are those of the fastest one. `load` is what the busiest of them
-    computes in a step; `alone` says that one worker has the stage.
+    computes in a step; `alone` says that one worker has the stage; `update` and `tied` are as of `StageOption`.
     """
 
     forward: Floats
     backward: Floats
     update: Floats
+    tied: Floats
     promised: Floats
     least: Floats
     load: Floats
     alone: Floats
+
+    @property
+    def behind(self) -> Floats:
+        """Least seconds from the last backward to the end of an update."""
+        return np.maximum(self.update, self.tied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,7 @@ class Remainder:
         forward: Of one forward.
         level: Per micro-batch, of the busiest worker.
         level_f, level_b: The same of its forwards, and of its backwards, alone.
+        update: Of the update that follows the last backward of all; 0 where that is not left.
     """
 
     both: Floats
@@ -83,6 +90,7 @@ class Remainder:
     level: Floats
     level_f: Floats
     level_b: Floats
+    update: Floats
 
 
 class PipelineObjective(Protocol):
@@ -127,58 +135,75 @@ class GPipeStep:
 
         F(t)    = sum f[0..t] + sum c[0..t-1] + (M - 1) max(g[0..t], c[0..t-1])
         B(s, t) = sum b[s..t] + sum c'[s..t-1] + (M - 1) max(h[s..t], c'[s..t-1])          h = b + busy
-        step    = max over s <= t of  F(t) + (g[t] - f[t]) + B(s, t) + (h[s] - b[s]) + u[s]
+        step    = max over s <= t of  F(t) + (g[t] - f[t]) + B(s, t) + max(h[s] - b[s] + u[s], v[s])
 
+    Here v[s] is the least that an update has to wait for a gradient that the stage shares, from its last backward on.
     The turn is at the last stage, unless a stage's last message keeps it busy for longer than all that lies behind it
     takes: that is left out.
 
     Marks: sums of forwards and of backwards with their messages; the slowest server of each, the newest stage left
     out; the newest stage's own server times, and what its messages keep it busy backward; what keeps the last stage
     busy at the turn (-1: it has no left boundary yet); the latest end of an update, counted from the turn; the newest
-    stage's own update.
+    stage's own update, and what waits for its gradient.
     """
 
     adds_up: ClassVar[bool] = True
     flows: ClassVar[bool] = False
-    nothing: ClassVar[Floats] = np.zeros((10, 1))
+    nothing: ClassVar[Floats] = np.zeros((11, 1))
     micro_batches: int
 
     def last(self, stage: FrontStages) -> Floats:
         """See `PipelineObjective`."""
         forward, backward = stage.forward, stage.backward
-        return _marks(forward, backward, 0.0, 0.0, forward, backward, 0.0, -1.0, 0.0, stage.update)
+        return _marks(forward, backward, 0.0, 0.0, forward, backward, 0.0, -1.0, 0.0, stage.update, stage.tied)
 
     def grow(self, old: Floats, hop: FrontHops, stage: FrontStages) -> Floats:
         """See `PipelineObjective`."""
-        forward, backward, slow_f, slow_b, own_f, own_b, busy, turn, tail, update = old
+        forward, backward, slow_f, slow_b, own_f, own_b, busy, turn, tail, update, tied = old
         # the newest stage's left boundary is known now, so its terms are complete
         slow_f = np.maximum(np.maximum(slow_f, own_f + hop.right_f), hop.there)
         slow_b = np.maximum(slow_b, own_b + hop.right_b)
-        tail = np.maximum(tail, backward + (self.micro_batches - 1) * slow_b + busy + hop.right_b + update)
+        behind = np.maximum(busy + hop.right_b + update, tied)
+        tail = np.maximum(tail, backward + (self.micro_batches - 1) * slow_b + behind)
         return _marks(
             forward + hop.there + stage.forward, backward + hop.back + stage.backward, slow_f,
             np.maximum(slow_b, hop.back), hop.left_f + stage.forward, hop.left_b + stage.backward, hop.left_b,
-            np.where(turn < 0, hop.right_f, turn), tail, stage.update,
+            np.where(turn < 0, hop.right_f, turn), tail, stage.update, stage.tied,
         )  # fmt: skip
-
-    def _priced(self, marks: Floats, level_f: Floats | float, level_b: Floats | float) -> Floats:
-        """The step time where no server is faster than these levels."""
-        forward, backward, slow_f, slow_b, own_f, own_b, busy, turn, tail, update = marks
-        more = self.micro_batches - 1
-        start = forward + more * np.maximum(np.maximum(slow_f, own_f), level_f) + np.maximum(turn, 0.0)
-        end = backward + more * np.maximum(np.maximum(slow_b, own_b), level_b) + busy + update
-        step: Floats = start + np.maximum(tail, end)
-        return step
 
     def whole(self, marks: Floats) -> Floats:
         """See `PipelineObjective`."""
-        return self._priced(marks, 0.0, 0.0)
+        found: Floats = self._turned(marks, 0.0) + self._ended(marks)
+        return found
 
     def least(self, marks: Floats, rest: Remainder) -> Floats:
-        """See `PipelineObjective`."""
+        """See `PipelineObjective`.
+
+        What is placed ends its updates whatever the backwards in front of it still do; those come behind its own.
+        """
         can = np.isfinite(rest.level)
-        priced = self._priced(marks, np.where(can, rest.level_f, 0.0), np.where(can, rest.level_b, 0.0))
-        return np.where(can, priced + rest.both, np.inf)
+        turned = self._turned(marks, np.where(can, rest.level_f, 0.0))
+        through = turned + self._back(marks, np.where(can, rest.level_b, 0.0)) + rest.both + rest.update
+        return np.where(can, np.maximum(through, turned + rest.forward + self._ended(marks)), np.inf)
+
+    def _turned(self, marks: Floats, level: Floats | float) -> Floats:
+        """When the backwards begin, where no server forward is faster than this level."""
+        forward, _, slow, _, own, _, _, turn, *_ = marks
+        servers = (self.micro_batches - 1) * np.maximum(np.maximum(slow, own), level)
+        found: Floats = forward + servers + np.maximum(turn, 0.0)
+        return found
+
+    def _back(self, marks: Floats, level: Floats | float) -> Floats:
+        """From then on to the end of the newest stage's last backward, where no server backward is faster than this."""
+        _, backward, _, slow, _, own, *_ = marks
+        found: Floats = backward + (self.micro_batches - 1) * np.maximum(np.maximum(slow, own), level)
+        return found
+
+    def _ended(self, marks: Floats) -> Floats:
+        """From then on to the end of all updates of what is placed."""
+        *_, busy, _, tail, update, tied = marks
+        found: Floats = np.maximum(tail, self._back(marks, 0.0) + np.maximum(busy + update, tied))
+        return found
 
 
 @dataclass(frozen=True)
@@ -210,7 +235,7 @@ class OneFOneBStep:
     def last(self, stage: FrontStages) -> Floats:
         """See `PipelineObjective`."""
         trip = stage.forward + stage.backward
-        return _marks(self._window(stage, trip), stage.load, trip, stage.update, stage.load + stage.update)
+        return _marks(self._window(stage, trip), stage.load, trip, stage.behind, stage.load + stage.behind)
 
     def grow(self, old: Floats, hop: FrontHops, stage: FrontStages) -> Floats:
         """See `PipelineObjective`."""
@@ -222,8 +247,8 @@ class OneFOneBStep:
         closed = np.maximum(price, pend + more * hop.busy_right) + way + own
         link = trip + np.maximum(self.micro_batches * hop.share - 1, 0.0) * np.maximum(hop.there, hop.back)
         price = np.maximum(np.maximum(closed, link), self._window(stage, trip))
-        end = np.maximum(end + hop.there + stage.forward, stage.load + stage.update)
-        return _marks(price, stage.load + more * hop.busy_left, trip, stage.update, end)
+        end = np.maximum(end + hop.there + stage.forward, stage.load + stage.behind)
+        return _marks(price, stage.load + more * hop.busy_left, trip, stage.behind, end)
 
     def _window(self, stage: FrontStages, trip: Floats) -> Floats:
         """What the warm-up depth costs: rounds of d, and what cannot be done while the first or last trip lasts."""

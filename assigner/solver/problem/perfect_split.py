@@ -83,6 +83,8 @@ class WorkBefore:
         self.work: Floats = np.stack([_before(work) for _, work in split])
         forward, backward = (way.min(axis=0) for way in along)
         self._both, self._forward = _before(forward + backward), _before(forward)
+        self._ends = spine.backward.index(True)  # whose backward is the last of all
+        self._update = min((price.update_s for row in instance.rows if (price := row[self._ends])), default=0.0)
 
     def before(self, first: Ints, room: Floats, both: Floats | float = 0.0) -> Remainder:
         """What lies before positions.
@@ -96,7 +98,8 @@ class WorkBefore:
         none = room <= 0
         level = np.where(work > 0, work / np.where(none, 1.0, room), 0.0)
         level = np.where(none & (work > 0), np.inf, level)
-        return Remainder(np.maximum(self._both[first], both), self._forward[first], *level)
+        update = np.where(first > self._ends, self._update, 0.0)
+        return Remainder(np.maximum(self._both[first], both), self._forward[first], *level, update=update)
 
 
 def _before(values: Floats) -> Floats:

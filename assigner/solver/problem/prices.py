@@ -38,7 +38,7 @@ class StageOption:
         group: Number of the worker's group; where workers share the stage, of their replica set.
         forward_s: One forward.
         backward_s: One backward, with what is rematerialised.
-        update_s: The optimizer's update; of a graph, at least what follows the last backward: shared gradients, too.
+        update_s: The optimizer's update, behind all that keeps the worker busy.
         rematerialise: Positions of the partitions that run forward again.
         least: Micro-batches in flight, at least; fewer would fit with less recomputing.
         deepest: The most micro-batches in flight that fit.
@@ -46,6 +46,8 @@ class StageOption:
         shares: Micro-batches of each worker that shares the stage, in the order of the set; empty: one has them all.
         busiest_s: What the busiest of them computes in a step, at least; 0: one has them all.
         named: The groups of these workers in the order in which a plan names them; empty: that of the set.
+        tied_s: Least seconds from its last backward to the end of an update that waits for a gradient which it shares
+            with another stage: that is sent at once, whatever else keeps the worker busy.
     """
 
     first: int
@@ -61,6 +63,12 @@ class StageOption:
     shares: tuple[int, ...] = ()
     busiest_s: float = 0.0
     named: tuple[int, ...] = ()
+    tied_s: float = 0.0
+
+    @property
+    def behind_s(self) -> float:
+        """Least seconds from its last backward to the end of an update."""
+        return max(self.update_s, self.tied_s)
 
     def pace_s(self, micro_batches: int) -> float:
         """Seconds between the ends of two micro-batches when the stage is busy."""
@@ -459,8 +467,8 @@ class StageOptions:
             messages=messages,
         )  # fmt: skip
         forward, backward = sum(each.forward_s for each in costs), sum(each.backward_s for each in costs)
-        update = max(sum(each.update_s for each in costs), table.tied_s(first, last, group))
-        if math.isinf(update):
+        update, tied = sum(each.update_s for each in costs), table.tied_s(first, last, group)
+        if math.isinf(tied):
             return
         in_flight = self._least
         for level in range(tuning.OPTION_LEVELS):
@@ -471,7 +479,7 @@ class StageOptions:
             final = level == tuning.OPTION_LEVELS - 1 or self._relaxed
             yield StageOption(
                 first, last, group, forward, backward + sum(costs[i].recompute_s for i in again), update,
-                tuple(first + i for i in again), in_flight, deepest, most if final else deepest,
+                tuple(first + i for i in again), in_flight, deepest, most if final else deepest, tied_s=tied,
             )  # fmt: skip
             in_flight = deepest + 1
             if in_flight > most or final:
