@@ -99,7 +99,8 @@ class WorkBefore:
         level = np.where(work > 0, work / np.where(none, 1.0, room), 0.0)
         level = np.where(none & (work > 0), np.inf, level)
         update = np.where(first > self._ends, self._update, 0.0)
-        return Remainder(np.maximum(self._both[first], both), self._forward[first], *level, update=update)
+        both = np.maximum(self._both[first], both)
+        return Remainder(both, self._forward[first], level[0], level[1], level[2], update)
 
 
 def _before(values: Floats) -> Floats:
