@@ -147,3 +147,25 @@ def test_a_turn_before_the_last_stage_is_priced(solver):
     group = {members[0]: number for number, members in enumerate(instance.groups)}
     columns = tuple(instance.gpipe.find(i, i, group[stage.worker]) for i, stage in enumerate(plan.stages))
     assert told_s(instance, columns) < plan.predicted.step_s * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("seed", [7, 82, 95])
+def test_updates_that_end_beside_the_backwards_in_front_hide_no_plan(seed):
+    """The last partitions' updates are long: what they take is not added to what others compute meanwhile."""
+    rng = random.Random(seed)
+    drawn = random_instance(
+        seed, partitions=7, workers=3, busy=False, late_updates=True, alike=seed % 2 == 0, tight=False
+    )
+    last = drawn.order[-2:]
+    profile = replace(
+        drawn,
+        measurements=tuple(
+            replace(each, update_s=each.update_s * (rng.uniform(1, 6) if each.partition in last else 0.05))
+            for each in drawn.measurements
+        ),
+    )
+    plan = solve(profile, single(schedule="gpipe", gap=0)).plan
+    best = best_plan(profile)
+    assert best is not None
+    assert plan.solver.status == "optimal"
+    assert plan.predicted.step_s == pytest.approx(best[0], rel=1e-9)
