@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from assigner.errors import UsageError
 from assigner.formats.plan import Plan, load_plan
 from assigner.launch.steptimes import StepClock
+from assigner.model.deferred.originals import keep_moved
 from assigner.model.marking.casting import refuse_other_casting
 from assigner.runtime.checkpoints.wholestate import UnreadState
 from assigner.runtime.forward.lossvalues import LossValues
@@ -160,9 +161,11 @@ class Pipeline(ModelState):
     def move(self, plan: Plan | Path | str) -> None:
         """Go on under another plan for the same model from the next step on; every rank calls this.
 
-        Weights, buffers, optimizer state and carried state go to the workers that hold their partitions from then on;
-        the optimizer's handle, and a scheduler on it, stay. The plan may use more of the run's processes or fewer, and
-        have another schedule and other micro-batches. While it moves, a rank holds its old and its new partitions.
+        Weights, buffers, optimizer state and carried state go to the workers that hold their partitions from then on,
+        and so do gradients to which the next step adds; the optimizer's handle, and a scheduler on it, stay. The plan
+        may use more of the run's processes or fewer, and have another schedule and other micro-batches. While it moves,
+        a rank holds its old and its new partitions. Parameters and buffers are other tensors from then on: the script
+        takes them from `named_parameters` and `state_dict` anew, and what it does with the old ones is refused.
 
         Args:
             plan: A plan or the path of one.
@@ -192,17 +195,20 @@ class Pipeline(ModelState):
         self.plan = new
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded("the move to another plan"):
+            if self._updated:
+                self._installed.gradients.drop()
             found, moments = relocate(self.graph, old, new, self._installed.share, self.optimizer, member=self._member)
-            self._installed.gradients.drop()
-            before = self._installed
+            before, updated = self._installed, self._updated
             self._installed = self._install(remat)
+            self._updated = updated
             self._installed.go_on_from(before)
-            del before
             self.optimizer.move(self._installed.updated, self._installed.updated_elsewhere)
             for partition, state in found.items():
                 state.unpack(partition, self._installed.share)
             for of_parameters in moments:
                 of_parameters.add(self._installed.share.updated, self.optimizer)
+            keep_moved(before.share.built(), but=[each.attributes for each in found.values()])
+            del before
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
 
     def _check_move(self, plan: Plan, outside: Mapping[int, Sequence[float]]) -> None:
@@ -219,7 +225,7 @@ class Pipeline(ModelState):
         self._installed.share.check_hung()
         self._installed.share.check_rebuilt()
         leaving = {partition for partition, source, _ in removals(self.plan, plan) if source == self.rank}
-        self._installed.share.check_leaving(leaving)
+        self._installed.share.check_leaving(leaving, gradients=not self._updated)
         self._installed.watch.copies.compare()
         if self._waiting and self._installed.gradients.named():
             raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
