@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from assigner.errors import UsageError
 from assigner.formats.plan import Plan, load_plan
 from assigner.launch.steptimes import StepClock
+from assigner.location import rank_of
 from assigner.model.deferred.originals import keep_moved
 from assigner.model.marking.casting import refuse_other_casting
 from assigner.runtime.checkpoints.wholestate import UnreadState
@@ -187,8 +188,9 @@ class Pipeline(ModelState):
             f"move({executed(new)})", "the move to another plan", shown=f"move({what} on {', '.join(new.workers)})"
         )
         with self._member.guarded("the move to another plan"):
-            outside = self._member.numbers_of(dict.fromkeys(self._member.ranks, self._outside.digests()))
-        self._member.agree("the move to another plan", lambda: self._check_move(new, outside))
+            mine = [self._loss_values.digest(), *self._outside.digests()]
+            told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
+        self._member.agree("the move to another plan", lambda: self._check_move(new, told))
         remat = Rematerialisation(self._remat, new)
         with self._member.guarded("the move to another plan"):
             self._member.take_place(new)
@@ -211,12 +213,14 @@ class Pipeline(ModelState):
             del before
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
 
-    def _check_move(self, plan: Plan, outside: Mapping[int, Sequence[float]]) -> None:
+    def _check_move(self, plan: Plan, told: Mapping[int, Sequence[float]]) -> None:
         self._member.place(plan)
         self._outside.check_kept(self.state_dict, training=False)
-        self._outside.check_moved(self.plan, plan, outside)
+        self._outside.check_moved(self.plan, plan, {rank: outside for rank, (_, *outside) in told.items()})
         last = self.graph.last.name
-        if self.plan.holders[last] != plan.holders[last] and self._loss_values.remembers:
+        ends = [rank_of(worker) for worker in (*self.plan.holders[last], *plan.holders[last])]
+        is_leaving = self.plan.holders[last] != plan.holders[last]
+        if is_leaving and self._loss_values.remembers([told[rank][0] for rank in ends]):
             raise UsageError(
                 f"Workload.loss keeps something from call to call, or was trained, and {last!r} goes to"
                 f" {plan.holders[last][0]}: what the loss has kept would stay behind",
