@@ -310,6 +310,25 @@ def test_a_buffer_that_a_forward_registers_comes_back(tmp_path: Path):
         pipeline.load(tmp_path / "saved")
 
 
+def test_a_buffer_that_a_forward_registers_in_the_place_of_an_attribute_is_not_saved(tmp_path: Path):
+    """A load could not give it to a module that still has the attribute."""
+
+    class Late(Registering):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if "seen" in self.__dict__:
+                del self.seen
+            return super().forward(x)
+
+    with trained(workload(lambda: nn.Sequential(Late(), nn.Linear(8, 1)))) as pipeline:
+        with pytest.raises(UsageError, match=r"could not be loaded: .*has no place"):
+            pipeline.save(tmp_path / "saved")
+        assert not any(tmp_path.iterdir())
+
+
 def test_a_parameter_that_a_forward_registers_is_not_lost_in_silence(tmp_path: Path):
     """No optimizer has it, and what is saved, gathered or moved would lack it."""
     made = workload(lambda: nn.Sequential(Registering(parameter=True), nn.Linear(8, 1)))
@@ -317,6 +336,7 @@ def test_a_parameter_that_a_forward_registers_is_not_lost_in_silence(tmp_path: P
         for lose in (
             lambda: pipeline.save(tmp_path / "saved"),
             pipeline.full_state_dict,
+            pipeline.state_dict,
             lambda: pipeline.move(pipeline.plan),
         ):
             with pytest.raises(UsageError, match=r"forward has registered the parameter '0\.seen'"):

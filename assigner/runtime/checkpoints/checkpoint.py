@@ -161,6 +161,7 @@ class Saving:
                     hint="training has diverged: go on from an earlier checkpoint",
                 )
         self._share.check_parameters()
+        _check_places(self._share.state(kept=True), self._graph, UsageError, "what is saved could not be loaded")
         self._optimizer.memory.check_saved()
         self._moments = OptimizerState.of(self._share.kept_updated, self._optimizer)
         extra = self._share.extra_state(kept=True)
@@ -311,7 +312,8 @@ class Checkpoint:
             progress = TrainingProgress.of(facts, path)
             index = Index.read(folder, "model")
             extra, others = share.extra_state(), unread.names
-            names = _checked_names(index, graph)
+            names = [name for name in index.section("weight_map") if _PART not in name]
+            _check_places(names, graph, FormatError, str(index.path))
             empty = share.empty(names)
             wanted = {*state, *empty, *others}
             found = index.tensors(lambda name: name in wanted or name.partition(_PART)[0] in extra)
@@ -354,16 +356,16 @@ def _hint_of_another(folder: Path, graph: PartitionGraph) -> str:
     return hint
 
 
-def _checked_names(index: Index, graph: PartitionGraph) -> list[str]:
-    """The names of the tensors in a checkpoint: the model has all of them, or can be given them."""
-    names = [name for name in index.section("weight_map") if _PART not in name]
+def _check_places(
+    names: Iterable[str], graph: PartitionGraph, kind: type[FormatError | UsageError], where: str
+) -> None:
+    """The model has all of these tensors, or can be given them."""
     for name in names:
         if name not in graph.persistent and not graph.takes_buffer(name, graph.piece):
-            raise FormatError(
-                f"{index.path}: {shown(name)} has no place in the model",
+            raise kind(
+                f"{where}: {shown(name)} has no place in the model",
                 hint="where a forward registers it, register it in the module's __init__ (None will do)",
             )
-    return names
 
 
 def _check_like(path: Path, name: str, found: torch.Tensor | None, wanted: torch.Tensor) -> None:
