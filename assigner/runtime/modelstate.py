@@ -150,7 +150,12 @@ class ModelState:
         return self._installed.gradients.named()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """This rank's parameters and buffers under the model's own names; a shared parameter by its first name."""
+        """This rank's parameters and buffers under the model's own names; a shared parameter by its first name.
+
+        Raises:
+            UsageError: a forward has registered a parameter, or put another one in the place of one that is trained.
+        """
+        self._installed.share.check_parameters()
         return self._installed.share.state()
 
     def full_state_dict(self, to: int | None = 0) -> dict[str, Any] | None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from assigner.errors import UsageError
 from assigner.formats.plan import Plan, load_plan
 from assigner.launch.steptimes import StepClock
+from assigner.location import rank_of
+from assigner.model.deferred.originals import keep_moved
 from assigner.model.marking.casting import refuse_other_casting
 from assigner.runtime.checkpoints.wholestate import UnreadState
 from assigner.runtime.forward.lossvalues import LossValues
@@ -160,9 +162,11 @@ class Pipeline(ModelState):
     def move(self, plan: Plan | Path | str) -> None:
         """Go on under another plan for the same model from the next step on; every rank calls this.
 
-        Weights, buffers, optimizer state and carried state go to the workers that hold their partitions from then on;
-        the optimizer's handle, and a scheduler on it, stay. The plan may use more of the run's processes or fewer, and
-        have another schedule and other micro-batches. While it moves, a rank holds its old and its new partitions.
+        Weights, buffers, optimizer state and carried state go to the workers that hold their partitions from then on,
+        and so do gradients to which the next step adds; the optimizer's handle, and a scheduler on it, stay. The plan
+        may use more of the run's processes or fewer, and have another schedule and other micro-batches. While it moves,
+        a rank holds its old and its new partitions. Parameters and buffers are other tensors from then on: the script
+        takes them from `named_parameters` and `state_dict` anew, and what it does with the old ones is refused.
 
         Args:
             plan: A plan or the path of one.
@@ -184,33 +188,39 @@ class Pipeline(ModelState):
             f"move({executed(new)})", "the move to another plan", shown=f"move({what} on {', '.join(new.workers)})"
         )
         with self._member.guarded("the move to another plan"):
-            outside = self._member.numbers_of(dict.fromkeys(self._member.ranks, self._outside.digests()))
-        self._member.agree("the move to another plan", lambda: self._check_move(new, outside))
+            mine = [self._loss_values.digest(), *self._outside.digests()]
+            told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
+        self._member.agree("the move to another plan", lambda: self._check_move(new, told))
         remat = Rematerialisation(self._remat, new)
         with self._member.guarded("the move to another plan"):
             self._member.take_place(new)
         self.plan = new
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded("the move to another plan"):
+            if self._updated:
+                self._installed.gradients.drop()
             found, moments = relocate(self.graph, old, new, self._installed.share, self.optimizer, member=self._member)
-            self._installed.gradients.drop()
-            before = self._installed
+            before, updated = self._installed, self._updated
             self._installed = self._install(remat)
+            self._updated = updated
             self._installed.go_on_from(before)
-            del before
             self.optimizer.move(self._installed.updated, self._installed.updated_elsewhere)
             for partition, state in found.items():
                 state.unpack(partition, self._installed.share)
             for of_parameters in moments:
                 of_parameters.add(self._installed.share.updated, self.optimizer)
+            keep_moved(before.share.built(), but=[each.attributes for each in found.values()])
+            del before
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
 
-    def _check_move(self, plan: Plan, outside: Mapping[int, Sequence[float]]) -> None:
+    def _check_move(self, plan: Plan, told: Mapping[int, Sequence[float]]) -> None:
         self._member.place(plan)
         self._outside.check_kept(self.state_dict, training=False)
-        self._outside.check_moved(self.plan, plan, outside)
+        self._outside.check_moved(self.plan, plan, {rank: outside for rank, (_, *outside) in told.items()})
         last = self.graph.last.name
-        if self.plan.holders[last] != plan.holders[last] and self._loss_values.remembers:
+        ends = [rank_of(worker) for worker in (*self.plan.holders[last], *plan.holders[last])]
+        is_leaving = self.plan.holders[last] != plan.holders[last]
+        if is_leaving and self._loss_values.remembers([told[rank][0] for rank in ends]):
             raise UsageError(
                 f"Workload.loss keeps something from call to call, or was trained, and {last!r} goes to"
                 f" {plan.holders[last][0]}: what the loss has kept would stay behind",
@@ -219,7 +229,7 @@ class Pipeline(ModelState):
         self._installed.share.check_hung()
         self._installed.share.check_rebuilt()
         leaving = {partition for partition, source, _ in removals(self.plan, plan) if source == self.rank}
-        self._installed.share.check_leaving(leaving)
+        self._installed.share.check_leaving(leaving, gradients=not self._updated)
         self._installed.watch.copies.compare()
         if self._waiting and self._installed.gradients.named():
             raise UsageError("gradients wait for their update", hint="apply or drop them before the move")

@@ -60,35 +60,44 @@ class RelocatedState:
         state: Its parameters and buffers by the model's names.
         attributes: What forwards have changed on its modules.
         frozen: The names of its parameters that want no gradient: a script may freeze some in the middle.
+        gradients: Those of its parameters to which the next step adds.
     """
 
     state: dict[str, torch.Tensor]
     attributes: dict[str, Any]
     frozen: frozenset[str]
+    gradients: dict[str, torch.Tensor]
 
     @classmethod
     def of(cls, partition: str, share: LocalPartitions) -> RelocatedState:
         """What goes with a partition, on the rank that holds it."""
         state = {name: tensor.detach() for name, tensor in share.held_by(partition).items()}
-        return cls(state, share.attributes(partition), share.frozen_of(partition))
+        found = {name: each.grad for name, each in share.parameters_of(partition).items()}
+        gradients = {name: each for name, each in found.items() if each is not None}
+        return cls(state, share.attributes(partition), share.frozen_of(partition), gradients)
 
     def packed(self) -> PackedValue:
         """For another rank; its attributes can go there (`LocalPartitions.check_leaving`)."""
-        state, attributes = (
-            {name: _bare(each) for name, each in some.items()} for some in (self.state, self.attributes)
+        state, attributes, gradients = (
+            {name: _bare(each) for name, each in some.items()} for some in (self.state, self.attributes, self.gradients)
         )
-        return PackedValue.of({"state": state, "attributes": attributes, "frozen": sorted(self.frozen)}, "a partition")
+        frozen = sorted(self.frozen)
+        return PackedValue.of(
+            {"state": state, "attributes": attributes, "frozen": frozen, "gradients": gradients}, "a partition"
+        )
 
     def unpack(self, partition: str, share: LocalPartitions) -> None:
         """Put it where the partition is now."""
         share.put(partition, self.state, self.attributes)
         share.freeze(partition, self.frozen)
+        for name, parameter in share.parameters_of(partition).items():
+            parameter.grad = self.gradients[name].to(parameter.device) if name in self.gradients else None
 
     @classmethod
     def unpacked(cls, packed: PackedValue) -> RelocatedState:
         """What another rank has packed."""
         found = packed.value
-        return cls(found["state"], found["attributes"], frozenset(found["frozen"]))
+        return cls(found["state"], found["attributes"], frozenset(found["frozen"]), found["gradients"])
 
 
 def _bare(value: Any) -> Any:

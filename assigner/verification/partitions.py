@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from assigner.errors import AssignerError, MarkingError
+from assigner.errors import AssignerError, MarkingError, UsageError
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
 from assigner.runtime.forward.remat import Rematerialisation
@@ -124,7 +124,16 @@ class Partitions:
         )
 
     def update(self) -> None:
-        """Apply the gradients, those of each partition by an optimizer of its own, and drop them."""
+        """Apply the gradients, those of each partition by an optimizer of its own, and drop them.
+
+        Raises:
+            MarkingError: forwards compute with parameters that are not trained.
+        """
+        for seat in self._seats.values():
+            try:
+                seat.installed.share.check_parameters()
+            except UsageError as error:
+                raise MarkingError(error.message, hint=error.hint) from error
         with self._generators.in_use():
             self._together([seat.update for seat in self._seats.values()])
 

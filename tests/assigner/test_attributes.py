@@ -94,6 +94,49 @@ def test_what_the_script_freezes_stays_so_when_it_moves():
         assert torch.equal(pipeline.full_state_dict()["0.weight"], frozen)
 
 
+def test_gradients_to_which_the_next_step_adds_go_along():
+    """A loop that drops none, or that drops them at its beginning, trains as without the move."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
+    found = []
+    for moves in (False, True):
+        with pipeline_of(made, make_plan(made)) as pipeline:
+            for n in range(3):
+                if n == 2:
+                    pipeline.optimizer.zero_grad()
+                pipeline.step(made.make_batch(8, n), update=False)
+                pipeline.optimizer.step()
+                found.append({name: each.clone() for name, each in pipeline.gradients().items()})
+                if moves:
+                    pipeline.move(make_plan(made))
+    for n in range(3):
+        assert all(torch.equal(each, found[n + 3][name]) for name, each in found[n].items())
+
+
+def test_what_the_script_has_kept_of_an_earlier_plan_is_refused():
+    """Nobody trains it any more: it is not to be read, written or frozen; its shape is told."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 1)))
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        kept, mean = dict(pipeline.named_parameters())["0.weight"], pipeline.state_dict()["1.running_mean"]
+        kept.detach().clamp_(-1, 1)
+        pipeline.move(make_plan(made, micro_batches=2))
+        assert (kept.shape, mean.shape) == ((WIDTH, WIDTH), (WIDTH,))
+        for use in (
+            lambda: kept.clamp_(-1, 1),
+            lambda: kept.data,
+            lambda: kept.copy_(torch.zeros(WIDTH, WIDTH)),
+            lambda: kept.requires_grad_(False),
+            lambda: setattr(kept, "requires_grad", False),
+            lambda: kept.grad,
+            lambda: kept.register_hook(print),
+            mean.sum,
+        ):
+            with torch.no_grad(), pytest.raises(UsageError, match="as it had it before"):
+                use()
+        pipeline.step(made.make_batch(8, 1))
+        dict(pipeline.named_parameters())["0.weight"].detach().clamp_(-1, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("hang", "words"),

@@ -15,12 +15,15 @@ from torch import nn
 from workloads import graph_of, language, make_plan, skips, workload
 
 from assigner import Pipeline, load_weights
-from assigner.errors import FormatError, UsageError
+from assigner.errors import FormatError, MarkingError, UsageError
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
+from assigner.verification.checking import check_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from assigner.model.workload import Workload
 
 
 class Counting(torch.optim.SGD):
@@ -249,6 +252,98 @@ def test_another_models_checkpoint(tmp_path: Path):
             pipeline.load(tmp_path / "skips")
         with pytest.raises(UsageError, match="is no checkpoint"):
             pipeline.load(tmp_path / "nowhere")
+
+
+def test_a_model_of_which_another_part_is_trained(tmp_path: Path):
+    """It is another model; the error says how its weights are taken all the same, and so they are."""
+
+    def of(trains: bool) -> Workload:
+        def model() -> nn.Module:
+            made = two_layers()
+            made[0].requires_grad_(trains)
+            return made
+
+        return workload(model)
+
+    with trained(of(trains=False)) as pipeline:
+        pipeline.save(tmp_path / "saved")
+        saved = weights(pipeline)
+    with trained(of(trains=True), steps=1) as pipeline:
+        with pytest.raises(FormatError, match="another model") as refused:
+            pipeline.load(tmp_path / "saved")
+        assert "pipeline.load_state_dict(assigner.load_weights(folder))" in str(refused.value.hint)
+        pipeline.load_state_dict(load_weights(tmp_path / "saved"))
+        assert all(torch.equal(tensor, saved[name]) for name, tensor in weights(pipeline).items())
+
+
+class Registering(nn.Linear):
+    """Its first forward registers a running mean: as a buffer, or as what nobody trains."""
+
+    def __init__(self, *, parameter: bool = False) -> None:
+        super().__init__(8, 8)
+        self.parameter = parameter
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.detach().mean(0)
+        if not hasattr(self, "seen"):
+            if self.parameter:
+                self.seen = nn.Parameter(mean)
+            else:
+                self.register_buffer("seen", mean)
+        elif not self.parameter:
+            self.seen = self.seen * 0.9 + mean * 0.1
+        return super().forward(x - self.seen)
+
+
+def test_a_buffer_that_a_forward_registers_comes_back(tmp_path: Path):
+    """A model whose forwards have not run yet is given it; a name for which it has no place is refused."""
+    made = workload(lambda: nn.Sequential(Registering(), nn.Linear(8, 1)))
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "saved")
+        expected = pipeline.step(made.make_batch(8, 3))
+    with trained(made, steps=0) as pipeline:
+        pipeline.load(tmp_path / "saved")
+        assert pipeline.step(made.make_batch(8, 3)) == expected
+    for path in (tmp_path / "saved").glob("model*"):
+        path.write_bytes(path.read_bytes().replace(b"0.seen", b"9.seen"))
+    with trained(made, steps=0) as pipeline, pytest.raises(FormatError, match=r"9\.seen.* has no place in the model"):
+        pipeline.load(tmp_path / "saved")
+
+
+def test_a_buffer_that_a_forward_registers_in_the_place_of_an_attribute_is_not_saved(tmp_path: Path):
+    """A load could not give it to a module that still has the attribute."""
+
+    class Late(Registering):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if "seen" in self.__dict__:
+                del self.seen
+            return super().forward(x)
+
+    with trained(workload(lambda: nn.Sequential(Late(), nn.Linear(8, 1)))) as pipeline:
+        with pytest.raises(UsageError, match=r"could not be loaded: .*has no place"):
+            pipeline.save(tmp_path / "saved")
+        assert not any(tmp_path.iterdir())
+
+
+def test_a_parameter_that_a_forward_registers_is_not_lost_in_silence(tmp_path: Path):
+    """No optimizer has it, and what is saved, gathered or moved would lack it."""
+    made = workload(lambda: nn.Sequential(Registering(parameter=True), nn.Linear(8, 1)))
+    with trained(made) as pipeline:
+        for lose in (
+            lambda: pipeline.save(tmp_path / "saved"),
+            pipeline.full_state_dict,
+            pipeline.state_dict,
+            lambda: pipeline.move(pipeline.plan),
+        ):
+            with pytest.raises(UsageError, match=r"forward has registered the parameter '0\.seen'"):
+                lose()
+        pipeline.step(made.make_batch(8, 3))
+    with pytest.raises(MarkingError, match=r"forward has registered the parameter '0\.seen'"):
+        check_model(made, graph_of(made))
 
 
 def test_one_buffer_under_two_names(tmp_path: Path):

@@ -206,6 +206,23 @@ def test_state_of_other_groups_is_refused():
         assert not other.optimizer.state
 
 
+def test_a_state_without_what_this_rank_updates_is_refused():
+    """As one of another rank, or of another plan; what has no state yet has an empty entry, and begins anew."""
+    made = language()
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        begun = pipeline.optimizer.state_dict()
+        pipeline.step(made.make_batch(8, 0))
+        state = pipeline.optimizer.state_dict()
+        assert begun["state"].keys() == state["state"].keys()
+        name, entry = state["state"].popitem()
+        with pytest.raises(UsageError, match=f"has nothing of {name!r}, which this rank updates"):
+            pipeline.optimizer.load_state_dict(state)
+        assert pipeline.optimizer.state_dict()["state"][name].keys() == entry.keys()
+        pipeline.optimizer.load_state_dict(begun)
+        assert not pipeline.optimizer.state
+        pipeline.step(made.make_batch(8, 1))
+
+
 def test_norms_that_make_no_sense():
     """A norm type that is not positive, and clipping in a step without an update, are refused."""
     made = skips()

@@ -39,6 +39,7 @@ OTHER: list[Any] = [(1, ["first"]), (0, ["second", "last"])]
 SHARED: list[Any] = [({0: 1, 1: 1}, ["first", "second", "last"])]
 RUNNING = 1.0
 SETTINGS: dict[str, Any] = {"alpha": 1.0}
+SCALE = torch.ones((), dtype=torch.float64)
 
 
 def pruned() -> nn.Module:
@@ -510,6 +511,23 @@ def set_to(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return mse_loss(made, wanted) * setting()
 
 
+def scaled(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """A loss that reads a tensor at the top of its file."""
+    return mse_loss(made, wanted) * SCALE
+
+
+def counted_in_scale(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """One that moves it."""
+    with torch.no_grad():
+        SCALE.mul_(0.9)
+    return scaled(made, wanted)
+
+
+def halve_scale(_: Any) -> None:
+    """As scripts let a weight of their loss decay that is a tensor."""
+    SCALE.mul_(0.5)
+
+
 def setting() -> float:
     """Of the script."""
     return float(SETTINGS["alpha"])
@@ -657,6 +675,10 @@ CASES = {
     "read by a loss": Case(lambda: made_of(loss=set_to), each_step=halve_setting, remat="always"),
     "read by a loss, shared": Case(lambda: made_of(loss=set_to), stages=SHARED, each_step=halve_setting),
     "read by a loss, moved": Case(lambda: made_of(loss=set_to), move=True, each_step=halve_setting),
+    "tensor of a loss, moved": Case(lambda: made_of(loss=scaled), move=True, each_step=halve_scale),
+    "moved tensor of a loss, moved": Case(
+        lambda: made_of(loss=counted_in_scale), "keeps something from call to call", move=True
+    ),
     "read by a loss, on one": Case(
         lambda: made_of(loss=set_to), "a loss that reads SETTINGS['alpha'] = 0.5", each_step=halve_on_one
     ),
@@ -728,6 +750,7 @@ def plain(case: Case) -> list[tuple[float, dict[str, torch.Tensor]]]:
         case.each_step(group)
         record.append((total, {name: each.detach().clone() for name, each in model.state_dict().items()}))
     RUNNING = SETTINGS["alpha"] = 1.0
+    SCALE.fill_(1.0)
     TRAINED.log.data.zero_()
     return record
 

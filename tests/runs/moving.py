@@ -53,6 +53,24 @@ with Pipeline(made, plans[0], graph=graph_of(made)) as pipeline:
     pipeline.move(plans[0])
     reference.step(made.make_batch(8, 0))
     assert reference.distance(pipeline.named_parameters()) < EXACT
+    reference.optimizer.zero_grad()
+    for step in range(3):  # gradients add up over updates, and over moves
+        pipeline.step(made.make_batch(8, step), update=False)
+        pipeline.optimizer.step()
+        reference.loss(made.make_batch(8, step)).backward()
+        reference.optimizer.step()
+        kept = pipeline.optimizer.state_dict()
+        together = {name: each for n in range(3) for name, each in pipeline.share(kept["state"], n).items()}
+        pipeline.move(plans[step + 1])
+        assert reference.distance(pipeline.named_parameters()) < EXACT
+        assert reference.gradient_distance(pipeline.gradients()) < EXACT
+        if dict(pipeline.named_parameters()).keys() - kept["state"].keys():
+            try:
+                pipeline.optimizer.load_state_dict(kept)
+                raise AssertionError("moments were lost")
+            except UsageError as error:
+                assert "has nothing of" in str(error)  # noqa: PT017 - this is no test function
+        pipeline.optimizer.load_state_dict({**kept, "state": together})
 
 made = workload(normalised)
 reference = Reference(made)

@@ -6,11 +6,15 @@
     clip_grad_norm_(model.parameters(), 1.0)       would clip nothing: refused
     torch.save(model.state_dict(), "model.pt")     would save what was never trained: refused
     loss + model.moe.auxiliary                     what a forward leaves is on the copies: refused
+    kept = dict(pipeline.named_parameters())
+    pipeline.move(another)                         trains other copies from then on
+    kept["a.weight"].clamp_(-1, 1)                 would clamp what nobody reads: refused
 
 A script may ask such a weight for its shape, freeze it (each step looks whether it has) and load other values into it,
 with which it is the script's own again. Frozen weights and buffers with values may be read, but for running statistics
 and what a step has moved. Another pipeline would begin with the values of the builder, too: it is to be loaded first.
-What is written through `.data` of them, which torch counts as no change, is counted, so that a step finds it.
+What is written through `.data` of them, which torch counts as no change, is counted, so that a step finds it. At what
+a pipeline had under an earlier plan no step looks any more: a script may ask it for its shape alone.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
 
 _names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The tensors that are trained elsewhere or have no values, and their names."""
+_moved: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Those of them that a pipeline had under an earlier plan."""
 _left: WeakKeyDictionary[nn.Module, _Left] = WeakKeyDictionary()
 """What forwards of copies leave on modules."""
 _CLASS: Any = object.__dict__["__class__"]
@@ -66,6 +72,7 @@ _ASKS = (
     | {torch.is_floating_point, torch.is_complex, torch.numel, torch.get_device, torch.is_inference, torch.typename}
 )  # fmt: skip
 """What tells nothing of values and gradients, and the flag at which every step looks."""
+_SETS = _of("requires_grad", access="__set__") | _of("requires_grad_")
 _LIKE = _of("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor") | {
     torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like, torch.randn_like,
 }  # fmt: skip
@@ -83,7 +90,9 @@ class _Original(torch.Tensor):
         del types
         with torch._C.DisableTorchFunctionSubclass():
             loads = func is torch.Tensor.copy_ and isinstance(args[0], _Original) and not args[0].is_meta
-            given = pytree.tree_leaves((args[loads:], kwargs)) if func not in _ASKS else ()
+            loads = loads and args[0] not in _moved
+            is_use = func not in _ASKS or (func in _SETS and args[0] in _moved)
+            given = pytree.tree_leaves((args[loads:], kwargs)) if is_use else ()
             trained = [each for each in given if isinstance(each, _Original) and each in _names]
             if func in _LIKE and not any(each.is_meta for each in trained):
                 trained = []
@@ -149,6 +158,12 @@ def _original(kind: Any) -> Any:
 def _untrained(tensor: torch.Tensor, func: Any, hint: str = "") -> UsageError:
     """An error of a script that uses a tensor which nobody trains."""
     asked = func.__name__ if func.__name__ not in ("__get__", "__set__") else func.__self__.__name__
+    if tensor in _moved:
+        return UsageError(
+            f"the script uses {_names[tensor]} as it had it before pipeline.move ({asked}): under the new plan that is"
+            " another tensor, and nothing reads or trains this one any more",
+            hint=hint or "take tensors from pipeline.named_parameters() and pipeline.state_dict() anew after each move",
+        )
     return UsageError(
         f"the script uses {_names[tensor]} of the model that the builder has made ({asked}): the pipeline trains copies"
         f" of its modules, and this one {'has no values' if tensor.is_meta else 'stays as it was built'}",
@@ -172,11 +187,29 @@ def keep_originals(tensors: Mapping[str, torch.Tensor], moving: Collection[str])
         moving: The names of those that forwards change, as running statistics.
     """
     for name, tensor in tensors.items():
-        if not isinstance(tensor, _Original):
-            kind: Any = type(tensor)
-            _CLASS.__set__(tensor, _original(kind))
+        _watch(tensor)
         if tensor.requires_grad or tensor.is_meta or name in moving:
             _names[tensor] = name
+
+
+def keep_moved(tensors: Mapping[str, torch.Tensor], but: Any) -> None:
+    """Refuse from now on that a script uses what a pipeline had under an earlier plan.
+
+    Args:
+        tensors: Parameters and buffers by name.
+        but: What forwards go on with: values in which some of the buffers may be.
+    """
+    known = {id(each) for each in pytree.tree_leaves(but)}
+    for name, tensor in tensors.items():
+        if id(tensor) not in known:
+            _watch(tensor)
+            _names[tensor], _moved[tensor] = name, True
+
+
+def _watch(tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, _Original):
+        kind: Any = type(tensor)
+        _CLASS.__set__(tensor, _original(kind))
 
 
 def note_moved(model: nn.Module, name: str) -> None:

@@ -316,6 +316,18 @@ class PartitionGraph:
             found.update(f"{path}.{name}" if path else name for name in names)
         return frozenset(found & self.known)
 
+    def takes_buffer(self, name: str, partitions: Iterable[str]) -> bool:
+        """Whether one of these partitions can be given a buffer that its forward has registered: by its name alone."""
+        path, _, leaf = name.rpartition(".")
+        called = (each for partition in partitions for each in self.piece[partition].called)
+        if name in self.known or not any(f"{path}.".startswith(f"{each}.") for each in called):
+            return False
+        try:
+            module = self.deferred.model.get_submodule(path)
+        except AttributeError:
+            return False
+        return leaf in module._buffers or not hasattr(module, leaf)
+
     @cached_property
     def plain_names(self) -> dict[str, str | None]:
         """For each key of the model's own state_dict the name of its tensor; None: its code makes that value.

@@ -160,6 +160,8 @@ class Saving:
                     f"{name!r} holds {count} NaN: it is not saved, and what stands at {self._named} stays",
                     hint="training has diverged: go on from an earlier checkpoint",
                 )
+        self._share.check_parameters()
+        _check_places(self._share.state(kept=True), self._graph, UsageError, "what is saved could not be loaded")
         self._optimizer.memory.check_saved()
         self._moments = OptimizerState.of(self._share.kept_updated, self._optimizer)
         extra = self._share.extra_state(kept=True)
@@ -260,7 +262,7 @@ class Checkpoint:
         mark: The same on all ranks that have read the same checkpoint, as far as its JSON says.
         progress: Where training was.
         state: This rank's tensors by the model's names.
-        empty: Buffers that are None in the model.
+        empty: Buffers that are None in the model, or that forwards have registered.
         moments: The state of this rank's optimizer; None: it is not wanted.
         extra: What this rank's modules are to be given as their extra state.
         unread: What no partition holds.
@@ -301,17 +303,18 @@ class Checkpoint:
             UsageError: there is no checkpoint.
             FormatError: it is broken, of another model, or lacks a tensor of this shape and type.
         """
-        state, empty = share.state(), share.empty()
+        state = share.state()
         with _reading(folder, _FACTS):
             path = folder / _FACTS
             facts = read_json(path)
             if facts.get("fingerprint") != graph.fingerprint:
-                raise FormatError(
-                    f"{folder} was saved from another model", hint="load it with the workload that wrote it"
-                )
+                raise FormatError(f"{folder} was saved from another model", hint=_hint_of_another(folder, graph))
             progress = TrainingProgress.of(facts, path)
             index = Index.read(folder, "model")
             extra, others = share.extra_state(), unread.names
+            names = [name for name in index.section("weight_map") if _PART not in name]
+            _check_places(names, graph, FormatError, str(index.path))
+            empty = share.empty(names)
             wanted = {*state, *empty, *others}
             found = index.tensors(lambda name: name in wanted or name.partition(_PART)[0] in extra)
             _aliases(index)
@@ -329,7 +332,7 @@ class Checkpoint:
 
     def put(self, share: LocalPartitions, unread: UnreadState, optimizer: PipelineOptimizer | None) -> None:
         """Fill what it was read for, in place; the optimizer's state and its settings (`lr`, ...) are replaced."""
-        empty = share.empty()
+        empty = share.empty(self.empty)
         unread.loaded.update(self.unread)
         share.set_extra_state(self.extra)
         for name, tensor in share.state().items():
@@ -338,6 +341,31 @@ class Checkpoint:
             empty[name](tensor)
         if self.moments is not None and optimizer is not None:
             self.moments.put(share.updated, optimizer)
+
+
+def _hint_of_another(folder: Path, graph: PartitionGraph) -> str:
+    """Where the tensors are those of the model, it may be another one by what is trained."""
+    hint = "load it with the workload that wrote it"
+    with contextlib.suppress(FormatError):
+        names = {name for name in Index.read(folder, "model").section("weight_map") if _PART not in name}
+        if names == {graph.canonical.get(name, name) for name in graph.persistent - graph.buffer_aliases.keys()}:
+            return (
+                f"{hint}; its weights have the names of this model's, so where another part is trained (requires_grad)"
+                " take them alone: pipeline.load_state_dict(assigner.load_weights(folder))"
+            )
+    return hint
+
+
+def _check_places(
+    names: Iterable[str], graph: PartitionGraph, kind: type[FormatError | UsageError], where: str
+) -> None:
+    """The model has all of these tensors, or can be given them."""
+    for name in names:
+        if name not in graph.persistent and not graph.takes_buffer(name, graph.piece):
+            raise kind(
+                f"{where}: {shown(name)} has no place in the model",
+                hint="where a forward registers it, register it in the module's __init__ (None will do)",
+            )
 
 
 def _check_like(path: Path, name: str, found: torch.Tensor | None, wanted: torch.Tensor) -> None:

@@ -106,6 +106,7 @@ class WholeState:
 
     def _held(self) -> tuple[dict[str, torch.Tensor], PackedValue]:
         """What this rank has of the state, and what its modules say beside it."""
+        self.share.check_parameters()
         held = {name: tensor.detach() for name, tensor in {**self.unread.state(), **self.share.state()}.items()}
         for name, tensor in held.items():
             refuse_unplain(tensor, name)

@@ -8,21 +8,26 @@ Every rank has them, and some ranks alone call the loss. So two kinds of change 
     rank 1    step, calls += 1 ----------------> step       by the loss, within a step: its memory, on this rank alone
 
 Only changes are held against each other: what is another value on each rank from the start, as a rank's number, may be
-so for good.
+so for good. Tensors are not looked at in every step: before the loss goes to another rank, what has changed of them is
+held against what has changed there.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.reach import reach
+from assigner.runtime.forward.heldtensors import is_strided
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from assigner.model.workload import Workload
 
@@ -70,10 +75,27 @@ class LossValues:
         if now != self._last:
             self._moves_values, self._last = True, now
 
-    @property
-    def remembers(self) -> bool:
-        """Whether they have changed plain values themselves, or the loss keeps other tensors or objects now."""
-        return self._moves_values or self._kept.has_changed(ignoring="plain")
+    def digest(self) -> float:
+        """Of the loss's tensors that are no more as they were, and their values; 0: none; NaN: nobody can say."""
+        moved, found = {id(each) for each in self._kept.moved()}, 0
+        for n, tensor in enumerate(self._kept.tensors):
+            if id(tensor) in moved:
+                if not is_strided(tensor) or tensor.is_meta:
+                    return math.nan
+                values = tensor.detach().as_subclass(torch.Tensor).cpu().contiguous().reshape(-1)
+                found = zlib.crc32(f"{n} {tuple(tensor.shape)} {tensor.dtype}".encode(), found)
+                found = zlib.crc32(values.view(torch.uint8).numpy().tobytes(), found)
+        return 1.0 + found if moved else 0.0
+
+    def remembers(self, digests: Collection[float]) -> bool:
+        """Whether they have changed plain values themselves, or the loss keeps other tensors or objects now.
+
+        Args:
+            digests: Of the ranks between which the loss goes. Where they are one, the script has given the tensors
+                these values on all of them.
+        """
+        is_same = all(each == next(iter(digests)) for each in digests)
+        return self._moves_values or self._kept.has_changed(ignoring="values" if is_same else "plain")
 
 
 def plain_values(called: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from assigner.errors import UsageError
@@ -18,8 +20,6 @@ from assigner.schedule.replication import is_exchanged, tie_holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    import torch
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
@@ -58,6 +58,8 @@ class LocalPartitions:
             module = self.modules[name]
             self._parameters[name] = {graph.canonical[each]: module.get_parameter(each) for each in known}
         self.parameters = self._parameters_of(self.partitions)
+        buffers = (self.buffers_of(name) for name in self.partitions)
+        self._built = {name: weakref.ref(each) for held in buffers for name, each in held.items()}
         by = updaters(graph, plan)
         self.updated = {name: each for name, each in self.parameters.items() if worker in by[name]}
         self.kept_updated = {name: each for name, each in self.updated.items() if worker == by[name][0]}
@@ -69,6 +71,11 @@ class LocalPartitions:
     def held_by(self, partition: str) -> dict[str, torch.Tensor]:
         """All tensors of a partition of this rank, also the buffers that no checkpoint has."""
         return {**self._parameters[partition], **self.buffers_of(partition)}
+
+    def built(self) -> dict[str, torch.Tensor]:
+        """Its parameters and buffers by name, without what forwards have put in their places, which may be others'."""
+        found = {name: buffer() for name, buffer in self._built.items()}
+        return {**self.parameters, **{name: each for name, each in found.items() if each is not None}}
 
     def groups(self, plan: Plan, member: Membership) -> dict[str, WorkerGroup]:
         """Of this rank's partitions that other workers hold too, the workers that do."""
@@ -103,23 +110,41 @@ class LocalPartitions:
         """What forwards have changed on the modules of a partition of this rank beside its tensors, by name."""
         return changed_attributes(self.modules[partition], self._graph.deferred)
 
-    def check_leaving(self, partitions: Iterable[str]) -> None:
-        """Raise UsageError where an attribute of partitions of this rank cannot go to another worker."""
+    def check_leaving(self, partitions: Iterable[str], *, gradients: bool = False) -> None:
+        """Raise UsageError where an attribute or a gradient of this rank's partitions cannot go to another worker."""
         for partition in partitions:
             check_portable(self.attributes(partition))
+            for name, parameter in self._parameters[partition].items() if gradients else ():
+                if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+                    raise UsageError(
+                        f"the next step adds to the gradient of {name!r}, which is sparse and cannot leave its worker",
+                        hint="pipeline.optimizer.zero_grad() before the move",
+                    )
 
-    def check_rebuilt(self) -> None:
-        """Raise UsageError where forwards have changed what no partition that is built anew could get."""
+    def check_parameters(self) -> None:
+        """Raise UsageError where forwards compute with other parameters than those that are trained and saved."""
         for partition in self.partitions:
-            module = self.modules[partition]
-            now = dict(module.named_parameters(remove_duplicate=False))
+            now = dict(self.modules[partition].named_parameters(remove_duplicate=False))
             for name in self._graph.piece[partition].parameters:
                 if now.get(name) is not self.parameters[self._graph.canonical[name]]:
                     raise UsageError(
                         f"forward has put another parameter in the place of {name!r}, which is the one that is trained",
                         hint="change its values (`copy_`), and have forward decide which module it calls",
                     )
-            check_rebuilt(module, self._graph.deferred)
+            known = {id(each) for each in self._parameters[partition].values()}
+            for name, parameter in now.items():
+                if id(parameter) not in known and name not in self._graph.known:
+                    raise UsageError(
+                        f"forward has registered the parameter {name!r}: no optimizer and no checkpoint has it",
+                        hint="make it in the module's __init__; what is not trained is a buffer, which forwards may"
+                        " register",
+                    )
+
+    def check_rebuilt(self) -> None:
+        """Raise UsageError where forwards have changed what no partition that is built anew could get."""
+        self.check_parameters()
+        for partition in self.partitions:
+            check_rebuilt(self.modules[partition], self._graph.deferred)
 
     def check_hung(self) -> None:
         """Raise UsageError where the script has hung something on a parameter, which a move makes anew without that."""
@@ -201,14 +226,15 @@ class LocalPartitions:
         for parameter in self.parameters.values():
             parameter.requires_grad_(False)
 
-    def empty(self) -> dict[str, Callable[[torch.Tensor], None]]:
-        """What sets a persistent buffer that is None now, by the buffer's name."""
-        return {
-            name: functools.partial(self._put, partition, name, None)
-            for partition in self.partitions
-            for name, tensor in self._slots(partition).items()
-            if tensor is None and self._is_persistent(partition, name)
-        }
+    def empty(self, saved: Collection[str] = ()) -> dict[str, Callable[[torch.Tensor], None]]:
+        """What sets a persistent buffer that is None now, or one of those saved that is none yet, by its name."""
+        found: dict[str, Callable[[torch.Tensor], None]] = {}
+        for partition in self.partitions:
+            slots = self._slots(partition)
+            names = [name for name, each in slots.items() if each is None and self._is_persistent(partition, name)]
+            names += [name for name in saved if name not in slots and self._graph.takes_buffer(name, [partition])]
+            found.update({name: functools.partial(self._put, partition, name, None) for name in names})
+        return found
 
     def _is_persistent(self, partition: str, name: str) -> bool:
         """As the modules say now; a buffer that the forward reads itself lies in a module of the pipeline's own."""

@@ -299,6 +299,11 @@ class PipelineOptimizer(torch.optim.Optimizer):
         return f"lr {', '.join([*rates][:_MOST_RATES])} (settings {digest})" if rates else f"settings {digest}"
 
     @property
+    def _mine(self) -> list[str]:
+        """The names of the parameters in its groups, in their order."""
+        return [name for names in self.names for name in names if name in self._held]
+
+    @property
     def needs_closure(self) -> bool:
         """Whether its step cannot be called without one, as that of LBFGS."""
         return needs_closure(self.local)
@@ -353,11 +358,11 @@ class PipelineOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state of what this rank updates by parameter name, and the groups with the names of all their parameters.
 
-        The form is that of torch.distributed.checkpoint's optimizer state: the states of all ranks can be put together.
+        A parameter that has no state yet has an empty one. The form is that of torch.distributed.checkpoint's optimizer
+        state: the states of all ranks can be put together.
         """
-        names = {id(parameter): name for name, parameter in self._held.items()}
         return {
-            "state": {names[id(each)]: dict(state) for each, state in self.state.items() if id(each) in names},
+            "state": {name: dict(self.state.get(self._held[name], {})) for name in self._mine},
             "param_groups": [
                 {**{key: value for key, value in group.items() if key not in _MEMBERS}, "params": list(every)}
                 for group, every in zip(self.param_groups, self.names, strict=True)
@@ -368,19 +373,26 @@ class PipelineOptimizer(torch.optim.Optimizer):
         """Take over what `state_dict` gave on this rank, or on several put together.
 
         Raises:
-            UsageError: it has other groups.
+            UsageError: it has other groups, or lacks what this rank updates: another rank had that.
         """
         groups = state_dict["param_groups"]
         if [tuple(group["params"]) for group in groups] != self.names:
             raise UsageError("the state is of an optimizer with other param groups", hint="build it as it was then")
-        mine = [name for names in self.names for name in names if name in self._held]
-        number = {name: n for n, name in enumerate(mine)}
+        given = state_dict["state"]
+        if missing := [name for name in self._mine if name not in given and self._held[name].requires_grad]:
+            raise UsageError(
+                f"the state has nothing of {missing[0]!r}, which this rank updates: it is of another rank, or of this"
+                " one under another plan",
+                hint="put the states of all ranks together, {name: each for state in states for name, each in"
+                " state['state'].items()}; or use pipeline.save and pipeline.load. An empty entry, {}, begins anew",
+            )
+        number = {name: n for n, name in enumerate(self._mine)}
         kept = [{key: group[key] for key in _MEMBERS if key in group} for group in self.param_groups]
         numbered = [
             {**group, **members, "params": [number[name] for name in names if name in number]}
             for group, members, names in zip(groups, kept, self.names, strict=True)
         ]
-        state = {number[name]: each for name, each in state_dict["state"].items() if name in number}
+        state = {number[name]: each for name, each in given.items() if each and name in number}
         self.local.load_state_dict({"state": state, "param_groups": numbered})
         self._follow()
 
