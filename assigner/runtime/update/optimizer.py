@@ -373,13 +373,14 @@ class PipelineOptimizer(torch.optim.Optimizer):
         """Take over what `state_dict` gave on this rank, or on several put together.
 
         Raises:
-            UsageError: it has other groups, or lacks what this rank updates: another rank had that.
+            UsageError: it has other groups, or state without what this rank updates: another rank had that.
         """
         groups = state_dict["param_groups"]
         if [tuple(group["params"]) for group in groups] != self.names:
             raise UsageError("the state is of an optimizer with other param groups", hint="build it as it was then")
         given = state_dict["state"]
-        if missing := [name for name in self._mine if name not in given and self._held[name].requires_grad]:
+        missing = [name for name in self._mine if name not in given and self._held[name].requires_grad]
+        if given and missing:
             raise UsageError(
                 f"the state has nothing of {missing[0]!r}, which this rank updates: it is of another rank, or of this"
                 " one under another plan",
