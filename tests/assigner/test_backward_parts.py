@@ -91,9 +91,9 @@ def test_what_waits_is_held_until_its_weight_part():
 
 
 def test_less_than_a_graph_that_waits_takes_nothing_off_others():
-    """The first partition recomputes in its weight part; where less was measured to wait than a graph has, none does."""
+    """The first partition recomputes in its weight part: where less waits than a graph has, nothing does."""
     profile, _ = two_stages("0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1")
-    first, second = profile.order
+    first, second = (each.name for each in profile.partitions)
     less = (replace(each, waiting_bytes=0.1 * each.activation_bytes) for each in profile.measurements)
     cost = CostModel(replace(profile, measurements=tuple(less)))
     worker = profile.workers[0].name
