@@ -50,14 +50,14 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def read_text(path: Path, *, hint: str) -> str:
-    """The same as text.
+    """The same as text; a byte order mark at its start is left out.
 
     Raises:
         UsageError: as `read_bytes`.
         FormatError: it is not UTF-8.
     """
     try:
-        return read_bytes(path, hint=hint).decode()
+        return read_bytes(path, hint=hint).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: not UTF-8 text (byte {error.start})") from error
 

@@ -502,7 +502,8 @@ def save_plan(plan: Plan, path: Path | str, *, force: bool = False) -> None:
     """
     if plan.predicted is not None and plan.predicted.step_s < LEAST_STEP_S:
         raise FormatError(
-            f"predicted.step_s: {plan.predicted.step_s} is not allowed; a plan's step takes {LEAST_STEP_S} s or more",
-            hint="give the profile's times in seconds, or profile again",
+            f"the profile's measurements, forward_s and backward_s, make a step of {plan.predicted.step_s} s; that of a"
+            f" plan takes {LEAST_STEP_S} s or more",
+            hint="give these times in seconds, or profile again",
         )
     write(Path(path), plan, force=force)

@@ -269,7 +269,7 @@ class Tie:
     Args:
         parameter: Its first name in the model.
         partitions: Those that hold it.
-        bytes: Of the parameter; its gradient has as many.
+        bytes: Of the parameter, and of a message with its gradient.
     """
 
     parameter: str

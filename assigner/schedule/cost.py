@@ -329,15 +329,13 @@ class CostModel:
 
         Errors as `parts`. A partition that reads nothing with a gradient puts off its recompute: it has no graph yet.
         """
-        return sum(
-            self.parts(name, worker, micro_batch)[2]
-            - (
-                self.partition(name, worker, micro_batch).activation_bytes
-                if name in rematerialise and name not in self.differentiated
-                else 0.0
-            )
-            for name in partitions
-        )
+        found = 0.0
+        for name in partitions:
+            waiting = self.parts(name, worker, micro_batch)[2]
+            if name in rematerialise and name not in self.differentiated:
+                waiting = max(0.0, waiting - self.partition(name, worker, micro_batch).activation_bytes)
+            found += waiting
+        return found
 
     def gradient_bytes(self, partitions: Iterable[str], apart: Sequence[Tie]) -> float:
         """Bytes of the gradients of partitions on one worker, but for those of the shared parameters `apart`."""

@@ -40,6 +40,11 @@ def check_orders_run(plan: Plan, edges: Sequence[Edge]) -> None:
         )
 
 
+def orders_run(plan: Plan, edges: Sequence[Edge]) -> bool:
+    """Whether the listed orders of a plan come to an end; arguments as of `check_orders_run`."""
+    return not played(plan.listed, *_dependencies(plan, edges))[1]
+
+
 def played(
     listed: Mapping[str, Sequence[ListedStep]], read: Mapping[int, Iterable[int]], used: Mapping[int, Iterable[int]]
 ) -> tuple[dict[str, int], dict[str, Need]]:

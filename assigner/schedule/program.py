@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.errors import FormatError
 from assigner.formats.plan import Plan
-from assigner.schedule.deadlock import check_orders_run
-from assigner.schedule.orders import ActionKind, Step, order_of, warm_up
+from assigner.schedule.deadlock import check_orders_run, orders_run
+from assigner.schedule.orders import ActionKind, Step, listed, order_of, warm_up
 from assigner.schedule.replication import MicroBatchLane, gathered_stages, is_exchanged, lanes, taken
 
 if TYPE_CHECKING:
@@ -294,20 +294,31 @@ def _check_direction(plan: Plan, edges: Sequence[Edge]) -> None:
 
 
 def check_depths(plan: Plan, edges: Sequence[Edge]) -> None:
-    """Under 1f1b a stage's first backward waits for one that comes after as many forwards as its reader's depth.
+    """Raise FormatError where a 1f1b plan would wait for ever.
 
-    Raises:
-        FormatError: a stage has more micro-batches in flight than one whose output it needs.
+    Where stages have several workers, each has a part of its stage's order, and waits for less: that is played.
+    """
+    found = deeper_reader(plan, edges)
+    if found is None or (plan.is_replicated and orders_run(listed(plan), edges)):
+        return
+    source, target = found
+    raise FormatError(
+        f"stages[{target}].in_flight: the program would wait for ever: {warm_up(plan, target)} micro-batches in flight,"
+        f" where stages[{source}], whose output it needs, has {warm_up(plan, source)}",
+        hint="give a stage no more micro-batches in flight than the stages before it",
+    )
+
+
+def deeper_reader(plan: Plan, edges: Sequence[Edge]) -> tuple[int, int] | None:
+    """A stage and one that reads what it makes and has more micro-batches in flight; None: no plan waits for ever so.
+
+    Under 1f1b a stage's first backward waits for one that comes after as many forwards as its reader's depth.
     """
     for edge in edges:
         source, target = plan.stage_of[edge.source], plan.stage_of[edge.target]
-        first, then = warm_up(plan, source), warm_up(plan, target)
-        if edge.gradient and first < then:
-            raise FormatError(
-                f"stages[{target}].in_flight: the program would wait for ever: {then} micro-batches in flight,"
-                f" where stages[{source}], whose output it needs, has {first}",
-                hint="give a stage no more micro-batches in flight than the stages before it",
-            )
+        if edge.gradient and warm_up(plan, source) < warm_up(plan, target):
+            return source, target
+    return None
 
 
 def _crossings(edges: Iterable[Edge], placement: Mapping[str, str]) -> dict[tuple[str, int, str], list[Edge]]:

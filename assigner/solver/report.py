@@ -124,8 +124,8 @@ def _scope(search: Search) -> str:
     shared = f", up to {fmt.plural(most, 'worker')} a stage,{' updates undivided,' if most > 1 else ''}"
     equal = " equal" if all(search.problem.workload.batch_size % each == 0 for each in counts) else ""
     told = f"{counts[0]} to {counts[-1]}" if equal else ", ".join(map(str, counts))
-    asked = str(counts[0]) if len(counts) == 1 else f"{told}{equal}"
-    return f"plans with {stages} a worker{shared} under {' or '.join(sorted(kinds))} with {asked} micro-batches"
+    asked = fmt.plural(counts[0], "micro-batch") if len(counts) == 1 else f"{told}{equal} micro-batches"
+    return f"plans with {stages} a worker{shared} under {' or '.join(sorted(kinds))} with {asked}"
 
 
 def _any_scope(search: Search) -> str:

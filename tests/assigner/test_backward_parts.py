@@ -90,6 +90,18 @@ def test_what_waits_is_held_until_its_weight_part():
     assert worker_memory(CostModel(profile), plan, plan.workers[1]).activations == pytest.approx(2.2 * activation)
 
 
+def test_less_than_a_graph_that_waits_takes_nothing_off_others():
+    """The first partition recomputes in its weight part: where less waits than a graph has, nothing does."""
+    profile, _ = two_stages("0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1")
+    first, second = (each.name for each in profile.partitions)
+    less = (replace(each, waiting_bytes=0.1 * each.activation_bytes) for each in profile.measurements)
+    cost = CostModel(replace(profile, measurements=tuple(less)))
+    worker = profile.workers[0].name
+    alone = cost.waiting_bytes([second], [], worker, 4)
+    assert cost.waiting_bytes([first, second], [first], worker, 4) == alone > 0
+    assert cost.waiting_bytes([first, second], [], worker, 4) > alone
+
+
 def test_what_nobody_has_measured_is_not_priced():
     profile, plan = two_stages("0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1B0 1F1 1B1")
     unmeasured = make_profile(work=[1e-3, 1e-3], slowness=[1.0, 1.0])

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from brute_force import random_instance
-from builders import make_plan
+from builders import make_plan, make_profile
 from drawn_plans import drawn, replicated
 
 from assigner.errors import FormatError, UsageError
 from assigner.formats.plan import load_plan, refuse_replicas, save_plan
-from assigner.formats.stage import Replica
+from assigner.formats.stage import Replica, Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.criticalpath import path_shares
 from assigner.schedule.occupancy import memory_over_time
@@ -96,6 +96,35 @@ def test_no_program_waits_for_itself(seed: int, schedule: str) -> None:
         assert {route for route, _ in ends[ActionKind.SEND]} == set(each.routes)
         assert set(ends[ActionKind.SEND].values()) <= {1}
         assert all(route is not None and route.source != route.target for route in each.routes)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_depths_are_refused_where_workers_would_wait_for_ever(seed: int) -> None:
+    """1f1b with any depths of stages that workers share: refused where the simulator comes to no end, and only there.
+
+    Alternate micro-batches let a stage in front be shallower, as each of its workers has a part of its order.
+    """
+    rng, drawn_shares = random.Random(seed), [(4,), (2, 2), (1, 3), (3, 1), (1, 2, 1)]
+    for _ in range(6):
+        shares = [(2, 2), (4,)] if seed == 0 else rng.choices(drawn_shares, k=rng.choice([2, 3]))
+        profile = make_profile(work=[1e-3] * len(shares), slowness=[1.0] * sum(map(len, shares)), batch=4)
+        free = iter(profile.workers)
+        stages = tuple(
+            Stage(None, (f"p{n}",), replicas=tuple(Replica(next(free).name, each) for each in counts))
+            if len(counts) > 1 else Stage(next(free).name, (f"p{n}",))
+            for n, counts in enumerate(shares)
+        )  # fmt: skip
+        depths = [1, 2] if seed == 0 else [rng.choice([None, 1, 2, 3, 4]) for _ in stages]
+        deep = tuple(replace(stage, in_flight=depth) for stage, depth in zip(stages, depths, strict=True))
+        plan = replace(make_plan(profile, [(0, profile.order)]), schedule="1f1b", stages=deep)
+        try:
+            assert step_s(plan, CostModel(profile)) > 0
+        except FormatError:
+            assert seed
+            with pytest.raises(FormatError, match=r"in_flight: the program would wait for ever"):
+                build_program(plan, profile.edges)
+        else:
+            assert build_program(plan, profile.edges).routes
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

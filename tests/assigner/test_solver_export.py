@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import highspy
@@ -12,6 +13,7 @@ from builders import make_profile, single
 from assigner.errors import UsageError
 from assigner.solver import solve
 from assigner.solver.export import check_exportable, export_model
+from assigner.solver.ilp.backend import Outcome
 
 CASES = [
     {"partitions": 5, "workers": 3, "busy": True, "tight": True, "late_updates": True},
@@ -70,6 +72,20 @@ def test_a_proof_that_is_not_closed_is_not_claimed(tmp_path, monkeypatch):
     assert written.optimum_s is None
     assert "the optimum is a lower bound of the step time" in written.path.read_text()
     assert optimum(written.path) * written.unit_s < plan.solver.objective_s
+
+
+def test_the_last_bit_that_a_unit_takes_leaves_no_proof_open(tmp_path, monkeypatch):
+    """A bound goes through the model's unit and back: where it is below the target by rounding, it has reached it."""
+    scaled = Outcome.scaled
+
+    def rounded(outcome, unit):
+        found = scaled(outcome, unit)
+        return replace(found, bound=math.nextafter(found.bound, 0.0))
+
+    monkeypatch.setattr(Outcome, "scaled", rounded)
+    profile, options = random_instance(4, partitions=4, workers=2, graph=True), single(schedule="gpipe", gap=0)
+    plan = solve(profile, options).plan
+    assert export_model(plan, profile, options, tmp_path / "model.lp").optimum_s is not None
 
 
 def test_the_file_says_what_its_variables_mean(tmp_path):

@@ -206,6 +206,20 @@ def test_a_worker_without_links_has_no_other_like_it():
     assert what_if(priced(unlinked), "worker") == []
 
 
+def test_a_plan_with_backwards_in_two_parts_has_them():
+    """Its own order is where the search for other orders begins; with a worker or a wire more it is no worse."""
+    profile = make_profile(work=[4e-3] * 3, slowness=[1] * 3, batch=6, latency=1e-5)
+    parts = tuple(
+        replace(each, backward_input_s=each.backward_s / 2, backward_weight_s=each.backward_s / 2, waiting_bytes=1e6)
+        for each in profile.measurements
+    )
+    asked = SolveOptions(schedule="listed", max_replicas=1, micro_batches=3, apart=(("p0", "p1", "p2"),))
+    plan = priced(replace(profile, measurements=parts), asked)
+    assert "W" in "".join(plan.orders.values())
+    assert {each.change for each in plan.what_if} == {"micro_batches", "worker", "link"}
+    assert all(each.step_s <= plan.predicted.step_s for each in plan.what_if if each.change != "micro_batches")
+
+
 def test_small_problems_have_them_by_default():
     """By the numbers of partitions, workers and kinds; skips count, and a graph with branches is no small problem."""
     skips = [(i, i + 1) for i in range(15)] + [(i, 15 - i) for i in range(7)]

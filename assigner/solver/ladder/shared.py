@@ -15,8 +15,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.errors import FormatError
-from assigner.schedule.program import check_depths
+from assigner.schedule.program import deeper_reader
 from assigner.solver.contest.contest import DYNAMIC_PROGRAM, ENUMERATION, TOTAL_WORK
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.share_search import ShareSearch
@@ -218,13 +217,11 @@ class SharedSetting(LadderSetting):
     def worth(self, plan: Plan) -> tuple[float, float]:
         """As of `LadderSetting`; what a shared stage's option promises of memory need not hold for these shares.
 
-        Nor do the steps of its workers wait for ever wherever the depths of whole stages do.
+        Nor do the steps of its workers wait for ever wherever the depths of whole stages do: those are not looked for.
         """
-        try:
-            check_depths(plan, self.problem.cost.profile.edges)
-        except FormatError:
+        if deeper_reader(plan, self.problem.cost.profile.edges) or not self.problem.fits(plan):
             return math.inf, math.inf
-        return super().worth(plan) if self.problem.fits(plan) else (math.inf, math.inf)
+        return super().worth(plan)
 
     def plan_of(
         self, pipeline: Sequence[StageOption], depths: Sequence[int], groups: Sequence[Sequence[str]] | None = None

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
-from assigner.formats.orders import ListedStep, written_order
-from assigner.schedule.orders import LETTERS, listed, order_of
+from assigner.formats.orders import INPUT, ListedStep, written_order
+from assigner.schedule.orders import LETTERS, ActionKind, listed, order_of
 from assigner.solver.contest.contest import BASELINE, PROVEN, Proposal
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
@@ -202,7 +202,7 @@ class OrderSearch:
     def _rough_s(self, plan: Plan) -> float:
         """What a plan's placement promises: under its own schedule, or by a quick list schedule."""
         try:
-            tasks = PlacedTasks(plan, self._problem.cost)
+            tasks = PlacedTasks(plan, self._problem.cost, split=_in_parts(plan))
             tried = [
                 *(orders for _, orders in itertools.islice(named_orders(plan, tasks), 1)),
                 *(list_schedule(tasks, rule) for rule in QUICK),
@@ -259,7 +259,8 @@ class OrderSearch:
             yield Proposal(listed_plan(plan, tasks, found.orders), found.step_s, LIST_SCHEDULING)
         if may_split(plan, self._problem.cost):
             parts = PlacedTasks(plan, self._problem.cost, split=True)
-            found = best_orders(parts, most=most, stop=self._over)
+            own = [orders for _, orders in named_orders(plan, parts)] if _in_parts(plan) else []
+            found = best_orders(parts, own, most=most, stop=self._over)
             if found is not None:
                 yield Proposal(listed_plan(plan, parts, found.orders), found.step_s, LIST_SCHEDULING)
 
@@ -335,16 +336,25 @@ NAMED: tuple[Schedule, ...] = ("interleaved-1f1b", "1f1b")
 
 
 def named_orders(plan: Plan, tasks: PlacedTasks) -> Iterator[tuple[Plan, Orders]]:
-    """What the named schedules make of a plan's stages: its own first, with its warm-up depths."""
+    """What the named schedules make of a plan's stages: its own first, with its warm-up depths.
+
+    Those alone that `tasks` can have: with whole backwards, or with backwards in two parts.
+    """
     named_gpipe: Schedule = "interleaved" if plan.is_looped else "gpipe"
     own = named_gpipe if plan.schedule == "gpipe" else plan.schedule
     for schedule in dict.fromkeys((own, named_gpipe, *NAMED)):
         try:
             named = plan if schedule == plan.schedule else _renamed(plan, schedule)
-            orders = tasks.of_steps([order_of(named, worker) for worker in plan.workers])
+            steps = [order_of(named, worker) for worker in plan.workers]
         except FormatError:  # it cannot order several stages a worker
             continue
-        yield named, orders
+        if all(kind in tasks.kinds or kind is ActionKind.REDUCE for kind, _, _ in itertools.chain(*steps)):
+            yield named, tasks.of_steps(steps)
+
+
+def _in_parts(plan: Plan) -> bool:
+    """Whether its own order has backwards in two parts."""
+    return any(step.letter == INPUT for steps in plan.listed.values() for step in steps)
 
 
 def unlisted(plan: Plan) -> Plan:
