@@ -105,7 +105,8 @@ class Pipeline(ModelState):
         self._check_room(remat_of_plan)
         self._base_bytes = held_bytes(self._member.device) or 0
         self.steps = self._batches = 0
-        self._unread, self._outside = UnreadState(self.graph, self.rank), OutsideValues(self.graph)
+        self._unread = UnreadState(self.graph, self.rank)
+        self._outside = OutsideValues(self.graph, self._member.device)
         self._loss_values = LossValues(workload)
         with self._member.guarded("the building of the partitions"):
             if not training:

@@ -28,13 +28,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from assigner.errors import UsageError
 from assigner.location import rank_of
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.originals import is_outdated, keep_left, keep_originals, note_moved, note_trained
+from assigner.model.deferred.mutation import is_lent, storage_of
+from assigner.model.deferred.originals import (
+    is_outdated,
+    keep_left,
+    keep_originals,
+    note_moved,
+    note_trained,
+    plain_class,
+)
 from assigner.model.marking.leftovers import left_by_module
 from assigner.model.marking.owncopies import copied_values
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
@@ -43,13 +51,15 @@ from assigner.runtime.ranks.packedvalues import PackedValue, receive_value, send
 from assigner.runtime.stages.updaters import updaters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.stages.localpartitions import LocalPartitions
     from assigner.runtime.update.optimizer import PipelineOptimizer
+
+_MOST_SAMPLED = 1024  # elements: some microseconds for a tensor
 
 
 @dataclass(frozen=True)
@@ -194,6 +204,44 @@ def _has_values_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(((one == two) | ((one != one) & (two != two))).all())  # noqa: PLR0124 - NaN
 
 
+class _Sample:
+    """Some of a tensor's values, which change without torch's count where NumPy or `.data` writes to its memory.
+
+    Args:
+        name: Of the tensor, for people; empty: it can be loaded.
+        tensor: With values on the CPU.
+    """
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self.name, self._tensor = name, tensor
+        self.is_whole = tensor.numel() <= _MOST_SAMPLED
+        most = max(1, int(_MOST_SAMPLED ** (1 / max(1, tensor.dim()))))
+        steps = (slice(None, None, 1 if self.is_whole else -(-size // most)) for size in tensor.shape)
+        self._shown = tensor.detach()[tuple(steps)]
+        self.take()
+
+    @classmethod
+    def taken(cls, tensors: Iterable[tuple[str, torch.Tensor]]) -> list[_Sample]:
+        """Of those that have values where they cost nothing to look at, by name."""
+        plain = ((name, each) for name, each in tensors if plain_class(each) in (torch.Tensor, nn.Parameter))
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            return [
+                cls(name, each) for name, each in plain if each.device.type == "cpu" and each.layout is torch.strided
+            ]
+
+    def take(self) -> None:
+        """What is there now is as it should be."""
+        self._values = self._shown.clone()
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether it is one of this tensor."""
+        return self._tensor is tensor
+
+    def holds(self) -> bool:
+        """Whether the values are those that were taken."""
+        return torch.equal(self._shown, self._values) or _has_values_of(self._shown, self._values)
+
+
 class OutsideValues:
     """What each partition of the model can reach beside its own, and what the script can of the builder's modules.
 
@@ -203,13 +251,14 @@ class OutsideValues:
 
     Args:
         graph: Of the model.
+        device: This rank's; code between partitions has copies of tensors where that is not the CPU.
 
     Attributes:
         is_outdated: The partitions have been built of a model that another pipeline has trained, which has the values
             of its builder all the same; False: they have been loaded since.
     """
 
-    def __init__(self, graph: PartitionGraph) -> None:
+    def __init__(self, graph: PartitionGraph, device: torch.device) -> None:
         self.is_outdated = is_outdated(graph.deferred.model)
         model, tensors = graph.deferred.model, graph.deferred.tensors()
         self._started: dict[str, dict[str, Any]] = {}
@@ -238,11 +287,33 @@ class OutsideValues:
         self._replaced = [(each, each._version) for each in graph.deferred.replaced]
         norms = (f"{path}." if path else "" for path, module in modules.items() if isinstance(module, _NormBase))
         moving = {f"{path}{name}" for path in norms for name in ("running_mean", "running_var", "num_batches_tracked")}
-        self._model, self._names = model, {id(tensor): name for name, tensor in tensors.items()}
+        self._model = model
+        self._loaded = {id(tensors[name]): graph.canonical.get(name, name) for name in graph.persistent}
+        memory = {storage_of(tensors[name]) for name in graph.persistent}
+        copied = [*tensors.items(), *self._tensors_beside(graph, device)]
+        copied = [(name, each) for name, each in reversed(copied) if storage_of(each) not in memory]
+        self._copied = {id(each): (f"{name}, a tensor of a module", each) for name, each in copied}
+        lent = [("", each) for each in tensors.values() if id(each) in self._loaded and is_lent(each)]
+        lent += (("the array that is the memory of a tensor of a module", each) for each in graph.deferred.lent)
+        self._samples = _Sample.taken([*self._copied.values(), *lent])
         self._has_values = not all(each.is_meta for each in tensors.values())
         self._versions: dict[int, tuple[torch.Tensor, int]] = {}  # of the partitions' tensors that are not trained
         keep_originals(tensors, moving)
         keep_left(model, left_by_module(model, graph.left))
+
+    def _tensors_beside(self, graph: PartitionGraph, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+        """What partitions have copies of beside parameters and buffers, by name.
+
+        On the CPU code between partitions reads the tensors themselves.
+        """
+        modules = dict(self._model.named_modules())
+        if device.type == "cpu":
+            every = {name: each for started in self._started.values() for name, each in started.items()}
+            called = {name: each for name, each in every.items() if isinstance(each, nn.Module)}
+            modules = {path: part for name, each in called.items() for path, part in each.named_modules(prefix=name)}
+        for place, each in copied_values(modules, graph.deferred.outside, graph.deferred.vocabulary):
+            if isinstance(each, torch.Tensor):
+                yield str(place), each
 
     def note_trained(self) -> None:
         """An update has been applied to the partitions' weights."""
@@ -292,31 +363,57 @@ class OutsideValues:
                         return
         changes = [each.name for each in self._kept[True].changes()]
         changes += [f"the class of {name}" for name, each, kind in self._classes if each.__class__ is not kind]
-        first = f"{changes[0]}, of a module" if changes else "a weight, a buffer or a tensor of a module"
+        if changes:
+            first = f"{changes[0]}, of a module"
+            hint = (
+                "do it in the builder, or make a new pipeline after the change; a forward sees what changes in an"
+                " object that the script holds, as a dict at the top of the model's file"
+            )
+        elif names := self._changed_tensors():
+            first = names[0]
+            hint = (
+                "have forward read it by a name at the top of its file, or from an object that the builder is given, as"
+                " a dict; or make a new pipeline after the change"
+            )
+        else:
+            first = "a weight, a buffer or a tensor of a module"
+            hint = "change weights by pipeline.named_parameters(), and buffers by pipeline.load_state_dict"
         raise UsageError(
             f"the script has changed {first} that the builder has made, since the pipeline was made: the partitions are"
             " copies, which would not see it",
-            hint="do it in the builder, or make a new pipeline after the change; a forward sees what changes in an"
-            " object that the script holds, as a dict at the top of the model's file"
-            if changes
-            else "change weights by pipeline.named_parameters(), and buffers by pipeline.load_state_dict",
+            hint=hint,
         )
 
     def _are_loaded(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Whether all tensors that are another than before have the values of this rank's; they are kept as they are.
 
-        Those of other ranks alone are theirs to compare.
+        Those of other ranks alone are theirs to compare. What nobody can load has the values that it had, as after a
+        capture, which puts them back; or no partition has a copy of it.
         """
         kept = self._kept[True]
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             moved = kept.moved()
             for each in moved:
-                own = state.get(self._names.get(id(each), ""))
+                own = state.get(self._loaded.get(id(each), ""))
                 if own is not None and not _has_values_of(each, own):
                     return False
+                if id(each) in self._copied and not any(one.is_whole and one.holds() for one in self._samples_of(each)):
+                    return False
+            for each in moved:
+                for one in self._samples_of(each):
+                    one.take()
         for memento in self._kept.values() if moved else ():
             memento.accept(moved)
         return bool(moved)
+
+    def _changed_tensors(self) -> list[str]:
+        """The names of those that nobody can load, and of which partitions have copies as they were."""
+        moved = (self._copied[id(each)][0] for each in self._kept[True].moved() if id(each) in self._copied)
+        with torch._C.DisableTorchFunctionSubclass():
+            return [*moved, *(each.name for each in self._samples if each.name and not each.holds())]
+
+    def _samples_of(self, tensor: torch.Tensor) -> Iterator[_Sample]:
+        return (each for each in self._samples if each.is_of(tensor))
 
     def _is_as_kept(self, *, training: bool) -> bool:
         then = self._kept[training]
@@ -325,6 +422,7 @@ class OutsideValues:
                 return False
             is_same = all(_look(each) == looked for each, looked, _ in self._tensors)
             is_same = is_same and all(each.__class__ is kind for _, each, kind in self._classes)
+            is_same = is_same and all(each.holds() for each in self._samples)
             return is_same and all(each._version == version for each, version in self._replaced)
 
     @contextlib.contextmanager

@@ -169,6 +169,14 @@ def double(*given):
     return given[-1] * 2
 
 
+THREE, ONE = torch.tensor(3.0), torch.tensor(1.0)
+
+
+def weighted(weight, _module, _given, y):
+    """Another one."""
+    return y * weight
+
+
 class Held(Part):
     """Has attributes, submodules and hooks of all kinds, and changes one of them in its second forward."""
 
@@ -183,6 +191,8 @@ class Held(Part):
         self.ring.next = self.ring
         self.acts = nn.ModuleList([nn.Tanh(), nn.Identity()])
         self.twins = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])
+        self.times = functools.partial(torch.mul, THREE)
+        self.twins[1].register_forward_hook(functools.partial(weighted, ONE))
         self.handle = self.inner.register_forward_hook(double)
         self.inner.register_forward_hook(lambda *given: given[-1] * self.number)
 
@@ -193,7 +203,7 @@ class Held(Part):
         self.calls += 1
         if self.calls == 2:
             self.change(self)
-        return self.twins[0](self.inner(x)) + self.twins[1](x)
+        return self.times(self.twins[0](self.inner(x))) + self.twins[1](x)
 
 
 def moved(change, kind=Held):
@@ -245,6 +255,7 @@ def test_what_forwards_leave_alone_is_the_same():
         (lambda s: setattr(s, "phase", Phase.LATE), "middle.phase, a Phase that forward has changed"),
         (lambda s: setattr(s, "act", torch.relu), "middle.act, a builtin_function_or_method that forward has"),
         (lambda s: setattr(s, "late", functools.partial(torch.mul, other=3.0)), "middle.late, a partial that"),
+        (lambda s: s.times.args[0].zero_(), "middle.times, a partial that forward has changed"),
         (lambda s: s.called.update(act=torch.relu), "middle.called, a dict that forward has changed"),
         (lambda s: setattr(s, "scaled", double), "middle.scaled, a function that forward has changed"),
         (lambda s: setattr(s, "forward", s.scale), "set middle.forward to a method that leads to the partition's own"),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 import sys
 import types
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +18,7 @@ from workloads import WIDTH, make_plan, workload
 from assigner import Pipeline, Workload
 from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import partition_graph
+from assigner.runtime.relocation import OutsideValues
 
 STEPS, MICRO_BATCHES = 2, 2
 
@@ -131,6 +135,84 @@ def test_a_model_may_be_loaded_with_what_is_trained_after_each_step() -> None:
             model[0].weight.mul_(2.0)
         with pytest.raises(UsageError, match="the script has changed a weight"):
             pipeline.step((x, y))
+
+
+HELD = {
+    name: torch.ones(1, dtype=torch.float64)
+    for name in ("value", "listed", "partial", "hook", "slot", "unsaved", "lent", "data", "between")
+}
+ARRAY, BUILT_IN = HELD["lent"].numpy(), np.ones(1)
+
+
+class Slotted:
+    """Has a tensor without a dictionary."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+
+def times(value: torch.Tensor, _module: nn.Module, _given: Any, y: torch.Tensor) -> torch.Tensor:
+    """A hook."""
+    return y * value
+
+
+class Holding(nn.Linear):
+    """Has the script's tensors in many ways."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.value, self.listed, self.slot = HELD["value"], [HELD["listed"]], Slotted(HELD["slot"])
+        self.partial = functools.partial(torch.mul, HELD["partial"])
+        self.register_forward_hook(functools.partial(times, HELD["hook"]))
+        self.register_buffer("unsaved", HELD["unsaved"], persistent=False)
+        self.lent, self.data, self.built = HELD["lent"], HELD["data"], torch.from_numpy(BUILT_IN)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.partial(super().forward(x)) * self.value * self.listed[0] * self.slot.value
+        return y * self.unsaved * self.lent * self.data * self.built
+
+
+class Between(nn.Sequential):
+    """Reads one itself."""
+
+    def __init__(self) -> None:
+        super().__init__(Holding(), nn.Linear(WIDTH, 1))
+        self.between = HELD["between"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self[1](self[0](x) * self.between)
+
+
+def test_a_tensor_of_the_scripts_is_not_stale_in_partitions() -> None:
+    """They have copies of it, wherever a module holds it; what code between them reads is the tensor itself."""
+    graph = partition_graph(workload(Between, "0", "1"))
+    cpu = torch.device("cpu")
+
+    def check(on: torch.device, change: Any) -> None:
+        outside = OutsideValues(graph, on)
+        for training in (True, False):
+            outside.check_kept(dict, training=training)
+        change()
+        outside.check_kept(dict, training=True)
+
+    changes = {f"0.{name}": HELD[name].zero_ for name in ("value", "unsaved")} | {
+        "0.listed[0]": HELD["listed"].zero_,
+        "0.partial.args[0]": HELD["partial"].zero_,
+        "a hook of 0.args[0]": HELD["hook"].zero_,
+        "0.slot.value": HELD["slot"].zero_,
+        "0.lent": lambda: ARRAY.fill(0.0),
+        "0.data": HELD["data"].data.zero_,
+        "the array that is the memory of": lambda: BUILT_IN.fill(0.0),
+    }
+    for name, change in changes.items():
+        with pytest.raises(UsageError, match=f"the script has changed {re.escape(name)}"):
+            check(cpu, change)
+    check(cpu, HELD["value"].zero_)  # to what it was
+    check(cpu, HELD["between"].zero_)
+    with pytest.raises(UsageError, match=r"the script has changed Between\.between"):
+        check(torch.device("cuda"), lambda: HELD["between"].fill_(2.0))
 
 
 class Moving(nn.Linear):
@@ -284,6 +366,13 @@ def config() -> Config:
     return Config()
 
 
+def scaling(scale: float = 1.0, *, times: float = 1.0) -> float:
+    """A number that can be changed in three places."""
+    return scale * times * scaling.by
+
+
+scaling.by = 1.0  # type: ignore[attr-defined]
+scaling.calls = 0  # type: ignore[attr-defined]
 FACTOR = 1.0
 SETTINGS = types.ModuleType("settings_of_a_script")
 SETTINGS.scale = 1.0  # type: ignore[attr-defined]
@@ -296,6 +385,10 @@ READS: dict[str, tuple[Any, Any]] = {
     "a cached function": (lambda: config().own, lambda: setattr(config(), "own", 2.0)),
     "a metaclass": (lambda: Only().scale, lambda: setattr(Only(), "scale", 2.0)),
     "a namespace": (lambda: ARGUMENTS.scale, lambda: setattr(ARGUMENTS, "scale", 2.0)),
+    "a function's attribute": (lambda: scaling.by, lambda: setattr(scaling, "by", 2.0)),
+    "a default": (scaling, lambda: setattr(scaling, "__defaults__", (2.0,))),
+    "a keyword's default": (scaling, lambda: scaling.__kwdefaults__.update(times=2.0)),
+    "the environment": (lambda: float(os.environ["A_SCALE"]), lambda: os.environ.update(A_SCALE="2.0")),
 }
 
 
@@ -307,6 +400,11 @@ def test_what_code_between_partitions_reads_may_not_change(where: str, monkeypat
         monkeypatch.setattr(each, name, 1.0)
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 1.0)
     monkeypatch.setitem(sys.modules, SETTINGS.__name__, SETTINGS)
+    monkeypatch.setattr(scaling, "by", 1.0)
+    monkeypatch.setattr(scaling, "__defaults__", (1.0,))
+    monkeypatch.setitem(scaling.__kwdefaults__, "times", 1.0)
+    monkeypatch.setenv("A_SCALE", "1.0")
+    monkeypatch.setenv("ANOTHER", "1.0")
     config().own = Only().scale = 1.0
     read, change = READS[where]
 
@@ -319,7 +417,9 @@ def test_what_code_between_partitions_reads_may_not_change(where: str, monkeypat
             return self.last(self.first(x)) * read()
 
     graph = partition_graph(workload(Root, "first", "last"))
-    ARGUMENTS.epoch += 1  # nothing reads it
+    ARGUMENTS.epoch += 1  # nothing reads them
+    os.environ["ANOTHER"] = "2.0"
+    scaling.calls += 1  # type: ignore[attr-defined]
     graph.check_read()
     change()
     with pytest.raises(UsageError, match="has changed since the model was captured"):

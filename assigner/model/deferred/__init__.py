@@ -30,11 +30,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.model.deferred.draws import BuilderError
 from assigner.model.deferred.likeness import check_hung, in_likeness
 from assigner.model.deferred.memento import ABSENT, Memento
+from assigner.model.deferred.mutation import is_lent, is_view
 from assigner.model.deferred.originals import unwatched
 from assigner.model.deferred.outside import objects_outside
 from assigner.model.deferred.recorder import CallRecorder, LooksReal, is_meta
@@ -58,6 +60,7 @@ class DeferredModel:
         outside: What its modules hold, by id, that is not the model's own (see `objects_outside`).
         replaced: The builder's tensors beside parameters and buffers, in whose places the model has those with values.
         for_gpus: Of these, the ones that the builder has made on a GPU: they belong where their modules are.
+        lent: Tensors in the memory of arrays that the builder has its buffers, or such tensors, in.
 
     Raises:
         UsageError: the builder looks at random values, which do not exist yet, changes tensors that it has loaded, or
@@ -101,6 +104,14 @@ class DeferredModel:
         memento.exchange(made)
         self.replaced = [each for each, _ in views.values()]
         self.for_gpus = [made[key] for key, (_, view) in views.items() if view.storage in recorder.on_gpus]
+        buffers = {each.untyped_storage()._cdata for each in self.model.buffers() if is_meta(each)}
+        self.lent = self._lent(buffers | {view.storage for _, view in views.values()})
+
+    def _lent(self, storages: set[int]) -> list[torch.Tensor]:
+        """Those in the memory of arrays with which these storages would share theirs, if they had values."""
+        views = (call for call in self._calls if is_view(call.function) and not storages.isdisjoint(call.makes()))
+        given = (leaf for call in views for leaf in pytree.tree_leaves(call.args))
+        return [each for each in given if isinstance(each, torch.Tensor) and is_lent(each)]
 
     @property
     def seeds(self) -> int:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import operator
+import os
 import types
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -148,7 +149,7 @@ class Memento:
         """
         _put(self._kept)
         _put_hooks(self._hooks)
-        with _disable_current_modes():
+        with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():  # `.data` of originals counts
             for tensor, value in self._loose:
                 tensor.data.copy_(value)
 
@@ -296,7 +297,7 @@ def _changes(kept: _Kept) -> Iterator[StateChange]:
         for key in {**before, **now}:
             one, other = before.get(key, ABSENT), now.get(key, ABSENT)
             if _is_another(other, one) and (not is_outer or (type(one) in ATOMS and type(other) in ATOMS)):
-                place = kept.place.item(key) if isinstance(held, dict) else kept.place.attribute(key)
+                place = kept.place.item(key) if isinstance(held, dict | type(os.environ)) else kept.place.attribute(key)
                 yield StateChange(str(place), holder, key, one, other, is_beyond)
 
 

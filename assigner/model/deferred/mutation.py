@@ -66,6 +66,21 @@ def written_tensors(operation: Any, args: Sequence[Any], kwargs: Mapping[str, An
     return tensor_leaves([named[name] for name in names])
 
 
+def is_view(operation: Any) -> bool:
+    """True if an operation gives its argument's memory, and writes to none."""
+    if not isinstance(operation, torch._ops.OpOverload):
+        return False
+    given = [each.alias_info for each in operation._schema.returns if each.alias_info is not None]
+    return bool(given) and not any(each.is_write for each in given)
+
+
+def is_lent(tensor: torch.Tensor) -> bool:
+    """True if a tensor's memory is that of another object, as of an array, which changes it without torch."""
+    with torch._C.DisableTorchFunction():
+        is_plain = not tensor.is_meta and tensor.layout is torch.strided
+        return is_plain and not tensor.untyped_storage().resizable()
+
+
 def gives_back(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """True if this call returns its first argument itself, though neither schema nor fake tensors say so."""
     if not isinstance(operation, torch._ops.OpOverload) or operation._schema.name not in _IDLE:

@@ -15,6 +15,7 @@ import argparse
 import functools
 import itertools
 import operator
+import os
 import sys
 import threading
 import types
@@ -131,6 +132,16 @@ class Names(NamedTuple):
     names: tuple[str, ...]
 
 
+class Called(NamedTuple):
+    """What the script can change of a function beside its code: its defaults, and what hangs on it.
+
+    Args:
+        function: It.
+    """
+
+    function: types.FunctionType
+
+
 class _Extent(NamedTuple):
     """How far a walk goes; see `reach`."""
 
@@ -191,6 +202,8 @@ def reach(
         waiting += _of_class(place, each, extent, of_modules=True)
     if top == "whole":
         waiting += itertools.chain.from_iterable(_of_file(file) for file in files_of(kinds))
+    if top == "read" and vocabulary is not None and vocabulary.asks_environment:
+        waiting.append((Place(OWN, "os.environ"), os.environ))
     waiting += ((Place(OWN, name), value) for name, value in started.items())
     for queue in (waiting, deque(_outer(files_of(kinds)) if top == "whole" else ())):
         while queue:
@@ -232,6 +245,7 @@ def _parts(kind: type) -> Callable[[Place, Any, _Extent], Iterable[_Found]] | No
         ((types.CellType,), _of_cell),
         ((types.ModuleType,), _of_python_module),
         ((Names,), _of_names),
+        ((Called,), _of_called),
         ((functools.partial,), _of_partial),
         ((functools._lru_cache_wrapper,), _of_cached),
         ((dict, list, set, deque, tuple, frozenset), _of_container),
@@ -333,7 +347,7 @@ def _of_function(place: Place, value: types.FunctionType, extent: _Extent) -> li
     space = value.__globals__
     if extent.top == "read":
         if value.__module__.partition(".")[0] not in _CAPTURED:
-            found += _of_read_names(value)
+            found += [(place, Called(value)), *_of_read_names(value)]
     elif not is_installed(value.__module__):
         found.append((Place(_SPACE, None, place), value.__dict__))
         if extent.top == "followed":
@@ -420,6 +434,13 @@ def _of_names(place: Place, value: Names, _: _Extent) -> list[_Found]:
     """What is plain among them is met where it is read."""
     found = [(place.attribute(name), value.space.get(name)) for name in value.names]
     return [each for each in found if type(each[1]) not in ATOMS]
+
+
+def _of_called(place: Place, value: Called, extent: _Extent) -> list[_Found]:
+    """What hangs on a function; its defaults are met with its code."""
+    some = extent.vocabulary
+    held = {name: each for name, each in value.function.__dict__.items() if some is None or some.has(name)}
+    return [(place.attribute(name), each) for name, each in held.items() if type(each) not in ATOMS]
 
 
 def _of_partial(place: Place, value: functools.partial[Any], _: _Extent) -> list[_Found]:

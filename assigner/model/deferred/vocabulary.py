@@ -16,6 +16,7 @@ import functools
 import gc
 import itertools
 import operator
+import os
 import types
 import weakref
 from collections import defaultdict, deque
@@ -32,6 +33,7 @@ from assigner.model.deferred.reach import (
     MOST_ITEMS,
     OPEN,
     STANDARD,
+    Called,
     attributes_of,
     is_open,
     is_users,
@@ -78,6 +80,11 @@ class Vocabulary:
         """Those of modules."""
         return _OF_EACH | (self.names or frozenset())
 
+    @property
+    def asks_environment(self) -> bool:
+        """Whether it names the environment; code that makes names is not taken to ask for it."""
+        return self.names is not None and not self.names.isdisjoint(("environ", "environb", "getenv", "getenvb"))
+
     def has_attribute(self, kind: type, name: str) -> bool:
         """Whether it can reach this attribute of modules of some class; what torch's own read has no part in that."""
         return self.names is None or name in self.attributes or not _is_named(kind)
@@ -96,8 +103,15 @@ class Vocabulary:
             return lambda held: {
                 name: each for name, each in vars(held).items() if self.has(name) and not name.startswith("__")
             }
+        has = self.has
+        if kind is Called:
+            return lambda held: {
+                **_given(held.function),
+                **{name: each for name, each in vars(held.function).items() if has(name)},
+            }
+        if kind is type(os.environ):
+            return lambda held: {name: each for name, each in held.items() if has(name)}
         if not issubclass(kind, nn.Module):
-            has = self.has
             return (lambda held: {key: each for key, each in vars(held).items() if has(key)}) if is_open(kind) else None
         members = itertools.chain.from_iterable(vars(each).items() for each in kind.__mro__)
         made = {name for name, each in members if isinstance(each, functools.cached_property)} - vars(value).keys()
@@ -255,6 +269,12 @@ _LEADS: tuple[tuple[tuple[type, ...], Callable[[Any], Iterable[Any]]], ...] = (
     ((list, tuple, set, frozenset, deque), lambda each: each if len(each) <= MOST_ITEMS else ()),
 )
 """What an object has without a name, or calls."""
+
+
+def _given(function: types.FunctionType) -> dict[str, Any]:
+    """What the arguments of a function are where a call does not say."""
+    by_name = {f"__kwdefaults__[{name!r}]": each for name, each in (function.__kwdefaults__ or {}).items()}
+    return {"__defaults__": function.__defaults__, **by_name}
 
 
 def _is_named(kind: type) -> bool:

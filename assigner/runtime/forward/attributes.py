@@ -41,7 +41,7 @@ def changed_attributes(module: nn.Module, deferred: DeferredModel) -> dict[str, 
         deferred: The model as the builder made it.
     """
     found: dict[str, Any] = {}
-    likeness = _Likeness(module, deferred)
+    likeness, by_values = _Likeness(module, deferred), _Likeness(module, deferred, by_values=True)
     for path, each, built in _copies(module, deferred):
         then = built.__dict__
         for name, value in each.__dict__.items():
@@ -50,9 +50,18 @@ def changed_attributes(module: nn.Module, deferred: DeferredModel) -> dict[str, 
                 continue
             if name in then and not deferred.vocabulary.has_attribute(type(each), name):
                 continue  # the script may have set the builder's
-            if name not in then or not likeness.is_same(value, then[name]):
+            if name in then and likeness.is_same(value, then[name]):
+                continue
+            if name not in then or _can_go(value) or not by_values.is_same(value, then[name]):
                 found[f"{path}.{name}"] = value
     return found
+
+
+def _can_go(value: Any) -> bool:
+    try:
+        return isinstance(value, torch.Tensor) or to_json(value, "") is not None
+    except UsageError:
+        return False
 
 
 def check_rebuilt(module: fx.GraphModule, deferred: DeferredModel) -> None:
@@ -69,7 +78,7 @@ def check_rebuilt(module: fx.GraphModule, deferred: DeferredModel) -> None:
 
 
 def _unlike(module: fx.GraphModule, deferred: DeferredModel) -> Iterator[str]:
-    likeness, modules = _Likeness(module, deferred), {id(each) for each in module.modules()}
+    likeness, modules = _Likeness(module, deferred, by_values=True), {id(each) for each in module.modules()}
     for path, each, built in _copies(module, deferred):
         seen = deferred.vocabulary.copier(each)
         gone = set() if seen is None else seen(built).keys() - each.__dict__.keys()
@@ -165,9 +174,12 @@ class _Likeness:
     Args:
         module: A partition.
         deferred: The model as the builder made it.
+        by_values: A tensor is the same where it has the values of the builder's, as in a partial: one that could go to
+            another worker takes its tensors along.
     """
 
-    def __init__(self, module: nn.Module, deferred: DeferredModel) -> None:
+    def __init__(self, module: nn.Module, deferred: DeferredModel, *, by_values: bool = False) -> None:
+        self._by_values = by_values
         own = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
         tensors = deferred.tensors()
         self._outside = deferred.outside.keys()  # each stands for itself
@@ -189,7 +201,7 @@ class _Likeness:
         if value is built or pair in self._same or pair in self._compared:
             return True
         if value.__class__ is not built.__class__ or isinstance(value, torch.Tensor) or id(value) in self._outside:
-            return False  # of tensors what the builder's says it is
+            return self._by_values and _has_values_of(value, built)  # of tensors what the builder's says it is
         self._compared[pair] = value, built  # kept, so that no other object gets its id
         if (contents := contents_of(value)) is not None:
             return pickle.dumps(contents) == pickle.dumps(contents_of(built))
@@ -235,6 +247,17 @@ class _Likeness:
         except TypeError:
             return False
         return made[0] == made[1] if isinstance(made[0], str) else self._are_same(made[0][:3], made[1][:3])
+
+
+def _has_values_of(value: Any, built: Any) -> bool:
+    if not (isinstance(value, torch.Tensor) and isinstance(built, torch.Tensor)):
+        return False
+    is_plain = not (value.is_meta or built.is_meta) and value.layout is built.layout is torch.strided
+    if not is_plain or (value.shape, value.dtype, value.requires_grad) != (
+        built.shape, built.dtype, built.requires_grad
+    ):  # fmt: skip
+        return False
+    return torch.equal(value.detach(), built.detach().to(value.device))
 
 
 def _filling(cell: types.CellType) -> list[Any]:
