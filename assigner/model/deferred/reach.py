@@ -15,12 +15,14 @@ import argparse
 import functools
 import itertools
 import operator
+import random
 import sys
 import threading
 import types
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -404,12 +406,24 @@ def _of_code(place: Place, value: types.FunctionType, extent: _Extent) -> list[_
 
 
 def _of_method(place: Place, value: types.MethodType, _: _Extent) -> list[_Found]:
-    return [(place, value.__self__), (place, value.__func__)]
+    return [(place, value.__func__)] if _draws_for_all(value) else [(place, value.__self__), (place, value.__func__)]
 
 
 def _of_builtin(place: Place, value: types.BuiltinMethodType, extent: _Extent) -> list[_Found]:
     """The list of `seen.append`: code that has no more of it cannot read it."""
-    return [] if extent.top == "whole" else [(place, value.__self__)]
+    return [] if extent.top == "whole" or _draws_for_all(value) else [(place, value.__self__)]
+
+
+def _draws_for_all(value: types.MethodType | types.BuiltinMethodType) -> bool:
+    """`random` of `from random import random`, which is a method of the generator that all code draws from.
+
+    As with `random.random`, whose name leads there too, draws are looked at where they are made, and seeded. What
+    asks for the generator's state leads to it.
+    """
+    return any(value.__self__ is each for each in _OF_ALL) and value.__name__ not in ("getstate", "get_state")
+
+
+_OF_ALL: tuple[Any, ...] = (random.getrandbits.__self__, np.random.rand.__self__)  # type: ignore[attr-defined]
 
 
 def _of_cell(place: Place, value: types.CellType, _: _Extent) -> list[_Found]:
