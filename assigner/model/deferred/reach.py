@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.distributions import Distribution, Transform
+from torch.distributions.constraints import Constraint
 
 from assigner.model.deferred.codenames import imported_modules, read_names, written_names
 from assigner.model.deferred.contents import ATOMS, IN_C, cached_values
@@ -40,6 +42,7 @@ MOST_ITEMS = 10_000  # a larger container is met without its items
 _FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
 _BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
+_WITH_CODE = (Distribution, Transform, Constraint)  # torch's: their methods read what they have by names of their own
 OPEN = (
     types.SimpleNamespace,
     argparse.Namespace,
@@ -48,7 +51,9 @@ OPEN = (
     UserList,
     UserString,
     ChainMap,
-)  # Python's
+    *_WITH_CODE,
+)
+"""Classes of Python's and torch's whose objects hold what a user has given them."""
 _HOLDING = (UserDict, UserList, UserString, ChainMap)
 _INSTALLED = ("site-packages", "dist-packages")
 _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
@@ -127,10 +132,12 @@ class Names(NamedTuple):
     Args:
         space: All that the file has.
         names: Those.
+        code: Of the function that reads them; None: any code may.
     """
 
     space: dict[str, Any]
     names: tuple[str, ...]
+    code: types.CodeType | None = None
 
 
 class _Extent(NamedTuple):
@@ -347,7 +354,7 @@ def _of_read_names(value: types.FunctionType) -> Iterator[_Found]:
     """The names that a function reads at the top of its file; a function there may be another one later."""
     space = value.__globals__
     if names := tuple(name for name in read_names(value.__code__) if name in space):
-        yield Place(OWN, _short(str(space.get("__name__", "")))), Names(space, names)
+        yield Place(OWN, _short(str(space.get("__name__", "")))), Names(space, names, value.__code__)
     yield from ((Place(OWN, each.__name__), each) for each in imported_modules(value))
 
 
@@ -480,12 +487,17 @@ def is_open(kind: type) -> bool:
     return is_object and bool(kind.__dictoffset__) and (is_users(kind.__module__) or issubclass(kind, OPEN))
 
 
+def is_read_by_name(kind: type) -> bool:
+    """Whether all code that reads such attributes is the user's, which has their names."""
+    return is_open(kind) and not issubclass(kind, _WITH_CODE)
+
+
 def _of_object(place: Place, value: Any, extent: _Extent) -> list[_Found]:
     """One of a user's class."""
     space, some = getattr(value, "__dict__", None), extent.vocabulary
     found: list[_Found] = []
     kind: Any = type(value)
-    if type(space) is dict and some is not None and is_open(kind):
+    if type(space) is dict and some is not None and is_read_by_name(kind):
         found += [(place.attribute(name), each) for name, each in space.items() if some.has(name)]
         found = [each for each in found if extent.plain or type(each[1]) not in ATOMS]
     elif type(space) is dict:

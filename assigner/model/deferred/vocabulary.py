@@ -34,6 +34,7 @@ from assigner.model.deferred.reach import (
     STANDARD,
     attributes_of,
     is_open,
+    is_read_by_name,
     is_users,
     slots_of,
     users_classes,
@@ -97,8 +98,9 @@ class Vocabulary:
                 name: each for name, each in vars(held).items() if self.has(name) and not name.startswith("__")
             }
         if not issubclass(kind, nn.Module):
-            has = self.has
-            return (lambda held: {key: each for key, each in vars(held).items() if has(key)}) if is_open(kind) else None
+            if not is_read_by_name(kind):
+                return None
+            return lambda held: {key: each for key, each in vars(held).items() if self.has(key)}
         members = itertools.chain.from_iterable(vars(each).items() for each in kind.__mro__)
         made = {name for name, each in members if isinstance(each, functools.cached_property)} - vars(value).keys()
         if self.names is None or not _is_named(kind):
@@ -189,7 +191,7 @@ class _Listener:
                 (self._waiting if name in self.words else self._closed[name]).append(value)
 
     def _parts(self, value: Any) -> None:
-        kind: type = type(value)
+        kind: Any = type(value)
         if kind is types.FunctionType:
             self._add_function(value)
         elif issubclass(kind, type):
@@ -204,7 +206,11 @@ class _Listener:
         elif not issubclass(kind, torch.Tensor):
             self._waiting += next((leads(value) for bases, leads in _LEADS if issubclass(kind, bases)), ())
             if is_users(kind.__module__) or issubclass(kind, OPEN):
-                self._open(getattr(value, "__dict__", {}))
+                space = getattr(value, "__dict__", {})
+                if is_open(kind) and not is_read_by_name(kind):
+                    self._waiting += space.values()
+                else:
+                    self._open(space)
                 self._open(slots_of(value))
                 self._add_class(kind)
 
