@@ -391,7 +391,7 @@ def _of_file(file: str, form: str = FILE) -> Iterator[_Found]:
     for name, each in space.items():
         made_in = type(each).__module__
         is_own = made_in in _OF_FILES or (is_users(made_in) and not is_installed(made_in))
-        if (is_own and not isinstance(each, nn.Module)) or isinstance(each, IN_C):
+        if (is_own and not isinstance(each, nn.Module)) or isinstance(each, (*IN_C, *_WITH_CODE)):
             yield place.attribute(name), each
 
 
