@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from changing_models import Config, Counting, Keeping, Part, Queue, made_of
+from changing_models import Config, Counting, Keeping, Part, Queue, Scored, made_of
 from torch import nn
 from workloads import WIDTH, Reference, graph_of, make_plan, normalised, pipeline_of, recurrent, workload
 
@@ -21,7 +21,7 @@ from assigner.runtime.stages.localpartitions import LocalPartitions
 EXACT = 1e-10
 
 
-@pytest.mark.parametrize("kind", [Counting, Queue, Keeping])
+@pytest.mark.parametrize("kind", [Counting, Queue, Keeping, Scored])
 def test_a_move_keeps_what_forwards_have_changed(kind):
     """Losses are the plain model's, though the partitions were built anew in between."""
     made = made_of(kind)

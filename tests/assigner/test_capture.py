@@ -580,6 +580,44 @@ def test_a_mark_that_is_never_called():
     assert "as d " in caught.value.hint
 
 
+def test_a_mark_that_is_passed_by():
+    """That the forward calls a module in it comes before what the code of that module does then."""
+
+    class Counting(nn.Linear):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    made = of(lambda s, x: s.c(s.b[0](s.a(x))), b=lambda: nn.Sequential(Counting(WIDTH, WIDTH)))
+    with pytest.raises(MarkingError, match=r"never calls 'b', only modules in it.*: it changes b\.0\.calls"):
+        partition_graph(made)
+
+
+MASKS: dict[int, torch.Tensor] = {}
+
+
+def test_a_dict_that_forwards_fill():
+    """Partitions would each have to find what others have made: the hint names what is kept apart for each."""
+
+    def mask(n: int) -> torch.Tensor:
+        if n not in MASKS:
+            MASKS[n] = torch.ones(n, dtype=torch.float64)
+        return MASKS[n]
+
+    class Masked(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * mask(WIDTH)
+
+    def masked() -> nn.Module:
+        return Masked(WIDTH, WIDTH)
+
+    with pytest.raises(MarkingError, match=r"MASKS\[\d+\] is set from outside before 'b' is called") as caught:
+        partition_graph(of(lambda s, x: s.c(s.b(s.a(x) * mask(WIDTH))), b=masked))
+    assert "functools.cache" in caught.value.hint
+
+
 def test_control_flow_on_values_in_a_partition():
     """Whichever way it goes, the outputs are of one structure: a shape may depend on it, else the line is named."""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import re
 import sys
 import types
-from typing import Any, ClassVar
+from random import getstate
+from random import random as draw
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,6 +22,9 @@ from assigner import Pipeline, Workload
 from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import partition_graph
 from assigner.runtime.relocation import OutsideValues
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STEPS, MICRO_BATCHES = 2, 2
 
@@ -376,6 +382,7 @@ scaling.calls = 0  # type: ignore[attr-defined]
 FACTOR = 1.0
 SETTINGS = types.ModuleType("settings_of_a_script")
 SETTINGS.scale = 1.0  # type: ignore[attr-defined]
+PRIOR = torch.distributions.Normal(0.0, 1.0)
 ARGUMENTS = types.SimpleNamespace(scale=1.0, epoch=0)
 READS: dict[str, tuple[Any, Any]] = {
     "a Python module": (lambda: SETTINGS.scale, lambda: setattr(SETTINGS, "scale", 2.0)),
@@ -384,6 +391,8 @@ READS: dict[str, tuple[Any, Any]] = {
     "a helper's method": (lambda: Schedule().value(), lambda: setattr(sys.modules[__name__], "FACTOR", 2.0)),
     "a cached function": (lambda: config().own, lambda: setattr(config(), "own", 2.0)),
     "a metaclass": (lambda: Only().scale, lambda: setattr(Only(), "scale", 2.0)),
+    "a distribution": (PRIOR.entropy, lambda: setattr(PRIOR, "scale", torch.tensor(2.0))),
+    "the state of Python's generator": (lambda: getstate()[1][0] % 3, draw),
     "a namespace": (lambda: ARGUMENTS.scale, lambda: setattr(ARGUMENTS, "scale", 2.0)),
     "a function's attribute": (lambda: scaling.by, lambda: setattr(scaling, "by", 2.0)),
     "a default": (scaling, lambda: setattr(scaling, "__defaults__", (2.0,))),
@@ -405,6 +414,7 @@ def test_what_code_between_partitions_reads_may_not_change(where: str, monkeypat
     monkeypatch.setitem(scaling.__kwdefaults__, "times", 1.0)
     monkeypatch.setenv("A_SCALE", "1.0")
     monkeypatch.setenv("ANOTHER", "1.0")
+    monkeypatch.setattr(PRIOR, "scale", torch.tensor(1.0))
     config().own = Only().scale = 1.0
     read, change = READS[where]
 
@@ -424,3 +434,66 @@ def test_what_code_between_partitions_reads_may_not_change(where: str, monkeypat
     change()
     with pytest.raises(UsageError, match="has changed since the model was captured"):
         graph.check_read()
+
+
+def test_the_name_of_a_draw_is_no_state() -> None:
+    """`random` of `from random import random` is a method of the generator that the whole process draws from."""
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.rate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1), 0.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.first(x) * (draw() if self.rate > 0 else 1.0))
+
+    graph = partition_graph(workload(Root, "first", "last"))
+    draw()
+    graph.check_read()
+    graph.deferred.model.rate = 1.0
+    with pytest.raises(UsageError, match="rate has changed"):
+        graph.check_read()
+
+
+def found_of(x: Any) -> Any:
+    """In whose place is another file's function."""
+
+
+FOUND = (
+    "KNOWN = {}\ndef found(x):\n    if type(x) not in KNOWN:\n        KNOWN[type(x)] = 1.0\n    return KNOWN[type(x)]\n"
+)
+ASKED = "def asked(x):\n    return KNOWN.get(type(x), 3.0)\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("function", "key", "value", "same"), [
+    ("found", torch.Tensor, 1.0, True), ("found", torch.Tensor, 2.0, False), ("found", "a", 1.0, False),
+    ("asked", torch.Tensor, 1.0, False),
+])  # fmt: skip
+def test_what_a_file_finds_out_for_each_class_of_tensors_is_found_again(
+    function: str, key: Any, value: float, same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As einops does; a script's own entries, and what some code reads and does not find out, are other values."""
+    name = f"known_by_class_{function}_{key!s:.1}_{value:.0f}"
+    (tmp_path / f"{name}.py").write_text(FOUND + ASKED)
+    monkeypatch.syspath_prepend(tmp_path)
+    file = importlib.import_module(name)
+    monkeypatch.setattr(sys.modules[__name__], "found_of", getattr(file, function))
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            return self.last(x * found_of(x))
+
+    graph = partition_graph(workload(Root, "first", "last"))
+    graph.check_read()
+    file.KNOWN[key] = value
+    if same:
+        graph.check_read()
+    else:
+        with pytest.raises(UsageError, match="has changed since the model was captured"):
+            graph.check_read()

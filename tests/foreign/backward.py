@@ -339,6 +339,61 @@ class GradientScaled(nn.Module):
         return self.last(torch.tanh(self.scaled(x)))
 
 
+class AsksInVain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        if self.mean.grad is not None:
+            self.mean.grad = None
+        self.lin.to(x.device)
+        return self.lin(x) + self.mean
+
+
+@case("a partition's forward asks for the gradient of a buffer, and has a module where its input is", "asking", "last")
+class GradientOfBuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.asking, self.last = AsksInVain(), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.asking(x)))
+
+
+class KeepsInGradient(AsksInVain):
+    def forward(self, x):
+        y = self.lin(x) if self.mean.grad is None else self.lin(x) + self.mean.grad
+        self.mean.grad = y.detach().mean(0)
+        return y
+
+
+@case("a partition's forward keeps a value as the gradient of a buffer", "keeping", "last", refusal="sets the gradient")
+class GradientAsBuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.keeping, self.last = KeepsInGradient(), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.keeping(x)))
+
+
+class ComesAsDouble(AsksInVain):
+    def forward(self, x):
+        return self.lin.double()(x.double()).float()
+
+
+@case("a partition's forward gives its weights another type", "double", "last", refusal="sets the gradient")
+class GradientAsDouble(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.double, self.last = ComesAsDouble(), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.double(x)))
+
+
 @case("autograd.grad at the root, of a marked module's output", "net", "last", refusal="grad|traced")
 class RootForces(nn.Module):
     def __init__(self):

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from foreign.case import case
 from torch import nn
+from torch.distributions import AffineTransform, Independent, Normal, TransformedDistribution
 from torch.nn.utils import prune
 from workloads import WIDTH
 
@@ -508,6 +511,18 @@ class Scheduled(Table):
 
     def read(self):
         return self.table.betas * self.table.remaining
+
+
+@both("a distribution of torch's, and a call of torch's with a table (functools.partial)")
+class GivenTable(Table):
+    def __init__(self):
+        super().__init__()
+        scale = torch.linspace(1.0, 2.0, self.table.shape[-1])
+        self.prior = Independent(TransformedDistribution(Normal(self.table, scale), [AffineTransform(0.0, scale)]), 1)
+        self.table = functools.partial(torch.add, self.table)
+
+    def read(self):
+        return self.table(self.prior.base_dist.base_dist.variance * self.prior.base_dist.transforms[0].scale)
 
 
 TABLES = {}

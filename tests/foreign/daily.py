@@ -23,6 +23,7 @@ DAILY = frozenset(
         "Function between marks: gradient reversal",
         "Function in a marked submodule",
         "autograd.grad inside a marked module",
+        "a partition's forward asks for the gradient of a buffer, and has a module where its input is",
         "autograd.grad at the root, of a marked module's output",
         "blind: a Function that adds to weight.grad in its backward, at the root",
         "blind: inference_mode on hidden values: nothing goes back",
@@ -36,6 +37,7 @@ DAILY = frozenset(
         # tensors that are kept beside parameters and buffers
         "a table in a plain attribute, moved in each forward (SimpleViT), marked",
         "a schedule object that holds tensors (diffusion), unmarked",
+        "a distribution of torch's, and a call of torch's with a table (functools.partial), unmarked",
         "a tensor in an attribute that forward exchanges, unmarked",
         "a dict that forbids updates (diffusers' configs), marked",
         "transformers: Llama, its hidden states in the loss",

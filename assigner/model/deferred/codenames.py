@@ -48,6 +48,22 @@ def read_names(code: types.CodeType) -> tuple[str, ...]:
 
 
 @functools.cache
+def filled_names(code: types.CodeType) -> frozenset[str]:
+    """The names of its file in whose objects a function's code sets items, as `KNOWN[type(x)] = made`."""
+    found = set[str]()
+    for each in _nested(code):
+        steps = [*dis.get_instructions(each)]
+        for place, step in enumerate(steps):
+            ends = (later.opname for later in steps[place + 1 :] if later.opname.startswith(_USING))
+            if step.opname == "LOAD_GLOBAL" and next(ends, "") == "STORE_SUBSCR":
+                found.add(step.argval)
+    return frozenset(found)
+
+
+_USING = ("STORE", "BINARY", "CONTAINS", "COMPARE", "IS_OP", "POP", "RETURN", "LOAD_ATTR", "LOAD_METHOD", "DELETE")
+
+
+@functools.cache
 def _imported_names(code: types.CodeType) -> tuple[tuple[str, int], ...]:
     """The Python modules that a function's code imports, or one inside it, and how many dots are before each."""
     found = list[tuple[str, int]]()

@@ -24,6 +24,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import _disable_current_modes
 
+from assigner.model.deferred.codenames import filled_names, words_in
 from assigner.model.deferred.contents import ATOMS, CONTENTS, IN_C, ITERATORS, Keeper, keeper_of, memory_of
 from assigner.model.deferred.reach import (
     FILE,
@@ -261,6 +262,13 @@ class Memento:
                 found.append(StateChange(str(place), tensor, None, version, tensor._version, is_beyond=True))
         return found
 
+    def is_filled_by_readers(self, held: Any) -> bool:
+        """Whether each function that names a dict at the top of a file sets items of it, too."""
+        kept = [each.held for each in self._kept if isinstance(each.held, Names)]
+        names = {name for each in kept for name in each.names if each.space.get(name) is held}
+        readers = [(each.code, name) for each in kept if each.code for name in names & words_in(each.code)]
+        return bool(readers) and all(name in filled_names(code) for code, name in readers)
+
     def beyond(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors whose values a forward that runs again would not find, by name: of files, and large ones."""
         kept = {id(tensor) for tensor, _ in self._loose}
@@ -493,6 +501,16 @@ def _put_cell(cell: types.CellType, values: list[Any]) -> None:
         del cell.cell_contents
 
 
+def _copy_partial(held: functools.partial[Any]) -> dict[str, Any]:
+    """What it is called with by place; what it has by name is a dict that is kept by itself."""
+    return {"args": held.args}
+
+
+def _put_partial(held: functools.partial[Any], values: dict[str, Any]) -> None:
+    if held.args is not values["args"]:
+        held.__setstate__((held.func, values["args"], held.keywords, held.__dict__))  # type: ignore[attr-defined]
+
+
 def _copy_class(kind: type) -> dict[str, Any]:
     """What a class of the user's keeps for all of its objects: not its methods."""
     if not is_users(kind.__module__):
@@ -511,6 +529,7 @@ _SLOTS = Keeper(slots_of, _put_slots)
 _ENTRIES = {
     nn.Module: Keeper(_copy_module, _put_module),
     type: Keeper(_copy_class, _put_class),
+    functools.partial: Keeper(_copy_partial, _put_partial),
     types.CellType: Keeper(_copy_cell, _put_cell),
     Names: Keeper(_copy_names, _put_names),
     OrderedDict: Keeper(dict, _put_ordered),

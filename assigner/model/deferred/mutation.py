@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -172,7 +174,10 @@ class Writes(Watching):  # type: ignore[no-untyped-call]
 
 
 class GradientUses(TorchFunctionMode):
-    """Notes the tensors whose `.grad` is asked for, or set.
+    """Notes the tensors whose `.grad` is asked for, or set, and may be one.
+
+    Nothing adds to that of a buffer: it is None, unless code gives it one. `Module.to` asks for each parameter's, to
+    convert it as the parameter; where that is as it should be, so is its gradient.
 
     Attributes:
         found: These, as often as it was.
@@ -186,9 +191,25 @@ class GradientUses(TorchFunctionMode):
         self.found: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self._USES:
-            self.found.append(args[0])
-        return func(*args, **(kwargs or {}))
+        if func not in self._USES:
+            return func(*args, **(kwargs or {}))
+        tensor, at = args[0], sys._getframe(1)
+        is_kept = at.f_code is nn.Module._apply.__code__ and _is_idle(at.f_locals, tensor)
+        has_none = not tensor.requires_grad and not isinstance(tensor, nn.Parameter) and tensor.grad is None
+        made = func(*args, **(kwargs or {}))
+        if not is_kept and not (has_none and tensor.grad is None):
+            self.found.append(tensor)
+        return made
+
+
+def _is_idle(words: Mapping[str, Any], tensor: torch.Tensor) -> bool:
+    """Whether `Module._apply`, by what it has so far, leaves a parameter and its gradient as they are.
+
+    So it is where a conversion of torch's own gives back the parameter itself.
+    """
+    is_torchs = getattr(words.get("fn"), "__module__", None) == nn.Module.__module__
+    is_set = words.get("p_should_use_set_data") is True and words.get("p_should_use_swap_tensors") is False
+    return is_torchs and is_set and words.get("param_applied") is tensor
 
 
 def _is_plain_tensor(value: Any) -> bool:

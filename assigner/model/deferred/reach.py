@@ -16,14 +16,18 @@ import functools
 import itertools
 import operator
 import os
+import random
 import sys
 import threading
 import types
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
+from torch.distributions import Distribution, Transform
+from torch.distributions.constraints import Constraint
 
 from assigner.model.deferred.codenames import imported_modules, read_names, written_names
 from assigner.model.deferred.contents import ATOMS, IN_C, cached_values
@@ -39,6 +43,7 @@ MOST_ITEMS = 10_000  # a larger container is met without its items
 _FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
 _BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
+_WITH_CODE = (Distribution, Transform, Constraint)  # torch's: their methods read what they have by names of their own
 OPEN = (
     types.SimpleNamespace,
     argparse.Namespace,
@@ -47,7 +52,9 @@ OPEN = (
     UserList,
     UserString,
     ChainMap,
-)  # Python's
+    *_WITH_CODE,
+)
+"""Classes of Python's and torch's whose objects hold what a user has given them."""
 _HOLDING = (UserDict, UserList, UserString, ChainMap)
 _INSTALLED = ("site-packages", "dist-packages")
 _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
@@ -126,10 +133,12 @@ class Names(NamedTuple):
     Args:
         space: All that the file has.
         names: Those.
+        code: Of the function that reads them; None: any code may.
     """
 
     space: dict[str, Any]
     names: tuple[str, ...]
+    code: types.CodeType | None = None
 
 
 class Called(NamedTuple):
@@ -359,7 +368,7 @@ def _of_read_names(value: types.FunctionType) -> Iterator[_Found]:
     """The names that a function reads at the top of its file; a function there may be another one later."""
     space = value.__globals__
     if names := tuple(name for name in read_names(value.__code__) if name in space):
-        yield Place(OWN, _short(str(space.get("__name__", "")))), Names(space, names)
+        yield Place(OWN, _short(str(space.get("__name__", "")))), Names(space, names, value.__code__)
     yield from ((Place(OWN, each.__name__), each) for each in imported_modules(value))
 
 
@@ -396,7 +405,7 @@ def _of_file(file: str, form: str = FILE) -> Iterator[_Found]:
     for name, each in space.items():
         made_in = type(each).__module__
         is_own = made_in in _OF_FILES or (is_users(made_in) and not is_installed(made_in))
-        if (is_own and not isinstance(each, nn.Module)) or isinstance(each, IN_C):
+        if (is_own and not isinstance(each, nn.Module)) or isinstance(each, (*IN_C, *_WITH_CODE)):
             yield place.attribute(name), each
 
 
@@ -418,12 +427,24 @@ def _of_code(place: Place, value: types.FunctionType, extent: _Extent) -> list[_
 
 
 def _of_method(place: Place, value: types.MethodType, _: _Extent) -> list[_Found]:
-    return [(place, value.__self__), (place, value.__func__)]
+    return [(place, value.__func__)] if _draws_for_all(value) else [(place, value.__self__), (place, value.__func__)]
 
 
 def _of_builtin(place: Place, value: types.BuiltinMethodType, extent: _Extent) -> list[_Found]:
     """The list of `seen.append`: code that has no more of it cannot read it."""
-    return [] if extent.top == "whole" else [(place, value.__self__)]
+    return [] if extent.top == "whole" or _draws_for_all(value) else [(place, value.__self__)]
+
+
+def _draws_for_all(value: types.MethodType | types.BuiltinMethodType) -> bool:
+    """`random` of `from random import random`, which is a method of the generator that all code draws from.
+
+    As with `random.random`, whose name leads there too, draws are looked at where they are made, and seeded. What
+    asks for the generator's state leads to it.
+    """
+    return any(value.__self__ is each for each in _OF_ALL) and value.__name__ not in ("getstate", "get_state")
+
+
+_OF_ALL: tuple[Any, ...] = (random.getrandbits.__self__, np.random.rand.__self__)  # type: ignore[attr-defined]
 
 
 def _of_cell(place: Place, value: types.CellType, _: _Extent) -> list[_Found]:
@@ -487,12 +508,17 @@ def is_open(kind: type) -> bool:
     return is_object and bool(kind.__dictoffset__) and (is_users(kind.__module__) or issubclass(kind, OPEN))
 
 
+def is_read_by_name(kind: type) -> bool:
+    """Whether all code that reads such attributes is the user's, which has their names."""
+    return is_open(kind) and not issubclass(kind, _WITH_CODE)
+
+
 def _of_object(place: Place, value: Any, extent: _Extent) -> list[_Found]:
     """One of a user's class."""
     space, some = getattr(value, "__dict__", None), extent.vocabulary
     found: list[_Found] = []
     kind: Any = type(value)
-    if type(space) is dict and some is not None and is_open(kind):
+    if type(space) is dict and some is not None and is_read_by_name(kind):
         found += [(place.attribute(name), each) for name, each in space.items() if some.has(name)]
         found = [each for each in found if extent.plain or type(each[1]) not in ATOMS]
     elif type(space) is dict:

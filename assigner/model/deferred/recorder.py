@@ -6,11 +6,13 @@ It sees nothing of it, unless it asked for it.
 from __future__ import annotations
 
 import contextlib
+import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -61,6 +63,17 @@ SPARSE = (
     " the builder runs as a plain attribute"
 )
 """What to do instead of building one."""
+
+
+_ORTHOGONAL = (
+    ". parametrizations.orthogonal reads the whole weight: it reads none with orthogonal_map='cayley' (or 'matrix_exp')"
+    " and use_trivialization=False"
+)
+
+
+def _is_parametrizing() -> bool:
+    """Whether one of torch's parametrizations is being made."""
+    return any(frame.f_globals.get("__name__") == parametrizations.__name__ for frame, _ in traceback.walk_stack(None))
 
 
 class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -202,8 +215,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise BuilderError(
                 "reads a random tensor's value",
                 hint="there are none before a part is made; compute a number with plain Python (math, random) instead"
-                " of tensors. parametrizations.orthogonal reads the whole weight: it reads none with"
-                " orthogonal_map='cayley' (or 'matrix_exp') and use_trivialization=False",
+                f" of tensors{_ORTHOGONAL if _is_parametrizing() else ''}",
             )
         with _disable_current_modes():
             return replay.run()[view.storage].look(view)

@@ -36,6 +36,7 @@ from assigner.model.deferred.reach import (
     Called,
     attributes_of,
     is_open,
+    is_read_by_name,
     is_users,
     slots_of,
     users_classes,
@@ -112,7 +113,8 @@ class Vocabulary:
         if kind is type(os.environ):
             return lambda held: {name: each for name, each in held.items() if has(name)}
         if not issubclass(kind, nn.Module):
-            return (lambda held: {key: each for key, each in vars(held).items() if has(key)}) if is_open(kind) else None
+            is_named = is_read_by_name(kind)
+            return (lambda held: {key: each for key, each in vars(held).items() if has(key)}) if is_named else None
         members = itertools.chain.from_iterable(vars(each).items() for each in kind.__mro__)
         made = {name for name, each in members if isinstance(each, functools.cached_property)} - vars(value).keys()
         if self.names is None or not _is_named(kind):
@@ -203,7 +205,7 @@ class _Listener:
                 (self._waiting if name in self.words else self._closed[name]).append(value)
 
     def _parts(self, value: Any) -> None:
-        kind: type = type(value)
+        kind: Any = type(value)
         if kind is types.FunctionType:
             self._add_function(value)
         elif issubclass(kind, type):
@@ -218,7 +220,11 @@ class _Listener:
         elif not issubclass(kind, torch.Tensor):
             self._waiting += next((leads(value) for bases, leads in _LEADS if issubclass(kind, bases)), ())
             if is_users(kind.__module__) or issubclass(kind, OPEN):
-                self._open(getattr(value, "__dict__", {}))
+                space = getattr(value, "__dict__", {})
+                if is_open(kind) and not is_read_by_name(kind):
+                    self._waiting += space.values()
+                else:
+                    self._open(space)
                 self._open(slots_of(value))
                 self._add_class(kind)
 

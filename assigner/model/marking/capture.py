@@ -344,6 +344,14 @@ def _check_repeated(
     if same and not further and not _reads_replaced(program, changes):
         return
     found = [*(change.name for change in (*further, *changes)), *made]
+    called = {call.module for call in opaque.calls}
+    passed = [each for each in opaque.names if each not in called and found[0].startswith(f"{each}.")]
+    if passed:
+        raise MarkingError(
+            f"the forward of {type(model).__name__} never calls {passed[0]!r}, only modules in it, whose code is"
+            f" followed then: it changes {found[0]}, and a captured graph would do what the first call did for ever",
+            hint="mark the modules that the forward calls, or have it call this one",
+        )
     raise MarkingError(
         f"the forward of {type(model).__name__} changes {found[0]} outside its partitions: a"
         " captured graph would do what the first call did for ever",

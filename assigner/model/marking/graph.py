@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.formats.profile import Edge, Tie
 from assigner.model.deferred import DeferredModel
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.contents import ATOMS
+from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.deferred.originals import unwatched
 from assigner.model.marking.domain import Domain
 from assigner.model.marking.marks import Mark
@@ -220,6 +222,8 @@ class PartitionGraph:
         for change in self.read.changes():
             if change.key == "training" and change.holder in self.deferred.model.modules():
                 continue
+            if _is_filled_alike(change) and self.read.is_filled_by_readers(change.holder):
+                continue
             raise UsageError(
                 f"{change.name} has changed since the model was captured: the code between its partitions can read"
                 " it, and would go on with the old value",
@@ -408,6 +412,19 @@ class PartitionGraph:
     def rebuild_output(self, leaves: Sequence[torch.Tensor]) -> Any:
         """The model's output, in its own structure, from what the last partition returned."""
         return pytree.tree_unflatten(self.output.filled(leaves), self.output.structure)
+
+
+def _is_filled_alike(change: StateChange) -> bool:
+    """Whether a dict has by a class of tensors what the capture has left there by the class of its own tensors.
+
+    So it has where code keeps what it finds out for each class, as einops: `KNOWN[type(x)] = found`.
+    """
+    held, key, now = change.holder, change.key, change.now
+    if change.before is not ABSENT or not isinstance(held, dict) or not isinstance(key, type):
+        return False
+    made = dict.get(held, FakeTensor, ABSENT)
+    is_same = made is now or (type(made) in ATOMS and type(made) is type(now) and repr(made) == repr(now))
+    return issubclass(key, torch.Tensor) and not issubclass(key, FakeTensor) and is_same
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
 from assigner.model.deferred.contents import memory_of
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking.fakeforward import own_tensors
 from assigner.model.marking.modules import modules_inside, modules_outside
@@ -94,7 +94,8 @@ class Isolation:
                 f"{name!r} is called with other weights than its own (functional_call, or weights that are set)",
                 hint="mark a larger module that contains the call, or give the weights as an argument of its forward",
             )
-        changed = [f"attribute {each.name}" for each in self._values[name].changes()]
+        changes = self._values[name].changes()
+        changed = [f"attribute {each.name}" for each in changes]
         fakes = [
             f"attribute {inner}.{key}"
             for inner, module in self.inside[name]
@@ -107,8 +108,8 @@ class Isolation:
             raise MarkingError(
                 f"{(changed or fakes)[0]} is set from outside before {name!r} is called: the worker that runs"
                 " it would not see that",
-                hint="give the value as an argument of the module's forward, or mark a larger module that contains"
-                " both",
+                hint=f"{_FILLED if changes and _is_filled(changes[0]) else ''}give the value as an argument of the"
+                " module's forward, or mark a larger module that contains both",
             )
 
     def check_own(self, label: str, inside: Named, read: set[int], known: Sequence[torch.Tensor]) -> None:
@@ -186,9 +187,19 @@ def check_plain(label: str, values: Iterable[Any], does: str) -> None:
             )
 
 
+_FILLED = (
+    "a dict that keeps what was made may be functools.cache on the function that makes it, of which each worker has its"
+    " own; or "
+)
+
+
+def _is_filled(change: StateChange) -> bool:
+    return change.before is ABSENT and isinstance(change.holder, dict) and change.name.endswith("]")
+
+
 _PLAINLY = (
     "use tensors, numbers, text, None, or tuples, lists and dicts of them; a Hugging Face model makes no cache with"
-    " use_cache=False in its config"
+    " use_cache=False in its config; or mark a larger module, from which it does not come out"
 )
 _MODULES = (
     "mark a larger module that contains the call: a module has weights, which belong to the partition that calls it"

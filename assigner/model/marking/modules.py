@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from assigner import formatting as fmt
 from assigner.errors import MarkingError
-from assigner.model.deferred.reach import STANDARD
+from assigner.model.deferred.reach import STANDARD, reach
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -103,13 +103,14 @@ def _unregistered(model: nn.Module) -> MarkingError | None:
                         hint="keep modules in an nn.ModuleList or nn.ModuleDict, or each as an attribute of its own,"
                         " and parameters likewise",
                     )
-            for each in (value, *items):
-                if isinstance(each, torch.Tensor) and each.is_meta and each.grad_fn is None:
-                    return MarkingError(
-                        f"a tensor in the attribute {place} trains, or has the memory of a parameter or a buffer, and"
-                        " is not registered by that name: partitions have what is registered alone",
-                        hint="read the parameter or the buffer itself; what trains is to be an nn.Parameter",
-                    )
+    buffers = {id(each) for each in model.buffers()}
+    for where, each in reach({}, model.named_modules()):
+        if isinstance(each, torch.Tensor) and each.is_meta and each.grad_fn is None and id(each) not in buffers:
+            return MarkingError(
+                f"a tensor in the attribute {where} trains, or has the memory of a parameter or a buffer, and"
+                " is not registered by that name: partitions have what is registered alone",
+                hint="read the parameter or the buffer itself; what trains is to be an nn.Parameter",
+            )
     return None
 
 

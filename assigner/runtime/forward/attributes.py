@@ -23,7 +23,7 @@ from torch import fx, nn
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS, contents_of
-from assigner.model.deferred.reach import HOOKS, STANDARD, attributes_of, is_users, reach, slots_of
+from assigner.model.deferred.reach import HOOKS, OPEN, STANDARD, attributes_of, is_users, reach, slots_of
 from assigner.model.marking.partitionmodule import copied_module
 from assigner.model.plainvalues import to_json
 
@@ -219,7 +219,7 @@ class _Likeness:
         return len(values) == len(built) and all(map(self._is_same, values, built))
 
     def _has_same_parts(self, value: Any, built: Any) -> bool:
-        is_torchs = type(value).__module__.partition(".")[0] in ("torch", "assigner")
+        is_torchs = type(value).__module__.partition(".")[0] in ("torch", "assigner") and not isinstance(value, OPEN)
         spaces = [{**getattr(each, "__dict__", {}), **slots_of(each)} for each in (value, built)]
         if isinstance(value, weakref.ref):
             return self._is_same(value(), built())
