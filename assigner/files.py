@@ -57,7 +57,7 @@ def read_text(path: Path, *, hint: str) -> str:
         FormatError: it is not UTF-8.
     """
     try:
-        return read_bytes(path, hint=hint).decode("utf-8-sig")
+        return read_bytes(path, hint=hint).decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: not UTF-8 text (byte {error.start})") from error
 

@@ -46,6 +46,7 @@ from assigner.model.deferred.originals import (
 from assigner.model.marking.leftovers import left_by_module
 from assigner.model.marking.owncopies import copied_values
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
+from assigner.runtime.forward.heldtensors import has_values_of
 from assigner.runtime.forward.lossvalues import plain_values
 from assigner.runtime.ranks.packedvalues import PackedValue, receive_value, send_value
 from assigner.runtime.stages.updaters import updaters
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from assigner.runtime.stages.localpartitions import LocalPartitions
     from assigner.runtime.update.optimizer import PipelineOptimizer
 
-_MOST_SAMPLED = 1024  # elements: some microseconds for a tensor
+_MOST_SAMPLED = 1024  # elements: up to some ten microseconds for a tensor
 
 
 @dataclass(frozen=True)
@@ -196,14 +197,6 @@ def _look(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.requires_grad, tensor.shape, stride, storage_of(tensor)
 
 
-def _has_values_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """The same, to the last bit; where one is not a number, so must the other be."""
-    if tensor.is_meta or tensor.shape != other.shape:
-        return False
-    one, two = tensor.detach(), other.detach().to(tensor.device, tensor.dtype)
-    return bool(((one == two) | ((one != one) & (two != two))).all())  # noqa: PLR0124 - NaN
-
-
 class _Sample:
     """Some of a tensor's values, which change without torch's count where NumPy or `.data` writes to its memory.
 
@@ -239,7 +232,7 @@ class _Sample:
 
     def holds(self) -> bool:
         """Whether the values are those that were taken."""
-        return torch.equal(self._shown, self._values) or _has_values_of(self._shown, self._values)
+        return torch.equal(self._shown, self._values) or has_values_of(self._shown, self._values)
 
 
 class OutsideValues:
@@ -288,7 +281,8 @@ class OutsideValues:
         norms = (f"{path}." if path else "" for path, module in modules.items() if isinstance(module, _NormBase))
         moving = {f"{path}{name}" for path in norms for name in ("running_mean", "running_var", "num_batches_tracked")}
         self._model = model
-        self._loaded = {id(tensors[name]): graph.canonical.get(name, name) for name in graph.persistent}
+        first = {**graph.canonical, **graph.buffer_aliases}
+        self._loaded = {id(each): first.get(name, name) for name, each in tensors.items() if name in graph.persistent}
         memory = {storage_of(tensors[name]) for name in graph.persistent}
         copied = [*tensors.items(), *self._tensors_beside(graph, device)]
         copied = [(name, each) for name, each in reversed(copied) if storage_of(each) not in memory]
@@ -395,7 +389,7 @@ class OutsideValues:
             moved = kept.moved()
             for each in moved:
                 own = state.get(self._loaded.get(id(each), ""))
-                if own is not None and not _has_values_of(each, own):
+                if own is not None and not has_values_of(each, own):
                     return False
                 if id(each) in self._copied and not any(one.is_whole and one.holds() for one in self._samples_of(each)):
                     return False

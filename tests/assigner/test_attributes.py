@@ -259,6 +259,8 @@ def test_what_forwards_leave_alone_is_the_same():
         (lambda s: s.called.update(act=torch.relu), "middle.called, a dict that forward has changed"),
         (lambda s: setattr(s, "scaled", double), "middle.scaled, a function that forward has changed"),
         (lambda s: setattr(s, "forward", s.scale), "set middle.forward to a method that leads to the partition's own"),
+        (lambda s: setattr(s, "flat", [*s.inner.parameters()]), "set middle.flat to a list with the partition's own"),
+        (lambda s: vars(s).update(alias=s.inner.weight), "set middle.alias to a Parameter with the partition's own"),
         (lambda s: setattr(s, "kept", double), "middle.kept, a function that forward has changed"),
         (lambda s: delattr(s, "act"), "deleted middle.act"),
         (lambda s: setattr(s, "new", nn.Tanh()), "put another module in the place of middle.new, or"),

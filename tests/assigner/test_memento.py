@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Categorical
 
 from assigner.model.deferred.memento import ABSENT, Memento
 
@@ -331,3 +332,20 @@ def test_names_of_files(top: Any, seen: set[str], monkeypatch: pytest.MonkeyPatc
     changes = memento.changes()
     assert {each.key for each in changes} == seen
     assert all(each.is_beyond and each.name == f"test_memento.{each.key}" for each in changes)
+
+
+def test_what_lazy_properties_make_is_no_change():
+    """Of a distribution or a transform; another value in the place of what it was given is one, and is put back."""
+
+    def prior():
+        return given
+
+    given = Categorical(logits=torch.zeros(4))
+    kept = Memento((), [prior])
+    given.entropy()
+    assert "probs" in vars(given)
+    assert not kept.has_changed()
+    given.logits = torch.ones(4)
+    assert kept.has_changed()
+    kept.restore()
+    assert torch.equal(given.probs, torch.full((4,), 0.25))

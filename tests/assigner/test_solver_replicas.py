@@ -22,13 +22,15 @@ from assigner.formats.stage import Replica, Stage
 from assigner.report.plan import status
 from assigner.report.sharing import sharing
 from assigner.schedule.cost import CostModel
-from assigner.schedule.simulate import overfull, predict
+from assigner.schedule.simulate import overfull, predict, step_s
 from assigner.solver import SolveOptions, completing, solve, solve_baseline
 from assigner.solver.export import check_exportable
 from assigner.solver.ladder.shared import SharedSetting
+from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.options import divisors
-from assigner.solver.problem.replica_options import least_shares, replica_sets
+from assigner.solver.problem.problem import Problem
+from assigner.solver.problem.replica_options import ReplicaOptions, least_shares, replica_sets
 from assigner.solver.search.search import Search
 
 ROUNDING = 1e-6
@@ -483,3 +485,32 @@ def test_candidates_under_gpipe_have_the_bound_of_shared_stages(seed):
     for each in candidates:
         alone = solve(profile, replace(options, schedule="gpipe", micro_batches=each.micro_batches)).plan
         assert each.bound_s <= alone.solver.objective_s * each.micro_batches * (1 + ROUNDING)
+
+
+def test_no_plan_that_divides_updates_is_below_the_bound_of_all():
+    """A parameter that the partitions of a stage share is updated once, by whoever has the first of them."""
+    profile = make_profile(work=[1e-3] * 3, slowness=[1, 1], bandwidth=1e10, latency=1e-6, batch=4)
+    update_s = {"p0": 0.02, "p1": 0.005, "p2": 0.02}
+    profile = replace(
+        profile,
+        measurements=tuple(replace(each, update_s=update_s[each.partition]) for each in profile.measurements),
+        ties=(Tie("shared", ("p0", "p2"), 1e6),),
+    )
+    cost = CostModel(profile)
+    parts = [("p0",), ("p1", "p2")]
+    workers = tuple(Replica(worker_name(n), 1, updates=part) for n, part in enumerate(parts))
+    stage = Stage(None, tuple(profile.order), replicas=workers)
+    plan = Plan(workload=profile.workload, micro_batches=2, micro_batch_size=2, stages=(stage,))
+    assert least_of_all_s(Problem(profile, SolveOptions(), cost), [2]) <= step_s(plan, cost)
+
+
+def test_a_longer_stage_is_shared_where_more_bytes_take_less():
+    """As measured sweeps may say, whose times fall with their sizes here and there."""
+    profile = make_profile(work=[1e-4, 1e-4], slowness=[1, 1], parameters=2e6, batch=4)
+    points = tuple(LinkPoint(*each) for each in ((1e3, 1e-4), (1e6, 1e-2), (2e6, 4e-3), (1e7, 2e-2)))
+    profile = replace(profile, links=tuple(replace(each, points=points) for each in profile.links))
+    table = Problem(profile, SolveOptions(), CostModel(profile)).prices(2)
+    every, below = (ReplicaOptions(table, deep=True, below=lambda s=s: s) for s in (0.5, 0.015))
+    whole = [each for each in every.all if each.shares and each.busiest_s + each.update_s < 0.015]
+    assert [(each.first, each.last) for each in whole] == [(0, 1)]
+    assert [each for each in below.all if each.shares] == whole

@@ -31,8 +31,10 @@ from assigner.model.deferred.reach import (
     KEPT,
     MODULE,
     OUTER,
+    WITH_CODE,
     Names,
     Place,
+    given_attributes,
     is_users,
     reach,
     slot_names,
@@ -524,6 +526,13 @@ def _put_class(kind: type, values: dict[str, Any]) -> None:
             setattr(kind, name, value)
 
 
+def _put_given(held: Any, values: dict[str, Any]) -> None:
+    """What lazy properties have made of other values goes."""
+    if not _is_as(given_attributes(held), values):
+        vars(held).clear()
+        vars(held).update(values)
+
+
 ABSENT = object()
 _SLOTS = Keeper(slots_of, _put_slots)
 _ENTRIES = {
@@ -531,6 +540,7 @@ _ENTRIES = {
     type: Keeper(_copy_class, _put_class),
     functools.partial: Keeper(_copy_partial, _put_partial),
     types.CellType: Keeper(_copy_cell, _put_cell),
+    **dict.fromkeys(WITH_CODE, Keeper(given_attributes, _put_given)),
     Names: Keeper(_copy_names, _put_names),
     OrderedDict: Keeper(dict, _put_ordered),
     dict: Keeper(dict, _put_space),

@@ -77,10 +77,11 @@ def is_view(operation: Any) -> bool:
 
 
 def is_lent(tensor: torch.Tensor) -> bool:
-    """True if a tensor's memory is that of another object, as of an array, which changes it without torch."""
+    """True if a tensor's memory is that of an array or the like, which changes it without torch; a file's is not."""
     with torch._C.DisableTorchFunction():
         is_plain = not tensor.is_meta and tensor.layout is torch.strided
-        return is_plain and not tensor.untyped_storage().resizable()
+        storage = tensor.untyped_storage() if is_plain else None
+        return storage is not None and not storage.resizable() and storage.filename is None
 
 
 def gives_back(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import itertools
 import operator
 import os
@@ -20,6 +21,7 @@ import random
 import sys
 import threading
 import types
+import weakref
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -28,6 +30,7 @@ import torch
 from torch import nn
 from torch.distributions import Distribution, Transform
 from torch.distributions.constraints import Constraint
+from torch.distributions.utils import lazy_property
 
 from assigner.model.deferred.codenames import imported_modules, read_names, written_names
 from assigner.model.deferred.contents import ATOMS, IN_C, cached_values
@@ -43,7 +46,8 @@ MOST_ITEMS = 10_000  # a larger container is met without its items
 _FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
 _BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
-_WITH_CODE = (Distribution, Transform, Constraint)  # torch's: their methods read what they have by names of their own
+WITH_CODE = (Distribution, Transform, Constraint)
+"""Classes of torch's whose methods read what their objects have by names of their own."""
 OPEN = (
     types.SimpleNamespace,
     argparse.Namespace,
@@ -52,7 +56,7 @@ OPEN = (
     UserList,
     UserString,
     ChainMap,
-    *_WITH_CODE,
+    *WITH_CODE,
 )
 """Classes of Python's and torch's whose objects hold what a user has given them."""
 _HOLDING = (UserDict, UserList, UserString, ChainMap)
@@ -405,7 +409,7 @@ def _of_file(file: str, form: str = FILE) -> Iterator[_Found]:
     for name, each in space.items():
         made_in = type(each).__module__
         is_own = made_in in _OF_FILES or (is_users(made_in) and not is_installed(made_in))
-        if (is_own and not isinstance(each, nn.Module)) or isinstance(each, (*IN_C, *_WITH_CODE)):
+        if (is_own and not isinstance(each, nn.Module)) or isinstance(each, (*IN_C, *WITH_CODE)):
             yield place.attribute(name), each
 
 
@@ -510,7 +514,23 @@ def is_open(kind: type) -> bool:
 
 def is_read_by_name(kind: type) -> bool:
     """Whether all code that reads such attributes is the user's, which has their names."""
-    return is_open(kind) and not issubclass(kind, _WITH_CODE)
+    return is_open(kind) and not issubclass(kind, WITH_CODE)
+
+
+def given_attributes(held: Any) -> dict[str, Any]:
+    """What an object of torch.distributions has, without what lazy properties have made since it was first met."""
+    names = (name for name in vars(held) if isinstance(inspect.getattr_static(type(held), name, None), lazy_property))
+    lazy = frozenset(names)
+    key = id(held)
+    known = _met.get(key)
+    if known is None or known[0]() is not held:
+        known = _met[key] = weakref.ref(held, lambda _: _met.pop(key, None)), lazy
+    made = (lazy - known[1]) | {"_cached_x_y"}  # what a transform has computed last
+    return {name: each for name, each in vars(held).items() if name not in made}
+
+
+_met: dict[int, tuple[weakref.ref[Any], frozenset[str]]] = {}
+"""Such objects by their ids, and the lazy properties that they had then: what they were given."""
 
 
 def _of_object(place: Place, value: Any, extent: _Extent) -> list[_Found]:
@@ -521,6 +541,8 @@ def _of_object(place: Place, value: Any, extent: _Extent) -> list[_Found]:
     if type(space) is dict and some is not None and is_read_by_name(kind):
         found += [(place.attribute(name), each) for name, each in space.items() if some.has(name)]
         found = [each for each in found if extent.plain or type(each[1]) not in ATOMS]
+    elif type(space) is dict and issubclass(kind, WITH_CODE):
+        found += [(place.attribute(name), each) for name, each in given_attributes(value).items()]
     elif type(space) is dict:
         found.append((Place(_SPACE, None, place), space))
     found += [(place.attribute(name), each) for name, each in slots_of(value).items()]

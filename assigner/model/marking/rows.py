@@ -163,6 +163,10 @@ class BatchRows:
     targets: RowLeaves | None = None
     group: int = 1
 
+    def counted(self, rows: int) -> int:
+        """So many rows as `Workload.batch` counts them: in groups, the last of which may not be whole."""
+        return -(-rows // self.group)
+
 
 def batch_rows(workload: Workload, example: Batch | None = None) -> BatchRows:
     """What the workload's own batches of two row counts say. Nothing where it makes none, or their sizes are one.
@@ -305,6 +309,6 @@ def in_groups(reason: str) -> str:
     if "is invalid for input of size" not in reason and "is not divisible by" not in reason:
         return ""
     return (
-        ". Where several rows belong together, let Workload.batch(rows) make as many groups, in tensors that are twice"
-        " or three times as long: a batch is then cut between groups"
+        ". Where several rows belong together, let Workload.batch(rows) make as many groups of rows that follow each"
+        " other, in tensors that are twice or three times as long: a batch is then cut between groups"
     )

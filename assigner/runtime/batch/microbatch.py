@@ -106,7 +106,7 @@ class Cutting:
 
     def counted(self, rows: int) -> int:
         """So many rows as `Workload.batch` counts them."""
-        return -(-rows // self._known.group)
+        return self._known.counted(rows)
 
     def _rows(self, inputs: Any) -> tuple[int, bool]:
         """The rows, and whether they can be nothing else."""
@@ -159,8 +159,7 @@ class Cutting:
 
         Raises:
             UsageError: a weight that is negative or not finite, or all of them are 0; inputs and targets differ in
-                their rows; or there are several micro-batches and a part of the batch cannot be cut, or a group is not
-                whole.
+                their rows; or there are several micro-batches and a part of the batch cannot be cut.
         """
         return [_micro_batch(*part) for part in self.parts(batch, count, weighed=weighed, weights=weights)]
 
@@ -192,18 +191,10 @@ class Cutting:
         return list(zip(inputs, targets, shares, sizes, amounts, strict=True))
 
     def _sizes(self, rows: int, count: int) -> tuple[int, ...]:
-        """Rows of each micro-batch: those that belong together stay together."""
+        """Rows of each micro-batch: those that belong together stay together; of a group that is not whole the last."""
         group = self._known.group
-        if count == 1 or group == 1:
-            return fair_sizes(rows, count)
-        if rows % group:
-            raise UsageError(
-                f"the batch has {rows} rows, of which {group} belong together: Workload.batch makes {group} times as"
-                " many as it is asked for",
-                hint=f"give a multiple of {group} rows, as drop_last=True leaves them; or have Workload.batch make as"
-                " many rows as it is asked for, where each is by itself",
-            )
-        return tuple(group * each for each in fair_sizes(rows // group, count))
+        *first, _ = (group * each for each in fair_sizes(self._known.counted(rows), count))
+        return (*first, rows - sum(first))
 
     def _inputs(self, inputs: Any, sizes: tuple[int, ...]) -> list[Any]:
         """Those of each micro-batch; the state that a batch begins with has its rows in any dimension."""

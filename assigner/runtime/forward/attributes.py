@@ -12,6 +12,7 @@ Modules are copies of the builder's, and what they hold is told from that by its
 from __future__ import annotations
 
 import functools
+import operator
 import pickle
 import types
 import weakref
@@ -23,9 +24,20 @@ from torch import fx, nn
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS, contents_of
-from assigner.model.deferred.reach import HOOKS, OPEN, STANDARD, attributes_of, is_users, reach, slots_of
+from assigner.model.deferred.reach import (
+    HOOKS,
+    OPEN,
+    STANDARD,
+    WITH_CODE,
+    attributes_of,
+    given_attributes,
+    is_users,
+    reach,
+    slots_of,
+)
 from assigner.model.marking.partitionmodule import copied_module
 from assigner.model.plainvalues import to_json
+from assigner.runtime.forward.heldtensors import has_values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -95,9 +107,12 @@ def _unlike(module: fx.GraphModule, deferred: DeferredModel) -> Iterator[str]:
         for hooks in HOOKS:
             if not likeness.is_same([*each.__dict__[hooks].values()], [*built.__dict__[hooks].values()]):
                 yield f"registered, removed or changed a hook of {path}"
+    own = {id(each) for each in (*module.parameters(), *module.buffers())}
     for name, value in changed_attributes(module, deferred).items():
         if callable(value) and any(id(each) in modules for _, each in reach({name: value})):
             yield f"set {name} to a {type(value).__name__} that leads to the partition's own modules"
+        elif any(id(each) in own for _, each in reach({name: value}, parameters=True)):
+            yield f"set {name} to a {type(value).__name__} with the partition's own weights or buffers"
 
 
 def _copied_anew(path: str, module: fx.GraphModule, deferred: DeferredModel) -> nn.Module:
@@ -201,7 +216,7 @@ class _Likeness:
         if value is built or pair in self._same or pair in self._compared:
             return True
         if value.__class__ is not built.__class__ or isinstance(value, torch.Tensor) or id(value) in self._outside:
-            return self._by_values and _has_values_of(value, built)  # of tensors what the builder's says it is
+            return self._by_values and _is_as_built(value, built)  # of tensors what the builder's says it is
         self._compared[pair] = value, built  # kept, so that no other object gets its id
         if (contents := contents_of(value)) is not None:
             return pickle.dumps(contents) == pickle.dumps(contents_of(built))
@@ -220,7 +235,8 @@ class _Likeness:
 
     def _has_same_parts(self, value: Any, built: Any) -> bool:
         is_torchs = type(value).__module__.partition(".")[0] in ("torch", "assigner") and not isinstance(value, OPEN)
-        spaces = [{**getattr(each, "__dict__", {}), **slots_of(each)} for each in (value, built)]
+        given = given_attributes if isinstance(value, WITH_CODE) else lambda each: getattr(each, "__dict__", {})
+        spaces = [{**given(each), **slots_of(each)} for each in (value, built)]
         if isinstance(value, weakref.ref):
             return self._is_same(value(), built())
         if isinstance(value, types.CellType):
@@ -249,15 +265,11 @@ class _Likeness:
         return made[0] == made[1] if isinstance(made[0], str) else self._are_same(made[0][:3], made[1][:3])
 
 
-def _has_values_of(value: Any, built: Any) -> bool:
+def _is_as_built(value: Any, built: Any) -> bool:
     if not (isinstance(value, torch.Tensor) and isinstance(built, torch.Tensor)):
         return False
-    is_plain = not (value.is_meta or built.is_meta) and value.layout is built.layout is torch.strided
-    if not is_plain or (value.shape, value.dtype, value.requires_grad) != (
-        built.shape, built.dtype, built.requires_grad
-    ):  # fmt: skip
-        return False
-    return torch.equal(value.detach(), built.detach().to(value.device))
+    kinds = ((each.layout, each.dtype, each.requires_grad) for each in (value, built))
+    return value.layout is torch.strided and operator.eq(*kinds) and has_values_of(value, built)
 
 
 def _filling(cell: types.CellType) -> list[Any]:

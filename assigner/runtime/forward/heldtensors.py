@@ -37,6 +37,14 @@ class HeldTensor:
         torch._C._autograd._unsafe_set_version_counter((self.tensor,), (self.version,))
 
 
+def has_values_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """The same, to the last bit; where one is not a number, so must the other be."""
+    if tensor.is_meta or other.is_meta or tensor.shape != other.shape:
+        return False
+    one, two = tensor.detach(), other.detach().to(tensor.device, tensor.dtype)
+    return bool(((one == two) | ((one != one) & (two != two))).all())  # noqa: PLR0124 - NaN
+
+
 @contextlib.contextmanager
 def as_they_were(held: Sequence[HeldTensor]) -> Iterator[None]:
     """Tensors as they were once while the block runs; what it changes in them is dropped."""

@@ -206,7 +206,7 @@ def posted_ahead(graph: PartitionGraph, program: Program, worker: str, micro_bat
         worker: Its name.
         micro_batches: What it does it to.
     """
-    rows = max(each.rows for each in micro_batches) / graph.rows.group
+    rows = graph.rows.counted(max(each.rows for each in micro_batches))
     values = [
         graph.values[Value(route.partition, route.output)]
         for route in program.routes

@@ -380,10 +380,10 @@ class PipelineOptimizer(torch.optim.Optimizer):
             raise UsageError("the state is of an optimizer with other param groups", hint="build it as it was then")
         given = state_dict["state"]
         missing = [name for name in self._mine if name not in given and self._held[name].requires_grad]
-        if given and missing:
+        if missing and (given or self.local.state):
             raise UsageError(
-                f"the state has nothing of {missing[0]!r}, which this rank updates: it is of another rank, or of this"
-                " one under another plan",
+                f"the state has nothing of {missing[0]!r}, which this rank updates: it is of another rank, of this one"
+                " under another plan, or of an older release",
                 hint="put the states of all ranks together, {name: each for state in states for name, each in"
                 " state['state'].items()}; or use pipeline.save and pipeline.load. An empty entry, {}, begins anew",
             )

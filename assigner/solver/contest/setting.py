@@ -123,6 +123,7 @@ class Setting(ABC):
         nothing_better = bound == math.inf and not math.isinf(self.contest.target)
         self.bound = max(self.bound, self.contest.target if nothing_better else bound)
         if self.bound >= self.contest.target * (1 - TIE):  # units of a model take its last bit
+            self.bound = max(self.bound, self.contest.target)
             self.decided = True
             self.contest.proofs.add(proof)
 

@@ -22,8 +22,9 @@ in[i] >= sum excess y[i] and in[i] >= in[i-1] - R (boundary at i), so in[i] is t
 whatever its length. `out` does the same from the right. Exact at whole x, and no rows at all where links are alike.
 
 Turns before the last stage are left out: the optimum is a lower bound, and the search adds a cut for
-the rare pipeline for which they matter. For graphs, only what lies on the spine is added up, so the optimum is a
-lower bound; a row for each position adds M (f + b) + u of one worker.
+the rare pipeline for which they matter. With shared parameters it is one, too. For graphs, only what lies on the spine
+is added up, so the optimum is a lower bound; a row for each position adds M (f + b) and what is behind that of one
+worker, and one says that the first stage's update waits for a gradient that it shares.
 
 The strong rows are a disaggregation of the max.
 """
@@ -127,6 +128,8 @@ class GPipeModel(PipelineModel):
             return {}
         tail: Terms = {self.problem.add_variable("tail", 0): 1.0}
         self._wait(tail, list(self.first_columns(0)), excess.outwards(0))
+        if not late:
+            return tail
         behind: Terms = {slow_b: float(self.more)}  # what T[0] has and T[p] has not, but for its own slowest
         first = {self.x[j]: self._update(self.columns[j]) for j in self.first_columns(0)}
         slower = slow_b

@@ -1,7 +1,8 @@
 """The ILP of 1F1B at one micro-batch count: a lower bound of the step that is linear in the stages chosen.
 
 A column is a stage with what it recomputes, and the most micro-batches d that it may have in flight so. With
-S the sum of all forwards, backwards and messages of one micro-batch, and u the update of the first stage,
+S the sum of all forwards, backwards and messages of one micro-batch, and u the update of the first stage, or
+one that waits for a gradient which it shares,
 
     minimise  T
     work      for each position i, of the stage j over it:

@@ -179,8 +179,8 @@ class DepthSearch:
             for side in (0, 1):
                 busy_f[n + side] += hop.forward_busy[side]
                 busy_b[n + side] += hop.backward_busy[side]
-        behind = [max(each.update_s, each.tied_s - busy) for each, busy in zip(pipeline, busy_b, strict=True)]
-        rows = busy_f, busy_b, behind, there, back
+        when_free = [max(each.update_s, each.tied_s - busy) for each, busy in zip(pipeline, busy_b, strict=True)]
+        rows = busy_f, busy_b, when_free, there, back
         return [[0.0] * (self._stages - count) + row for row in rows]
 
     def _depths(self, pipeline: Sequence[StageOption], name: str) -> list[int]:

@@ -217,7 +217,7 @@ class SharedSetting(LadderSetting):
     def worth(self, plan: Plan) -> tuple[float, float]:
         """As of `LadderSetting`; what a shared stage's option promises of memory need not hold for these shares.
 
-        Nor do the steps of its workers wait for ever wherever the depths of whole stages do: those are not looked for.
+        Plans with a reader deeper than its source are not looked for, though with shared stages some of them run.
         """
         if deeper_reader(plan, self.problem.cost.profile.edges) or not self.problem.fits(plan):
             return math.inf, math.inf

@@ -96,12 +96,12 @@ class _OptionArrays:
         shared_s = np.array([option.busiest_s for option in options]).reshape(-1)
         alone = shared_s == 0
         promised = np.array([float(option.promised) for option in options])
-        behind = exact | (times[:, 1] > 0)
+        ends = exact | (times[:, 1] > 0)  # its update may be the last of a way
         self.number = np.arange(len(options))
         self.first = np.array([c.first for c in options], dtype=np.int64)
         self.front = FrontStages(
             times[:, 0], times[:, 1],
-            np.array([c.update_s for c in options]) * behind, np.array([c.tied_s for c in options]) * behind,
+            np.array([c.update_s for c in options]) * ends, np.array([c.tied_s for c in options]) * ends,
             np.where(both, promised, instance.micro_batches),
             np.array([float(option.least) for option in options]) * exact,
             np.where(alone, instance.micro_batches * times.sum(axis=1), shared_s * both), alone,

@@ -83,6 +83,7 @@ def _least_of_count_s(problem: Problem, count: int) -> float:
     table, spine = problem.prices(count), problem.spine
     seconds = np.full((len(table.groups), len(problem.order)), np.inf)
     updates = np.zeros_like(seconds)  # which one worker of a stage may do for the others
+    least_updated = _least_updated(problem)
     once = np.full_like(seconds, np.inf)  # what of that lies on the way of one micro-batch
     for k, i in itertools.product(range(len(table.groups)), range(len(problem.order))):
         price = table.rows[k][i]
@@ -90,7 +91,7 @@ def _least_of_count_s(problem: Problem, count: int) -> float:
             again = price.recompute_s if problem.remat_rules[i] == "always" else 0.0
             input_s, weight_s = price.parts[:2] if price.parts is not None else (math.inf, math.inf)
             backward = min(price.backward_s, input_s + weight_s) + again
-            seconds[k, i], updates[k, i] = count * (price.forward_s + backward), price.update_s
+            seconds[k, i], updates[k, i] = count * (price.forward_s + backward), price.update_s * least_updated[i]
             # of a backward in two parts the partitions in front wait for the first alone
             there = min(price.backward_s + again, input_s)
             once[k, i] = spine.forward[i] * price.forward_s + spine.backward[i] * there
@@ -101,6 +102,20 @@ def _least_of_count_s(problem: Problem, count: int) -> float:
     if not np.isfinite(least).all() or speed <= 0:
         return math.inf
     return max(float(least.sum()) / speed, float(once.min(axis=0).sum()))
+
+
+def _least_updated(problem: Problem) -> list[float]:
+    """The least share of its update that a partition may take, by position.
+
+    Where workers of a stage divide their updates, a parameter that its partitions share is updated with the first of
+    them in the plan: in a chain that is the first of all.
+    """
+    found = [1.0] * len(problem.order)
+    for tie in problem.profile.ties if problem.most_replicas > 1 else ():
+        holders = sorted(problem.position[name] for name in tie.partitions)
+        for i in holders[1:] if problem.profile.is_chain else holders:
+            found[i] = max(0.0, found[i] - problem.cost.tied_share(problem.order[i], tie))
+    return found
 
 
 def _one_machine(loads: Sequence[RowLoad]) -> float:

@@ -126,7 +126,7 @@ def _marks(*rows: Floats | float) -> Floats:
 
 @dataclass(frozen=True)
 class GPipeStep:
-    """The step time of GPipe of a chain with the turn at its last stage, and a lower bound of any other.
+    """The step time of GPipe of a chain without ties, the turn at its last stage, and a lower bound of any other.
 
     Identical jobs through a line of servers take the sum of one job plus M - 1 times the slowest server. Forward, the
     servers are the stages (f and what their messages keep them busy, g = f + busy) and the links between them (c);

@@ -38,7 +38,8 @@ class StageOption:
         group: Number of the worker's group; where workers share the stage, of their replica set.
         forward_s: One forward.
         backward_s: One backward, with what is rematerialised.
-        update_s: The optimizer's update, behind all that keeps the worker busy.
+        update_s: The optimizer's update, behind all that keeps the worker busy; where workers share the stage, with
+            the reduction in front of it.
         rematerialise: Positions of the partitions that run forward again.
         least: Micro-batches in flight, at least; fewer would fit with less recomputing.
         deepest: The most micro-batches in flight that fit.

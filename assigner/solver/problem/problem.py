@@ -328,7 +328,7 @@ class Problem:
     def exact(self) -> bool:
         """True for a chain in which every partition waits for the one before, both ways.
 
-        Its closed formula is the simulated step time; of other graphs it is a lower bound.
+        Its closed formula is the simulated step time without ties; with them, and of other graphs, a lower bound.
         """
         whole = all(hop and any(gradient for _, gradient in hop) for hop in self.hops[1:])
         return self.profile.is_chain and whole

@@ -255,8 +255,8 @@ class ReplicaOptions(StageOptions):
                 (problem.reduce_s(first, last, names) for names in choices), default=0.0
             )
             counted_s = behind_s if ends_step else 0.0
-            if counted_s >= below or math.isinf(behind_s):
-                over.add(first)  # a longer stage has more to add up
+            if (ends_step and self._update_s(first, last, members) >= below) or math.isinf(behind_s):
+                over.add(first)  # a longer stage has more to update; more to add up may take less, as was measured
             if math.isinf(behind_s) or not busiest[column] + counted_s < below:
                 continue
             least = [levels[group][n][0] for group in members]
