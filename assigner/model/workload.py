@@ -43,7 +43,7 @@ class Workload:
             by name, shape or position: every rank calls it with all of the model's parameters, in the model's order,
             of which those of other ranks have shape and type but no values (they lie on the meta device). A model that
             is not trained needs none.
-        batch_size: Rows in a step.
+        batch_size: Rows in a step, as `batch` counts them: of pairs, so many pairs. So do `min_rows` and plans.
         name: For tables; empty: the name of the function that made the workload.
         marks: Name patterns of the partitions (`blocks.*`), where the code marks none itself.
         seed: Of the initial weights and of every random choice in training.
