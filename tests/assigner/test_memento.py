@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Categorical
+from torch.distributions import AffineTransform, Categorical
 
 from assigner.model.deferred.memento import ABSENT, Memento
 
@@ -349,3 +349,19 @@ def test_what_lazy_properties_make_is_no_change():
     assert kept.has_changed()
     kept.restore()
     assert torch.equal(given.probs, torch.full((4,), 0.25))
+
+
+def test_a_transform_goes_on_behind_what_is_put_back():
+    """What it has computed last of other values is forgotten."""
+
+    def scaled(x):
+        return given(x)
+
+    given = AffineTransform(torch.zeros(2), torch.ones(2), cache_size=1)
+    kept, x = Memento((), [scaled]), torch.ones(2)
+    scaled(x)
+    assert not kept.has_changed()
+    given.loc = torch.ones(2)
+    scaled(x)
+    kept.restore()
+    assert torch.equal(scaled(x), x)

@@ -29,6 +29,7 @@ from assigner.model.deferred.contents import ATOMS, CONTENTS, IN_C, ITERATORS, K
 from assigner.model.deferred.reach import (
     FILE,
     KEPT,
+    LAST,
     MODULE,
     OUTER,
     WITH_CODE,
@@ -527,10 +528,12 @@ def _put_class(kind: type, values: dict[str, Any]) -> None:
 
 
 def _put_given(held: Any, values: dict[str, Any]) -> None:
-    """What lazy properties have made of other values goes."""
+    """What lazy properties have made of other values goes, and what a transform has computed last."""
+    space = vars(held)
     if not _is_as(given_attributes(held), values):
-        vars(held).clear()
-        vars(held).update(values)
+        fresh = {LAST: (None, None)} if LAST in space else {}
+        space.clear()
+        space.update(values | fresh)
 
 
 ABSENT = object()

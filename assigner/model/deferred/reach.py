@@ -525,10 +525,12 @@ def given_attributes(held: Any) -> dict[str, Any]:
     known = _met.get(key)
     if known is None or known[0]() is not held:
         known = _met[key] = weakref.ref(held, lambda _: _met.pop(key, None)), lazy
-    made = (lazy - known[1]) | {"_cached_x_y"}  # what a transform has computed last
+    made = (lazy - known[1]) | {LAST}
     return {name: each for name, each in vars(held).items() if name not in made}
 
 
+LAST = "_cached_x_y"
+"""Where a transform keeps what it has computed last, and of what."""
 _met: dict[int, tuple[weakref.ref[Any], frozenset[str]]] = {}
 """Such objects by their ids, and the lazy properties that they had then: what they were given."""
 
