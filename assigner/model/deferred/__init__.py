@@ -17,6 +17,7 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
     reach, memento                what code can reach when it runs, and that as it is at one time
     vocabulary, codenames         the names by which a forward can reach anything; those in one function's code
     contents, caches              what of it lies in C: generators, arrays; and in functions that keep what they make
+    distributions                 objects of torch.distributions: what they were given
 
 Source of the idea: deferred initialisation by record and replay, as in torchdistx (2022).
 """

@@ -26,16 +26,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from assigner.model.deferred.codenames import filled_names, words_in
 from assigner.model.deferred.contents import ATOMS, CONTENTS, IN_C, ITERATORS, Keeper, keeper_of, memory_of
+from assigner.model.deferred.distributions import WITH_CODE, given_attributes, put_given
 from assigner.model.deferred.reach import (
     FILE,
     KEPT,
-    LAST,
     MODULE,
     OUTER,
-    WITH_CODE,
     Names,
     Place,
-    given_attributes,
     is_users,
     reach,
     slot_names,
@@ -527,15 +525,6 @@ def _put_class(kind: type, values: dict[str, Any]) -> None:
             setattr(kind, name, value)
 
 
-def _put_given(held: Any, values: dict[str, Any]) -> None:
-    """What lazy properties have made of other values goes, and what a transform has computed last."""
-    space = vars(held)
-    if not _is_as(given_attributes(held), values):
-        fresh = {LAST: (None, None)} if LAST in space else {}
-        space.clear()
-        space.update(values | fresh)
-
-
 ABSENT = object()
 _SLOTS = Keeper(slots_of, _put_slots)
 _ENTRIES = {
@@ -543,7 +532,7 @@ _ENTRIES = {
     type: Keeper(_copy_class, _put_class),
     functools.partial: Keeper(_copy_partial, _put_partial),
     types.CellType: Keeper(_copy_cell, _put_cell),
-    **dict.fromkeys(WITH_CODE, Keeper(given_attributes, _put_given)),
+    **dict.fromkeys(WITH_CODE, Keeper(given_attributes, put_given)),
     Names: Keeper(_copy_names, _put_names),
     OrderedDict: Keeper(dict, _put_ordered),
     dict: Keeper(dict, _put_space),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import inspect
 import itertools
 import operator
 import os
@@ -21,19 +20,16 @@ import random
 import sys
 import threading
 import types
-import weakref
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
-from torch.distributions import Distribution, Transform
-from torch.distributions.constraints import Constraint
-from torch.distributions.utils import lazy_property
 
 from assigner.model.deferred.codenames import imported_modules, read_names, written_names
 from assigner.model.deferred.contents import ATOMS, IN_C, cached_values
+from assigner.model.deferred.distributions import WITH_CODE, given_attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,8 +42,6 @@ MOST_ITEMS = 10_000  # a larger container is met without its items
 _FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
 _BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
-WITH_CODE = (Distribution, Transform, Constraint)
-"""Classes of torch's whose methods read what their objects have by names of their own."""
 OPEN = (
     types.SimpleNamespace,
     argparse.Namespace,
@@ -515,24 +509,6 @@ def is_open(kind: type) -> bool:
 def is_read_by_name(kind: type) -> bool:
     """Whether all code that reads such attributes is the user's, which has their names."""
     return is_open(kind) and not issubclass(kind, WITH_CODE)
-
-
-def given_attributes(held: Any) -> dict[str, Any]:
-    """What an object of torch.distributions has, without what lazy properties have made since it was first met."""
-    names = (name for name in vars(held) if isinstance(inspect.getattr_static(type(held), name, None), lazy_property))
-    lazy = frozenset(names)
-    key = id(held)
-    known = _met.get(key)
-    if known is None or known[0]() is not held:
-        known = _met[key] = weakref.ref(held, lambda _: _met.pop(key, None)), lazy
-    made = (lazy - known[1]) | {LAST}
-    return {name: each for name, each in vars(held).items() if name not in made}
-
-
-LAST = "_cached_x_y"
-"""Where a transform keeps what it has computed last, and of what."""
-_met: dict[int, tuple[weakref.ref[Any], frozenset[str]]] = {}
-"""Such objects by their ids, and the lazy properties that they had then: what they were given."""
 
 
 def _of_object(place: Place, value: Any, extent: _Extent) -> list[_Found]:

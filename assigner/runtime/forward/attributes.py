@@ -24,13 +24,12 @@ from torch import fx, nn
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS, contents_of
+from assigner.model.deferred.distributions import WITH_CODE, given_attributes
 from assigner.model.deferred.reach import (
     HOOKS,
     OPEN,
     STANDARD,
-    WITH_CODE,
     attributes_of,
-    given_attributes,
     is_users,
     reach,
     slots_of,
