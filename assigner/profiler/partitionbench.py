@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assigner.model.marking import Value
 from assigner.model.singleprocess import as_single_process
 from assigner.profiler.memory import allocated_bytes, grown_bytes, peak_bytes, saved_bytes, storage_bytes
-from assigner.runtime.step.partition import ForwardPlace, JoinedGraph, PartitionRunner
+from assigner.runtime.step.partition import ForwardPlace, PartitionRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from assigner.model.marking import Piece
 
@@ -106,7 +105,7 @@ class PartitionBench:
     ) -> None:
         self.runner, self.sizes, self.device, self.depth = runner, sizes, device, depth
         self.needs_gradient = needs_gradient
-        self.again = replace(runner, rematerialise=True, _graphs={})
+        self.again = replace(runner, rematerialise=True, graphs={})
         self.optimizer_bytes, self.room = optimizer_bytes, room
         self.compared = list[tuple[float, float]]()
         self.compared_parts = list[tuple[float, float, float]]()
@@ -201,64 +200,33 @@ class PartitionBench:
         """Whether its graph may be one with its neighbours' in training; it has run once."""
         return self.runner.joins(ForwardPlace(0, 0, 0))
 
-    def forward(
-        self, micro_batch: int, *, again: bool = False, made: dict[Value, torch.Tensor] | None = None
-    ) -> tuple[torch.Tensor, ...]:
+    def forward(self, micro_batch: int, *, again: bool = False) -> tuple[torch.Tensor, ...]:
         """Run the forward of one micro-batch.
 
         Args:
             micro_batch: Which.
             again: As one that rematerialises.
-            made: What partitions that it is joined with have made, which it reads; what it makes itself is added.
         """
-        reads: Sequence[torch.Tensor] = self.reads[micro_batch]
-        if made is not None:
-            own = zip(self.runner.piece.reads, reads, self.needs_gradient, strict=True)
-            reads = [made.get(value, read) if differentiable else read for value, read, differentiable in own]
-        run = self._runner(again).forward if made is None else self.runner.forward_joined
         with as_single_process():
-            outputs = run(ForwardPlace(0, 0, micro_batch), reads, self.sizes)
-        if made is not None and self.runner.finish is None:
-            made.update((Value(self.name, n), output) for n, output in enumerate(outputs))
+            outputs = self._runner(again).forward(ForwardPlace(0, 0, micro_batch), self.reads[micro_batch], self.sizes)
         return tuple(output.detach() for output in outputs)
 
-    def joined(self, micro_batch: int, within: Collection[Value]) -> JoinedGraph:
-        """Its graph, for the backward of the partition in front of it; `within`: as in `backward`."""
-        self._begin_backward(micro_batch)
-        return self.runner.join(ForwardPlace(0, 0, micro_batch), self._output_gradients(within))
-
-    def backward(
-        self,
-        micro_batch: int,
-        *,
-        again: bool = False,
-        split: bool = False,
-        within: Collection[Value] = (),
-        joined: Sequence[JoinedGraph] = (),
-        note: Callable[[str], None] | None = None,
-    ) -> None:
+    def backward(self, micro_batch: int, *, again: bool = False, split: bool = False) -> None:
         """Run the backward of one micro-batch, whose forward has run in the same way.
 
         Args:
             micro_batch: Which.
             again: As one that rematerialises.
             split: Its input part alone.
-            within: Values that nobody reads but partitions that it is joined with: their gradients are made here.
-            joined: These partitions' graphs, the last of them first.
-            note: Called with the name of each of these but the last when the backward comes to it.
         """
-        self._begin_backward(micro_batch)
-        place, gradients = ForwardPlace(0, 0, micro_batch), self._output_gradients(within)
-        self._runner(again).backward(
-            place, self.reads[micro_batch], self.sizes, gradients, split=split, joined=joined, note=note
-        )
+        self.begin_backward(micro_batch)
+        place = ForwardPlace(0, 0, micro_batch)
+        self._runner(again).backward(place, self.reads[micro_batch], self.sizes, self.gradients, split=split)
 
-    def _begin_backward(self, micro_batch: int) -> None:
+    def begin_backward(self, micro_batch: int) -> None:
+        """In a step each micro-batch has leaves of its own."""
         for value in self.reads[micro_batch]:
-            value.grad = None  # in a step each micro-batch has leaves of its own
-
-    def _output_gradients(self, within: Collection[Value]) -> list[torch.Tensor | None]:
-        return [None if Value(self.name, n) in within else each for n, each in enumerate(self.gradients)]
+            value.grad = None
 
     def backward_weight(self, micro_batch: int) -> None:
         """Run the weight part; the input part has run."""

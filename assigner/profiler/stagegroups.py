@@ -20,15 +20,19 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.machine.heap import return_free_pages
+from assigner.model.marking import Value
+from assigner.model.singleprocess import as_single_process
 from assigner.profiler.sampling import WARM_UP_RUNS, Stopwatch
 from assigner.profiler.tasks import Point
+from assigner.runtime.step.joined import island
+from assigner.runtime.step.partition import ForwardPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
-    from assigner.model.marking import PartitionGraph, Value
+    from assigner.model.marking import PartitionGraph
     from assigner.profiler.partitionbench import PartitionBench
     from assigner.profiler.workbench import Workbench
 
@@ -93,7 +97,7 @@ def measured_stages(benches: Mapping[Point, PartitionBench], workbench: Workbenc
 def alone(point: Point, bench: PartitionBench, workbench: Workbench, *, depth: int) -> StageBench:
     """A point as a stage of its own, where memory is short."""
     return StageBench(
-        [JoinedBenches([bench])], {point: [bench]}, depth=depth, is_crowded=True, device=workbench.device,
+        [AloneBench(bench)], {point: [bench]}, depth=depth, is_crowded=True, device=workbench.device,
         in_parts=workbench.in_parts,
     )  # fmt: skip
 
@@ -138,19 +142,78 @@ def _together(
     )  # fmt: skip
 
 
-class JoinedBenches(NamedTuple):
+class AloneBench(NamedTuple):
+    """A partition of a stage that has a graph of its own."""
+
+    bench: PartitionBench
+
+    @property
+    def benches(self) -> Sequence[PartitionBench]:
+        """It."""
+        return (self.bench,)
+
+    def forward(self, micro_batch: int, watch: Stopwatch, *, again: bool = False) -> None:
+        """Run a forward and note its time; `again`: as one that rematerialises."""
+        self.bench.forward(micro_batch, again=again)
+        watch.mark("forward", self.bench.name)
+
+    def backward(self, micro_batch: int, watch: Stopwatch, *, again: bool = False) -> None:
+        """Likewise a backward."""
+        self.bench.backward(micro_batch, again=again)
+        watch.mark("backward", self.bench.name)
+
+
+class JoinedBenches:
     """Partitions of a stage whose graphs are one, as in training.
 
     Args:
         benches: They, in the model's order.
-        within: What they make and nobody else reads.
+        graph: The model's partitions.
     """
 
-    benches: Sequence[PartitionBench]
-    within: Collection[Value] = ()
+    def __init__(self, benches: Sequence[PartitionBench], graph: PartitionGraph) -> None:
+        self.benches = benches
+        self.island = island(graph, [each.runner for each in benches], joins=True, entered=self._enter)
+        self._watch: Stopwatch | None = None
+        self._part = self._under_way = ""
+
+    def _enter(self, name: str) -> None:
+        """A partition ends where that next to it begins."""
+        if self._watch is not None and self._under_way and name != self._under_way:
+            self._watch.mark(self._part, self._under_way)
+        self._under_way = name
+
+    def _begin(self, part: str, watch: Stopwatch) -> None:
+        self._part, self._watch, self._under_way = part, watch, ""
+
+    def forward(self, micro_batch: int, watch: Stopwatch) -> None:
+        """Run all forwards, and note the time of each."""
+        found = {
+            value: read
+            for each in reversed(self.benches)
+            for value, read in zip(each.runner.piece.reads, each.reads[micro_batch], strict=True)
+        }
+        reads, sizes = [found[value] for value in self.island.reads], [n for each in self.benches for n in each.sizes]
+        self._begin("forward", watch)
+        with as_single_process():
+            self.island.runner.forward(ForwardPlace(0, 0, micro_batch), reads, sizes)
+        watch.mark("forward", self._under_way)
+
+    def backward(self, micro_batch: int, watch: Stopwatch) -> None:
+        """Likewise the backward; what nobody else reads gets its gradients here."""
+        for each in self.benches:
+            each.begin_backward(micro_batch)
+        made = {Value(each.name, n): gradient for each in self.benches for n, gradient in enumerate(each.gradients)}
+        gradients = [made[each.value] for each in self.island.outputs]
+        last = self.benches[-1]
+        if last.runner.finish is not None:
+            gradients += last.gradients
+        self._begin("backward", watch)
+        self.island.runner.backward(ForwardPlace(0, 0, micro_batch), [], [], gradients)
+        watch.mark("backward", self._under_way)
 
 
-def joined_benches(benches: Sequence[PartitionBench], graph: PartitionGraph) -> list[JoinedBenches]:
+def joined_benches(benches: Sequence[PartitionBench], graph: PartitionGraph) -> list[AloneBench | JoinedBenches]:
     """Those joined that may be, and of which each reads what one in front of it makes.
 
     Args:
@@ -165,13 +228,7 @@ def joined_benches(benches: Sequence[PartitionBench], graph: PartitionGraph) -> 
             found[-1].append(bench)
         else:
             found.append([bench])
-    return [JoinedBenches(some, _within({each.name for each in some}, graph)) for some in found]
-
-
-def _within(names: set[str], graph: PartitionGraph) -> frozenset[Value]:
-    """What some partitions make that others of them read, and nobody else does."""
-    inside = {value for name in names for value in graph.piece[name].reads if value.partition in names}
-    return frozenset(inside - {value for piece in graph.pieces if piece.name not in names for value in piece.reads})
+    return [JoinedBenches(some, graph) if len(some) > 1 else AloneBench(*some) for some in found]
 
 
 class StageBench:
@@ -195,7 +252,7 @@ class StageBench:
 
     def __init__(
         self,
-        stage: Sequence[JoinedBenches],
+        stage: Sequence[AloneBench | JoinedBenches],
         measured: Mapping[Point, Sequence[PartitionBench]],
         *,
         depth: int,
@@ -232,17 +289,22 @@ class StageBench:
 
     def _timed(self, *, again: bool) -> tuple[list[float], list[float]]:
         """Each partition's forward and backward, in seconds of a micro-batch; `again`: each by itself, recomputed."""
-        stage = [JoinedBenches([bench]) for bench in self.benches] if again else self.stage
         self.watch.mark()
-        for micro_batch in range(self.depth):
-            for some in stage:
-                made: dict[Value, torch.Tensor] | None = {} if len(some.benches) > 1 else None
-                for bench in some.benches:
-                    bench.forward(micro_batch, again=again, made=made)
-                    self.watch.mark("forward", bench.name)
-        for micro_batch in reversed(range(self.depth)):
-            for some in reversed(stage):
-                _backward(some, micro_batch, self.watch, again=again)
+        if again:
+            alone = [AloneBench(bench) for bench in self.benches]
+            for micro_batch in range(self.depth):
+                for each in alone:
+                    each.forward(micro_batch, self.watch, again=True)
+            for micro_batch in reversed(range(self.depth)):
+                for each in reversed(alone):
+                    each.backward(micro_batch, self.watch, again=True)
+        else:
+            for micro_batch in range(self.depth):
+                for some in self.stage:
+                    some.forward(micro_batch, self.watch)
+            for micro_batch in reversed(range(self.depth)):
+                for some in reversed(self.stage):
+                    some.backward(micro_batch, self.watch)
         seconds = self.watch.by_owner()
         forward, backward = (
             [seconds[part, bench.name] / self.depth for bench in self.benches] for part in ("forward", "backward")
@@ -267,19 +329,3 @@ class StageBench:
             (seconds["input", bench.name] / self.depth, seconds["weight", bench.name] / self.depth)
             for bench in self.benches
         ]
-
-
-def _backward(some: JoinedBenches, micro_batch: int, watch: Stopwatch, *, again: bool) -> None:
-    """Through neighbours: a partition's ends where that of one in front of it begins."""
-    first, *others = some.benches
-    under_way = some.benches[-1].name
-
-    def note(name: str) -> None:
-        nonlocal under_way
-        if name != under_way:
-            watch.mark("backward", under_way)
-            under_way = name
-
-    joined = [bench.joined(micro_batch, some.within) for bench in reversed(others)]
-    first.backward(micro_batch, again=again, within=some.within, joined=joined, note=note)
-    watch.mark("backward", under_way)

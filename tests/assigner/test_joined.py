@@ -288,6 +288,8 @@ def test_sums_begin_within_a_joined_backward(monkeypatch):
         last = max(n for n, each in enumerate(stage_steps) if each[1] == 0)
         executor._learn(program, [each for each in program.actions["worker:0/cpu"] if each.micro_batch >= 0])
         monkeypatch.setattr(executor, "_reducing", frozenset({stage_steps[last]}))
+        monkeypatch.setattr(executor, "_summed", {0})
+        executor._cuts.clear()
         cut = pipeline._installed.cutting.split(made.make_batch(8, 0), 2)
         groups = training.variants.groups(cut, training=True)
         executor.run(program, groups[0].micro_batches, 0, reduction=Spy({}))

@@ -193,7 +193,7 @@ def test_a_bench_gives_back_what_it_has_taken(graph: PartitionGraph) -> None:
     held = bench.prepare()
     bench.forward(0)
     bench.leave()
-    assert not bench.runner._graphs
+    assert not bench.runner.graphs
     assert all(each.grad is None for each in (*bench.runner.module.parameters(), *bench.reads[0]))
     bench.join(held)
     assert all(each.grad is not None for each in bench.runner.module.parameters())

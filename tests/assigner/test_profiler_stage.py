@@ -15,7 +15,14 @@ from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload
 from assigner.profiler import stagegroups
 from assigner.profiler.sampling import Stopwatch
-from assigner.profiler.stagegroups import JoinedBenches, StageBench, joined_benches, measured_stages, stage_partitions
+from assigner.profiler.stagegroups import (
+    AloneBench,
+    JoinedBenches,
+    StageBench,
+    joined_benches,
+    measured_stages,
+    stage_partitions,
+)
 from assigner.profiler.tasks import Point
 from assigner.profiler.walk import collect_inputs
 from assigner.profiler.workbench import Workbench
@@ -54,12 +61,11 @@ class Bench:
     compared: list[tuple[float, float]] = field(default_factory=list)
     compared_parts: list[tuple[float, float, float]] = field(default_factory=list)
 
-    def forward(self, micro_batch: int, *, again: bool, made: object = None) -> None:
-        assert made is None
+    def forward(self, micro_batch: int, *, again: bool) -> None:
         self.calls.append(f"{'RF'[not again]} {self.name}{micro_batch}")
         self.time.now += self.forward_s * (1 + micro_batch)
 
-    def backward(self, micro_batch: int, *, again: bool = False, split: bool = False, **_: object) -> None:
+    def backward(self, micro_batch: int, *, again: bool = False, split: bool = False) -> None:
         self.calls.append(f"{'BI'[split]} {self.name}{micro_batch}")
         whole_s = self.backward_s * (1 + micro_batch) + (0.5 * self.forward_s if again else 0.0)
         self.time.now += 0.5 * whole_s if split else whole_s
@@ -79,7 +85,7 @@ class Three:
         self.benches = [Bench(name, self.time, *each, self.calls) for name, each in times.items()]
         given: dict[str, Any] = {"depth": 2, "is_crowded": False, "device": CPU, **changes}
         measured: Any = {Point("", n): some for n, some in enumerate(alike(self.benches))}
-        self.stage = StageBench([JoinedBenches([each]) for each in self.benches], measured, **given)  # type: ignore[list-item]
+        self.stage = StageBench([AloneBench(each) for each in self.benches], measured, **given)  # type: ignore[arg-type]
         self.stage.watch = self.time
 
 
@@ -265,7 +271,9 @@ def test_partitions_that_follow_each_other_are_joined(ten: PartitionGraph) -> No
     benches = [workbench.companion(Point(name, ROWS)) for name in "12357"]
     found = joined_benches(benches, ten)
     assert [[each.name for each in some.benches] for some in found] == [["1", "2", "3"], ["5"], ["7"]]
-    assert [set(some.within) for some in found] == [{("1", 0), ("2", 0)}, set(), set()]
+    (joined, *_) = found
+    assert isinstance(joined, JoinedBenches)
+    assert [each.value for each in joined.island.outputs] == [("3", 0)]
 
 
 def test_a_joined_backward_is_that_of_its_partitions(ten: PartitionGraph) -> None:

@@ -56,7 +56,7 @@ class Membership:
         device: Where it computes.
         transport: To the other ranks; None: there are none.
         groups: Those of this rank with others that share a stage of the plan, or a parameter, by their workers.
-        at: What is being done; for errors.
+        at: What is being done, for errors: in words, or what has words for it once it is asked.
         calls: The last calls that were compared with those of other ranks, which may ask for them.
         on_leaving: Called first when this process leaves the run.
 
@@ -65,7 +65,7 @@ class Membership:
     """
 
     def __init__(self, plan: Plan, *, timeout_s: float, backend: Backend | None = None) -> None:
-        self.at = "the start"
+        self.at: object = "the start"
         self.calls: tuple[CallSums, ...] = ()
         self.on_leaving: Callable[[], None] | None = None
         self.transport: Transport | None = None
@@ -207,11 +207,11 @@ class Membership:
             yield
         except LostConnectionError as error:
             assert self._watch is not None
-            failure = self._watch.lost(error.peer, self.at, error)
+            failure = self._watch.lost(error.peer, str(self.at), error)
             self._leave(failed=True)
             raise failure.to_error(traced=not self._watch.printed) from None  # the cause says it all
         except BaseException as error:
-            self.fail(self.at, error)
+            self.fail(str(self.at), error)
             raise
         finally:
             if self._watch is not None:
@@ -221,7 +221,7 @@ class Membership:
         """Tell the others of an error that a rank has made, though this one has found it."""
         if self._watch is not None:
             error.add_note(f"made by worker:{rank}")
-            self._watch.report(self.at, error, f"worker:{rank}")
+            self._watch.report(str(self.at), error, f"worker:{rank}")
 
     def fail(self, at: str, error: BaseException) -> None:
         """This rank failed: tell the others, and leave the run."""

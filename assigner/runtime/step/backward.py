@@ -39,18 +39,17 @@ def overwritten_error(partition: str, tensor: str) -> UsageError:
 
 
 @contextlib.contextmanager
-def in_words(partition: str, overwritten: str) -> Iterator[None]:
+def in_words(overwritten: tuple[str, str] | None) -> Iterator[None]:
     """Say in words what torch raises for a tensor that was saved and has changed, where a later forward changed it.
 
     Args:
-        partition: Whose forward.
-        overwritten: The tensor's name; empty: none was.
+        overwritten: The partition whose forward did, and the tensor's name; None: none was.
     """
     try:
         yield
     except RuntimeError as error:
-        if overwritten and "modified by an inplace operation" in str(error):
-            raise overwritten_error(partition, overwritten) from error
+        if overwritten is not None and "modified by an inplace operation" in str(error):
+            raise overwritten_error(*overwritten) from error
         raise
 
 

@@ -1,11 +1,7 @@
 """One step of one rank: its part of the program, action by action, with tensors.
 
-Partitions of a stage that follow each other and keep their graphs are joined: one reads what the other has made, with
-its graph, and one backward goes through all of them, as through the plain model. A partition has a graph of its own
-that runs its forward again, whose backward comes in parts, or that holds tensors which forwards write:
-
-    stage        p0  p1  p2 (runs again)  p3  p4
-    backwards    p4 + p3,  p2,  p1 + p0
+Partitions of a stage that follow each other and keep their graphs are joined. A partition has a graph of its own that
+runs its forward again, whose backward comes in parts, or that holds tensors which forwards write.
 """
 
 from __future__ import annotations
@@ -13,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner.model.marking import PartitionGraph, Value
 from assigner.model.marking.gradients import check_asked
@@ -21,22 +17,22 @@ from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import StandIns, as_rank, as_single_process
 from assigner.runtime.batch.staterows import kept
 from assigner.runtime.forward.compiling import compiled
-from assigner.runtime.forward.heldtensors import as_they_were
-from assigner.runtime.forward.nodes import hooks_so_far
+from assigner.runtime.forward.heldtensors import HeldTensor, as_they_were
 from assigner.runtime.forward.randomness import kept_generators, partition_seed, seed_device
 from assigner.runtime.forward.state import PartitionState
 from assigner.runtime.messages.staging import copied_to
 from assigner.runtime.recording.ranges import is_profiled, range_of
+from assigner.runtime.step.joined import Island, JoinedPartitions, island
 from assigner.runtime.step.loss import StepLoss
-from assigner.runtime.step.partition import ForwardPlace, PartitionRunner
+from assigner.runtime.step.partition import ForwardPlace, Graphs, PartitionRunner
 from assigner.runtime.step.stepmessages import COMPUTE, StepMessages, posted_ahead
-from assigner.runtime.step.stepvalues import Key, Neighbours, Output, StepValues, check_hooks, check_unchanged, facts_of
+from assigner.runtime.step.stepvalues import Key, StepValues
 from assigner.runtime.update.separability import is_known, step_in_parts
 from assigner.schedule.orders import ActionKind, Step, reduced_within
 from assigner.schedule.program import Action, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
     from torch import fx
@@ -52,16 +48,21 @@ if TYPE_CHECKING:
     from assigner.runtime.step.outputs import BatchOutputs
 
 
-class _JoinedValues(dict["Value", "torch.Tensor"]):
-    """What joined partitions have made of one micro-batch for each other, with its graph.
+class _Place(NamedTuple):
+    """What a worker is doing, in words when somebody asks.
 
-    Attributes:
-        elsewhere: Those of them that somebody else has too.
+    Args:
+        what: A part of a step.
+        runner: Of partitions; it knows which of them is being run.
+        micro_batch: The micro-batch's number in the batch.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.elsewhere: set[Value] = set()
+    what: str
+    runner: PartitionRunner | JoinedPartitions
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.runner.at}, micro-batch {self.micro_batch}"
 
 
 class Executor:
@@ -105,6 +106,7 @@ class Executor:
         self.loss = StepLoss(workload, graph, self.device, training=self.trains)
         self.statistics = statistics
         self.states, self.stores = states or {}, StepStores()
+        self._graphs: Graphs = {}
         self.runners = {name: self._runner(module, name, remat, workload) for name, module in modules.items()}
         self.recorder: Recorder | None = None
         self.step: StepValues | None = None
@@ -114,7 +116,11 @@ class Executor:
         self._reducing: frozenset[Step] = frozenset()
         self._in_parts: frozenset[tuple[int, int]] = frozenset()
         self._sent: frozenset[Key] = frozenset()
-        self._neighbours: dict[tuple[tuple[str, ...], bool], Neighbours] = {}
+        self._summed: set[int] = set()
+        self._islands: dict[tuple[tuple[str, ...], bool, bool], Island] = {}
+        self._cuts: dict[tuple[int, bool, bool], list[Island]] = {}
+        self._behind: dict[str, tuple[int, str]] = {}
+        self._written = {id(each.state.written): each.state.written for each in self.runners.values()}.values()
 
     def _runner(
         self, module: fx.GraphModule, name: str, remat: Rematerialisation | None, workload: Workload
@@ -127,7 +133,7 @@ class Executor:
             piece, module, self.device, remat is not None and name in remat.partitions, gradients,
             self.states.get(name) or PartitionState(module), finish,
             run=compiled(module, name, workload.compile), keep_last=remat is not None and remat.keeps_last,
-            statistics=self.statistics, stores=self.stores, differentiates=differentiates,
+            statistics=self.statistics, stores=self.stores, differentiates=differentiates, graphs=self._graphs,
         )  # fmt: skip
 
     def run(
@@ -169,9 +175,9 @@ class Executor:
         self.loss.begin(micro_batches, places, factor=loss_factor, number=number, outputs=outputs, finished=finished)
         if self.member.transport is not None:
             self.member.transport.begin(program)
-        for neighbours in self._neighbours.values():
-            if neighbours.state is not None:
-                neighbours.state.begin_step()
+        for each in self._islands.values():
+            if isinstance(each.runner, JoinedPartitions):
+                each.runner.state.begin_step()
         count = posted_ahead(self.graph, program, self.member.name, micro_batches)
         ahead = self.messages.post_ahead(actions, count, step)
         next(ahead, None)
@@ -193,6 +199,7 @@ class Executor:
         if program is self._learnt:
             return
         self._learnt = program
+        self._cuts.clear()
         runs = [
             (name, action.micro_batch)
             for action in actions
@@ -212,6 +219,7 @@ class Executor:
         self._reducing = reduced_within(
             (action.kind, action.stage, action.micro_batch) for action in actions if action.route is None
         )
+        self._summed = {stage for _, stage, _ in self._reducing}
 
     def update(self, optimizer: torch.optim.Optimizer | None, number: int) -> None:
         """The program's last action.
@@ -236,16 +244,19 @@ class Executor:
     def forget(self) -> None:
         """Drop what an unfinished step holds."""
         self.step = None
+        self._behind = {}
         self.loss.begin((), (), factor=1.0)
         if self.statistics is not None:
             self.statistics.forget()
         self.stores.forget()
+        self._islands.clear()
+        self._cuts.clear()
         for runner in self.runners.values():
             runner.forget()
 
     def _finish(self, outputs: Sequence[Any], place: int, runs_again: bool) -> tuple[torch.Tensor, ...]:
         """What the last partition's backward starts from, made of what it returned."""
-        self._hand_on(self.graph.last.name, outputs, place)
+        self._hand_on(((Value(self.graph.last.name, n), each) for n, each in enumerate(outputs)), place)
         return self.loss.of(outputs, place, runs_again=runs_again)
 
     def _act(self, program: Program, action: Action) -> None:
@@ -276,182 +287,138 @@ class Executor:
             self.seed, step.number, step.places[micro_batch], micro_batch == len(step.micro_batches) - 1
         )
 
-    def _joined(self, action: Action, held: Sequence[str], place: ForwardPlace) -> list[Neighbours]:
+    def _islands_of(self, action: Action, held: Sequence[str], place: ForwardPlace) -> list[Island]:
         """A stage's partitions, those together whose graphs are one."""
-        found = list[tuple[list[str], bool]]()
         can_join = self.trains and (action.stage, action.micro_batch) not in self._in_parts
+        key = action.stage, can_join, place.last
+        if key in self._cuts and not any(self._written):
+            return self._cuts[key]
+        found = list[tuple[list[str], bool]]()
         for name in held:
             joins = can_join and self.runners[name].joins(place)
             if joins and found and found[-1][1]:
                 found[-1][0].append(name)
             else:
                 found.append(([name], joins))
-        return [self._neighbours_of(tuple(names), joins=joins) for names, joins in found]
+        islands = [self._island(tuple(names), action.stage, joins=joins) for names, joins in found]
+        if all(self.runners[name].is_settled for name in held):
+            self._cuts[key] = islands
+        return islands
 
-    def _neighbours_of(self, names: tuple[str, ...], *, joins: bool) -> Neighbours:
-        if (names, joins) not in self._neighbours:
-            values = self.graph.values
-            reads = [value for name in names for value in self.graph.piece[name].reads if value.partition]
-            readers = Counter(value for value in reads if value.partition in names and values[value].gradient)
-            outputs = {
-                name: [
-                    Output(value, values[value].gradient, readers[value], values[value].asked)
-                    for value in self._made_by(name)
-                ]
-                for name in names
-            }
-            without_gradient = [each for each in reads if not values[each].gradient]
-            state = PartitionState.of_all([self.runners[name].state for name in names]) if joins else None
-            self._neighbours[names, joins] = Neighbours(names, state, outputs, without_gradient)
-        return self._neighbours[names, joins]
-
-    def _made_by(self, name: str) -> list[Value]:
-        """What a partition makes for others; the last one makes the model's outputs."""
-        if self.graph.piece[name] is self.graph.last:
-            return []
-        return [Value(name, n) for n in range(len(self.runners[name].gradients))]
+    def _island(self, names: tuple[str, ...], stage: int, *, joins: bool) -> Island:
+        key = names, joins, stage in self._summed
+        if key not in self._islands:
+            runners = [self.runners[name] for name in names]
+            entered = self._entered if stage in self._summed else None
+            self._islands[key] = island(self.graph, runners, joins=joins, carried=self.carried, entered=entered)
+        return self._islands[key]
 
     def _forwards(self, action: Action, held: Sequence[str]) -> None:
         """Those of a stage's partitions."""
         step, place = self._stepped, self._place(action.micro_batch)
         step.outbox.clear()
-        step.joined[action.stage, action.micro_batch] = joined = self._joined(action, held, place)
-        for neighbours in joined:
-            made, state = _JoinedValues(), neighbours.state
-            start = None if state is None else state.begin(runs_again=False)
-            with as_single_process():  # once for all of them
-                for name in neighbours.names:
-                    self._forward(self.runners[name], action.micro_batch, place, neighbours, made)
-            if state is not None and start is not None and (late := state.end(start)) is not None:
-                for name in neighbours.names:
-                    self.runners[name].end_joined(place, late)
-                self._neighbours.clear()  # they are not joined again while one holds a tensor that is written
+        step.islands[action.stage, action.micro_batch] = islands = self._islands_of(action, held, place)
+        for each in islands:
+            self._forward(each, action.micro_batch, place)
 
-    def _inputs(
-        self, runner: PartitionRunner, micro_batch: int, made: Mapping[Value, torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[Any]]:
-        """The values that a partition reads, and its numbers; `made`: by those that it is joined with."""
-        piece, step = runner.piece, self._stepped
-        reads = [made[value] if value in made else self._read(value, micro_batch, step) for value in piece.reads]
+    def _inputs(self, island: Island, micro_batch: int) -> tuple[list[torch.Tensor], list[Any]]:
+        """The values that partitions read of others, and their numbers."""
+        step = self._stepped
+        reads = [self._read(value, micro_batch, step) for value in island.reads]
         inputs = step.micro_batches[micro_batch].inputs
-        return reads, [size.evaluate(inputs) for size in piece.sizes] if piece.sizes else []
+        return reads, [size.evaluate(inputs) for size in island.sizes] if island.sizes else []
 
     def _read(self, value: Value, micro_batch: int, step: StepValues) -> torch.Tensor:
         if value.partition:
             return step.leaves[value, micro_batch]
         return copied_to(self.device, step.micro_batches[micro_batch].inputs[value.index])
 
-    def _forward(
-        self,
-        runner: PartitionRunner,
-        micro_batch: int,
-        place: ForwardPlace,
-        neighbours: Neighbours,
-        made: _JoinedValues,
-    ) -> None:
-        """One partition's; what it makes for those that it is joined with goes to `made`."""
-        piece, step, hooks = runner.piece, self._stepped, hooks_so_far()
-        self.member.at = f"forward of partition {piece.name!r}, micro-batch {place.micro_batch}"
-        reads, sizes = self._inputs(runner, micro_batch, made)
+    def _forward(self, island: Island, micro_batch: int, place: ForwardPlace) -> None:
+        """One island's; what others read of what it makes is kept for them, and for messages."""
+        step = self._stepped
+        self.member.at = _Place("forward", island.runner, place.micro_batch)
+        reads, sizes = self._inputs(island, micro_batch)
         if not self.trains:  # no backward says when a value has had its last reader
-            step.read((value, micro_batch) for value in piece.reads if value.partition)
-        lent = [(made[value], facts_of(made[value])) for value in piece.reads if value in made.elsewhere]
-        forward = runner.forward if neighbours.state is None else runner.forward_joined
-        outputs = forward(place, reads, sizes)
-        for tensor, before in lent:
-            check_unchanged(piece, tensor, before)
-        if hooks_so_far() != hooks and self.trains:
-            check_hooks(piece, reads)
-        if runner.finish is not None:
-            return
+            step.read((value, micro_batch) for value in island.reads if value.partition)
+        with as_single_process():
+            outputs = island.runner.forward(place, reads, sizes)
+        if isinstance(island.runner, JoinedPartitions) and island.runner.is_spent:
+            self._islands.clear()  # these are not joined again
+            self._cuts.clear()
         if self.carried:
-            self._hand_on(piece.name, outputs, place.micro_batch)
-        for output, (value, gradient, joined, asked) in zip(outputs, neighbours.outputs[piece.name], strict=True):
+            made = zip([each.value for each in island.outputs], outputs, strict=False)
+            self._hand_on(made, place.micro_batch)
+        for (value, gradient, joined, asked), output in zip(island.outputs, outputs, strict=False):  # then the loss
             key = value, micro_batch
             is_sent = key in self._sent
             if asked and self.trains:
-                check_asked(piece.name, output, gradient=gradient, sent=is_sent)
+                check_asked(value.partition, output, gradient=gradient, sent=is_sent)
             if is_sent:
                 step.outbox[key] = output.detach()
             readers = step.counts.get(key, 0) - joined
             if readers:
                 step.keep(key, output, differentiable=gradient and output.requires_grad, readers=readers)
-            if joined:
-                made[value] = output
-                if is_sent or readers:
-                    made.elsewhere.add(value)
 
-    def _hand_on(self, partition: str, outputs: Sequence[Any], place: int) -> None:
+    def _hand_on(self, outputs: Iterable[tuple[Value, Any]], place: int) -> None:
         """Keep what is state of the next batch, as a micro-batch's first forward made it."""
-        for value in self.carried:
-            if value.partition == partition and (value, place) not in self.made:
-                self.made[value, place] = kept(outputs[value.index])
+        for value, output in outputs:
+            if value in self.carried and (value, place) not in self.made:
+                self.made[value, place] = kept(output)
 
     def _backwards(self, action: Action, held: Sequence[str]) -> None:
         """Those of a stage's partitions, or a part of them."""
         step = self._stepped
         step.outbox.clear()
         if action.kind is ActionKind.BACKWARD_WEIGHT:
-            joined = [self._neighbours_of((name,), joins=False) for name in held]
+            islands = [self._island((name,), action.stage, joins=False) for name in held]
         else:
-            joined = step.joined.pop((action.stage, action.micro_batch))
+            islands = step.islands.pop((action.stage, action.micro_batch))
         reducing = (action.kind, action.stage, action.micro_batch) in self._reducing
-        for neighbours in reversed(joined):
+        for each in reversed(islands):
             if action.kind is ActionKind.BACKWARD_WEIGHT:
-                self._backward_weight(self.runners[neighbours.names[0]], action.micro_batch)
+                self._backward_weight(self.runners[each.names[0]], action.micro_batch)
             else:
-                self._backward(action, neighbours, reducing=reducing)
-            if reducing and neighbours is not joined[0]:
+                self._behind = (
+                    {name: (action.stage, behind) for name, behind in pairwise(each.names)} if reducing else {}
+                )
+                self._backward(action, each)
+                self._behind = {}
+            if reducing and each is not islands[0]:
                 # what is left has to wait for no backward, and lets messages go first
-                self._begin_sums(action.stage, behind=neighbours.names[0])
+                self._begin_sums(action.stage, behind=each.names[0])
 
-    def _backward(self, action: Action, neighbours: Neighbours, *, reducing: bool) -> None:
-        """A backward through partitions that are joined, or the input part of one's.
+    def _entered(self, name: str) -> None:
+        """A backward has come to a partition that is joined: all behind it are done.
 
-        Args:
-            action: Of the stage.
-            neighbours: The partitions.
-            reducing: Sums begin within it. On one device alone do nodes run in one thread, and in the order of their
-                partitions; elsewhere they wait for the last of these.
+        On one device alone do nodes run in one thread, and in the order of their partitions; elsewhere sums wait for
+        the last of these.
         """
+        if name in self._behind and self.device.type == "cpu":
+            at = self.member.at
+            with as_rank():
+                stage, behind = self._behind[name]
+                self._begin_sums(stage, behind=behind)
+            self.member.at = at
+
+    def _backward(self, action: Action, island: Island) -> None:
+        """A backward through an island, or the input part of one's."""
         micro_batch, place = action.micro_batch, self._place(action.micro_batch)
-        whole = action.kind is ActionKind.BACKWARD
-        first, *others = (self.runners[name] for name in neighbours.names)
-        behind = dict(pairwise(neighbours.names)) if reducing else {}
-
-        def note(name: str) -> None:
-            if name in behind and self.device.type == "cpu":
-                with as_rank():
-                    self._begin_sums(action.stage, behind=behind[name])
-            part = "" if whole else "input part of the "
-            self.member.at = f"{part}backward of partition {name!r}, micro-batch {place.micro_batch}"
-
-        note(neighbours.names[-1])
-        graphs = [each.join(place, self._output_gradients(each, micro_batch, neighbours)) for each in reversed(others)]
-        reads, sizes = self._inputs(first, micro_batch, {}) if first.recomputes(place) else ([], [])
-        gradients = self._output_gradients(first, micro_batch, neighbours)
-        held = self.loss.held(place.micro_batch) if self.graph.last.name in neighbours.names else ()
+        is_whole, runner, step = action.kind is ActionKind.BACKWARD, island.runner, self._stepped
+        self.member.at = _Place("backward" if is_whole else "input part of the backward", runner, place.micro_batch)
+        reads, sizes = self._inputs(island, micro_batch) if runner.recomputes(place) else ([], [])
+        gradients = [step.gradient((value, micro_batch)) if each else None for value, each, *_ in island.outputs]
+        held: Sequence[HeldTensor] = ()
+        if self.graph.last.name in island.names:
+            gradients += self.loss.gradients(place.micro_batch)  # by its place in the batch
+            held = self.loss.held(place.micro_batch)
         with as_they_were(held) if held else contextlib.nullcontext():
-            first.backward(
-                place, reads, sizes, gradients, split=not whole, joined=graphs, note=note, state=neighbours.state
-            )
+            runner.backward(place, reads, sizes, gradients, split=not is_whole)
         # what has a gradient goes with that
-        self._stepped.read((value, micro_batch) for value in neighbours.without_gradient)
-
-    def _output_gradients(
-        self, runner: PartitionRunner, micro_batch: int, neighbours: Neighbours
-    ) -> list[torch.Tensor | None]:
-        """Of a partition's outputs, from where it is not joined with their readers."""
-        if runner.finish is not None:
-            return self.loss.gradients(self._place(micro_batch).micro_batch)  # by its place in the batch
-        step, outputs = self._stepped, neighbours.outputs[runner.piece.name]
-        return [step.gradient((value, micro_batch)) if gradient else None for value, gradient, *_ in outputs]
+        step.read((value, micro_batch) for value in island.without_gradient)
 
     def _backward_weight(self, runner: PartitionRunner, micro_batch: int) -> None:
         place = self._place(micro_batch)
-        self.member.at = (
-            f"weight part of the backward of partition {runner.piece.name!r}, micro-batch {place.micro_batch}"
-        )
+        self.member.at = _Place("weight part of the backward", runner, place.micro_batch)
         with as_they_were(self.loss.held(place.micro_batch) if runner.finish is not None else ()):
             runner.backward_weight(place)
 

@@ -30,15 +30,16 @@ from assigner.model.singleprocess import as_single_process
 from assigner.runtime.forward.attributes import let_go
 from assigner.runtime.forward.compiling import Forward
 from assigner.runtime.forward.heldtensors import HeldTensor, as_they_were
-from assigner.runtime.forward.nodes import are_made_here, edge_of, hooks_so_far, is_leaf, nodes_so_far, runs_python
+from assigner.runtime.forward.nodes import are_made_here, edge_of, hooks_so_far, nodes_so_far, runs_python
 from assigner.runtime.forward.randomness import partition_seed, seed_device, seed_python
 from assigner.runtime.forward.splitbackward import WeightPart, input_part
 from assigner.runtime.forward.state import ForwardStart, LateWrites, PartitionState
 from assigner.runtime.forward.usercode import has_user_code
 from assigner.runtime.step.backward import Watched, in_words, overwritten_error, restored, unchanged_by_backward
 from assigner.runtime.step.batchnorm import DeferredStatistics
+from assigner.runtime.step.readvalues import check_hooks
 
-_NOTHING = contextlib.nullcontext()
+NOTHING = contextlib.nullcontext()
 
 
 class ForwardPlace(NamedTuple):
@@ -56,51 +57,35 @@ class ForwardPlace(NamedTuple):
     micro_batch: int
     last: bool = False
 
+    @property
+    def is_alone(self) -> bool:
+        """No other forward of its partitions comes between this one and its backward."""
+        return self.last and self.micro_batch == 0
+
 
 @dataclass(slots=True)
-class _Graph:
+class Graph:
     """What the backward of a micro-batch needs.
 
     Args:
         roots: Where it starts, for each output; empty once its input part has run.
         held: Tensors that forwards write, as this one left them.
         is_hooked: The forward has hooked on to tensors.
-        overwritten: The name of a tensor that a later forward wrote without a copy of it.
-        values: Python values that forwards change, as this one left them; None: no backward reads them.
+        overwritten: A partition and the name of its tensor that a later forward wrote without a copy of it.
+        values: Python values that forwards change, as this one left them, where its backward may read them.
         rest: What the input part has left to the weight part; None: it has not run.
     """
 
     roots: list[GradientEdge | None]
     held: list[HeldTensor]
     is_hooked: bool = False
-    overwritten: str = ""
-    values: Memento | None = None
+    overwritten: tuple[str, str] | None = None
+    values: list[Memento] = field(default_factory=list)
     rest: WeightPart | None = None
 
 
-class JoinedGraph(NamedTuple):
-    """A partition's kept graph whose backward is one with that of the partition in front of it.
-
-    Args:
-        runner: Of the partition.
-        graph: What its backward needs.
-        gradients: Of its outputs, from elsewhere: the partitions that it is joined with add theirs.
-    """
-
-    runner: PartitionRunner
-    graph: _Graph
-    gradients: Sequence[torch.Tensor | None]
-
-    def watch(self, note: Callable[[str], None]) -> None:
-        """Have it noted when a backward comes to this partition: all that lies behind it is done then.
-
-        torch's engine takes the nodes of one device from the last that was made to the first, and lets leaves go first.
-        The hooks go with the graph, whose only backward this is.
-        """
-        name = self.runner.piece.name
-        for node in {root.node for root in self.graph.roots if root is not None}:
-            if not is_leaf(node):
-                node.register_prehook(lambda _: note(name))
+Graphs = dict[tuple[tuple[str, ...], int], Graph]
+"""Those under way on a rank, by their partitions and micro-batch."""
 
 
 class _Postponed(NamedTuple):
@@ -129,6 +114,7 @@ class PartitionRunner:
         statistics: Of its BatchNorm modules, where they are deferred.
         stores: What they store once a step.
         differentiates: Something that it reads gets a gradient back.
+        graphs: Of the rank.
     """
 
     piece: Piece
@@ -143,14 +129,14 @@ class PartitionRunner:
     statistics: DeferredStatistics | None = None
     stores: StepStores = field(default_factory=StepStores)
     differentiates: bool = True
-    _graphs: dict[int, _Graph] = field(default_factory=dict)
+    graphs: Graphs = field(default_factory=dict)
     _starts: dict[int, ForwardStart] = field(default_factory=dict)
-    _rests: dict[int, _Graph | _Postponed] = field(default_factory=dict)
+    _rests: dict[int, Graph | _Postponed] = field(default_factory=dict)
     _draws: bool | None = None
     _is_plain: bool | None = None
     _was_watched_back: bool = False
-    _moves_values: bool = False
-    _runs_python: bool | None = None
+    moves_values: bool = False
+    has_functions: bool = True
 
     def __post_init__(self) -> None:
         if self.statistics is not None and not self.statistics.has(self.piece.name):
@@ -167,13 +153,19 @@ class PartitionRunner:
         )
         # even an empty context is a tenth of a small partition's time
         self._is_bare = self.piece.autocast is None and not self._seeds_no_dropout
-        self._users = self.finish is not None or has_code
+        self.is_users = self.finish is not None or has_code
+        self.key, self.at = (self.piece.name,), f"partition {self.piece.name!r}"
         # code of the user's may begin to draw at any time, as stochastic depth whose rate begins at 0
         self._draws = True if has_code else None
 
     def recomputes(self, place: ForwardPlace) -> bool:
         """The forward runs again before this backward, and needs what it read."""
         return self.rematerialise and not (self.keep_last and place.last)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether `joins` depends on nothing more that its first forwards show."""
+        return self.state.was_watched and self._is_plain is not None
 
     def joins(self, place: ForwardPlace) -> bool:
         """Whether this forward's graph may be one with its neighbours'.
@@ -200,66 +192,39 @@ class PartitionRunner:
             The outputs; where a graph of them is kept, they belong to it, and else they require a gradient as if.
         """
         if not torch.is_grad_enabled():
-            return tuple(map(_apart, self._finished(self._run(place, reads, sizes), place)))
+            return tuple(map(_apart, self.finished(self.call(place, reads, sizes), place)))
         runs_again, hooks = self.recomputes(place), hooks_so_far()
         first = nodes_so_far() if self._is_plain is None else 0
         start = self.state.begin(runs_again=runs_again)
         if self.state.was_watched:
-            outputs = self._run(place, reads, sizes)
+            outputs = self.call(place, reads, sizes)
             late = self.state.end(start)
         else:
             outputs, late = self._watched(start, place, reads, sizes)
         if late is not None:
-            self._overwrite(late)
+            self.overwrite(late)
         can_run_again = late is None and not self.state.has_made(start)
-        outputs = self._finished(outputs, place, runs_again=runs_again and can_run_again)
+        outputs = self.finished(outputs, place, runs_again=runs_again and can_run_again)
+        is_hooked = hooks_so_far() != hooks
+        if is_hooked:
+            check_hooks(self.piece, reads)
         if runs_again and can_run_again:
             self._starts[place.micro_batch] = start
-            if self._users:
+            if self.is_users:
                 let_go(self.state.tensors.modules)
             return tuple(map(_apart, outputs))
         # what it started from is lost where it was not known to write that, or has made objects that stay
-        held = [] if place.last and place.micro_batch == 0 else self.state.left()  # no other forward comes between
-        graph = _Graph(self._roots(outputs), held, is_hooked=hooks_so_far() != hooks)
+        held = [] if place.is_alone else self.state.left()
+        graph = Graph(self.roots(outputs), held, is_hooked)
         if self._is_plain is None:
-            self._is_plain = not graph.is_hooked and are_made_here(graph.roots, range(first, nodes_so_far()))
-        self._hold_values(graph, place)
-        self._graphs[place.micro_batch] = graph
+            self._is_plain = not is_hooked and are_made_here(graph.roots, range(first, nodes_so_far()))
+            self.has_functions = runs_python(graph.roots)
+        if self.moves_values and not place.is_alone and (is_hooked or self.has_functions):
+            graph.values.append(self.state.values())
+        self.graphs[self.key, place.micro_batch] = graph
         return outputs
 
-    def _hold_values(self, graph: _Graph, place: ForwardPlace) -> None:
-        """Keep what forwards change beside tensors for a backward with code of the user's, which may read that.
-
-        Without a plan a backward comes before the next forward.
-        """
-        if self._moves_values and not (place.last and place.micro_batch == 0):
-            if self._runs_python is None:
-                self._runs_python = runs_python(graph.roots)
-            if graph.is_hooked or self._runs_python:
-                graph.values = self.state.values()
-
-    def forward_joined(
-        self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
-    ) -> tuple[torch.Tensor, ...]:
-        """As `forward`, of one whose graph may be one with its neighbours'; what it writes its caller looks at."""
-        hooks = hooks_so_far()
-        outputs = self._finished(self._run(place, reads, sizes), place)
-        graph = _Graph(self._roots(outputs), [], is_hooked=hooks_so_far() != hooks)
-        self._hold_values(graph, place)
-        self._graphs[place.micro_batch] = graph
-        return outputs
-
-    def end_joined(self, place: ForwardPlace, late: LateWrites) -> None:
-        """This forward, or one that it is joined with, wrote tensors that nobody knew to be written."""
-        graph = self._graphs.pop(place.micro_batch)
-        mine = self.state.late_of(late)
-        if mine.tensors:
-            self._overwrite(mine)
-        if not (place.last and place.micro_batch == 0):
-            graph.held = self.state.left()
-        self._graphs[place.micro_batch] = graph
-
-    def _overwrite(self, late: LateWrites) -> None:
+    def overwrite(self, late: LateWrites) -> None:
         """A forward wrote tensors without copies of them, and earlier micro-batches may be under way.
 
         A graph that has saved one of them is noticed by torch in its backward; one that has not needs none.
@@ -267,16 +232,13 @@ class PartitionRunner:
         Raises:
             UsageError: one of them runs its forward again, and so reads it; or torch would not notice.
         """
-        kept = [each for each in (*self._graphs.values(), *self._rests.values()) if isinstance(each, _Graph)]
+        kept = [graph for (names, _), graph in self.graphs.items() if self.piece.name in names]
+        kept += [each for each in self._rests.values() if isinstance(each, Graph)]
         name = self.state.tensors.name_of((late.tensors + late.loose)[0])
         if any(each.needs(late) for each in self._starts.values()) or (kept and late.uncounted):
             raise overwritten_error(self.piece.name, name)
         for each in kept:
-            each.overwritten = name
-
-    def join(self, place: ForwardPlace, output_gradients: Sequence[torch.Tensor | None]) -> JoinedGraph:
-        """Hand over a graph for the backward of the partition in front of this one; arguments as in `backward`."""
-        return JoinedGraph(self, self._graphs.pop(place.micro_batch), output_gradients)
+            each.overwritten = self.piece.name, name
 
     def backward(
         self,
@@ -286,9 +248,6 @@ class PartitionRunner:
         output_gradients: Sequence[torch.Tensor | None],
         *,
         split: bool = False,
-        joined: Sequence[JoinedGraph] = (),
-        note: Callable[[str], None] | None = None,
-        state: PartitionState | None = None,
     ) -> None:
         """Run the backward of one micro-batch; gradients land in the parameters and in the leaves that were read.
 
@@ -298,37 +257,29 @@ class PartitionRunner:
             sizes: Likewise.
             output_gradients: For each output its gradient; None: nobody used it (the loss has none and needs none).
             split: Its input part alone: what was read has its gradients then, and `backward_weight` does the rest.
-            joined: Partitions behind this one whose backward is one with this, the last of them first.
-            note: Called with the name of each partition but the last of them when the backward comes to it.
-            state: Of all of them; None: each has its own.
         """
         if split and not self.differentiates:
             self._rests[place.micro_batch] = _Postponed(reads, sizes, output_gradients)
             return
-        graph, start = self._graphs.pop(place.micro_batch, None), self._starts.pop(place.micro_batch, None)
+        graph = self.graphs.pop((self.key, place.micro_batch), None)
+        start = self._starts.pop(place.micro_batch, None)
         if graph is not None:
-            through = [*joined, JoinedGraph(self, graph, output_gradients)]
-            held, checked = list[HeldTensor](), list[Watched]()
-            values = [each.values for _, each, _ in through if each.values is not None]
-            for runner, each, _ in through:
-                held += each.held
-                if runner.is_checked(place, bool(each.held)):
-                    checked.append(runner.watched(runner.shows_values(each)))
+            checked = [self.watched(self.shows_values(graph))] if self.is_checked(place, bool(graph.held)) else []
             with (
-                restored(values) if values else _NOTHING,
-                as_they_were(held) if held else _NOTHING,
-                unchanged_by_backward(checked, state),
+                restored(graph.values) if graph.values else NOTHING,
+                as_they_were(graph.held) if graph.held else NOTHING,
+                unchanged_by_backward(checked),
             ):
-                self._differentiate(place, through, note, split=split)
+                self._differentiate(place, graph, output_gradients, split=split)
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
             assert start is not None
             with self.state.again(start), as_single_process():
                 hooks = hooks_so_far()
-                outputs = self._finished(self._run(place, reads, sizes), place)
+                outputs = self.finished(self.call(place, reads, sizes), place)
                 held = self.state.left() if split else []
-                graph = _Graph(self._roots(outputs), held, is_hooked=hooks_so_far() != hooks)
+                graph = Graph(self.roots(outputs), held, is_hooked=hooks_so_far() != hooks)
                 with unchanged_by_backward([self.watched(self.shows_values(graph))]):
-                    self._differentiate(place, [JoinedGraph(self, graph, output_gradients)], split=split)
+                    self._differentiate(place, graph, output_gradients, split=split)
 
     def backward_weight(self, place: ForwardPlace) -> None:
         """Run the weight part, behind the input part; all parameters have their gradients then."""
@@ -337,11 +288,9 @@ class PartitionRunner:
             self.backward(place, *graph)
         elif graph is not None and graph.rest is not None:
             checked = [self.watched(False)] if self.is_checked(place, bool(graph.held)) else []
-            worded = in_words(self.piece.name, graph.overwritten)
-            values = [] if graph.values is None else [graph.values]
             with (
-                as_single_process(), restored(values), as_they_were(graph.held), unchanged_by_backward(checked),
-                worded,
+                as_single_process(), restored(graph.values), as_they_were(graph.held), unchanged_by_backward(checked),
+                in_words(graph.overwritten),
             ):  # fmt: skip
                 graph.rest.run()
 
@@ -364,64 +313,37 @@ class PartitionRunner:
             place: Which micro-batch's.
             is_held: It finds tensors as its forward left them.
         """
-        return is_held or (self._users and not (place.last and place.micro_batch == 0))  # others lie before it
+        return is_held or (self.is_users and not place.is_alone)  # others lie before it
 
     def watched(self, shows_values: bool) -> Watched:
         """This partition as one that a backward may not change."""
         return Watched(self.piece.name, self.state, shows_values)
 
-    def shows_values(self, graph: _Graph) -> bool:
+    def shows_values(self, graph: Graph) -> bool:
         """Whether to look if a backward changes Python values too: the first, and each that runs a forward's hooks."""
-        if not self._users:
+        if not self.is_users:
             return False
         is_first, self._was_watched_back = not self._was_watched_back, True
         return is_first or graph.is_hooked
 
     def _differentiate(
-        self,
-        place: ForwardPlace,
-        through: Sequence[JoinedGraph],
-        note: Callable[[str], None] | None = None,
-        *,
-        split: bool,
+        self, place: ForwardPlace, graph: Graph, output_gradients: Sequence[torch.Tensor | None], *, split: bool
     ) -> None:
-        """One backward through partitions that are joined, the last of them first; or the input part of one's."""
-        roots, gradients = list[GradientEdge](), list[torch.Tensor]()
-        for _, graph, given in through:
-            for root, gradient in zip(graph.roots, given, strict=True):
-                if root is not None and gradient is not None:
-                    roots.append(root)
-                    gradients.append(gradient)
+        """A backward, or its input part."""
+        if not split:
+            differentiate(graph, output_gradients, [self], place.micro_batch)
+            return
+        roots, gradients = given(graph, output_gradients)
         if not roots:
             return
-        if split:
-            (graph,) = (each.graph for each in through)
-            with as_single_process(), in_words(self.piece.name, graph.overwritten):
-                graph.rest = input_part(roots, gradients, is_hooked=graph.is_hooked)
-            graph.roots = []
-            self._rests[place.micro_batch] = graph
-            return
-        if note is not None:
-            for each in through[1:]:
-                each.watch(note)
-        norms, late = list[tuple[DeferredStatistics, str]](), None
-        for runner, graph, _ in through:
-            if runner.statistics is not None:
-                norms.append((runner.statistics, runner.piece.name))
-                runner.statistics.begin_backward(runner.piece.name, place.micro_batch)
-            if graph.overwritten and late is None:
-                late = runner.piece.name, graph.overwritten
-        with as_single_process(), _NOTHING if late is None else in_words(*late):
-            # what torch.autograd.backward calls, without its checks of what a user gives
-            _engine_run_backward(
-                tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
-            )
-        for statistics, name in norms:
-            statistics.end_backward(name)
+        with as_single_process(), in_words(graph.overwritten):
+            graph.rest = input_part(roots, gradients, is_hooked=graph.is_hooked)
+        graph.roots = []
+        self._rests[place.micro_batch] = graph
 
     def forget(self) -> None:
         """Drop the graphs of a step that was not finished."""
-        self._graphs.clear()
+        self.graphs.clear()
         self._starts.clear()
         self._rests.clear()
 
@@ -430,12 +352,12 @@ class PartitionRunner:
     ) -> tuple[tuple[torch.Tensor, ...], LateWrites | None]:
         """The first forward, and what it is seen to write; a compiled one would not run compiled while it is seen."""
         if self.run is not None:
-            return (outputs := self._run(place, reads, sizes)), self.state.end(start)
-        gradients, values = self.state.tensors.gradients(), self.state.values() if self._users else None
+            return (outputs := self.call(place, reads, sizes)), self.state.end(start)
+        gradients, values = self.state.tensors.gradients(), self.state.values() if self.is_users else None
         with Writes() as writes, GradientUses() as asked:
-            outputs = self._run(place, reads, sizes)
-        self._moves_values = values is not None and values.has_changed(ignoring="tensors")
-        is_alone = place.last and place.micro_batch == 0 and not self.recomputes(place)
+            outputs = self.call(place, reads, sizes)
+        self.moves_values = values is not None and values.has_changed(ignoring="tensors")
+        is_alone = place.is_alone and not self.recomputes(place)
         if not is_alone and (read := next(filter(self.state.tensors.holds, asked.found), None)) is not None:
             raise UsageError(
                 f"the forward of partition {self.piece.name!r} reads or sets the gradient of"
@@ -454,14 +376,14 @@ class PartitionRunner:
             )
         return outputs, self.state.end(start, writes.storages, writes.used - writes.normed)
 
-    def _run(
+    def call(
         self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
     ) -> tuple[torch.Tensor, ...]:
         """The module's forward; only the user's code draws from Python's and NumPy's generators, if it was seen to."""
         seed = partition_seed(place.seed, place.step, self.piece.name, place.micro_batch)
         seed_device(seed, self.device)
         before: GeneratorStates | None = None
-        if self._users and self._draws is not False:
+        if self.is_users and self._draws is not False:
             seed_python(seed)
             before = GeneratorStates.now() if self._draws is None else None
         if self.statistics is not None:
@@ -475,12 +397,12 @@ class PartitionRunner:
         return outputs
 
     def _called(self, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        no_dropout = torch.backends.cudnn.flags(enabled=False) if self._seeds_no_dropout else _NOTHING
+        no_dropout = torch.backends.cudnn.flags(enabled=False) if self._seeds_no_dropout else NOTHING
         with no_dropout, casting(self.piece.autocast, self.device.type):
             outputs: tuple[torch.Tensor, ...] = self._call(*reads, *sizes)
         return outputs
 
-    def _finished(
+    def finished(
         self, outputs: tuple[torch.Tensor, ...], place: ForwardPlace, *, runs_again: bool = False
     ) -> tuple[torch.Tensor, ...]:
         """What backward starts from, made of what the module returned."""
@@ -489,12 +411,40 @@ class PartitionRunner:
         with casting(self.piece.autocast, self.device.type):
             return self.finish(outputs, place.micro_batch, runs_again)
 
-    def _roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:
+    def roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:
         """Where backward starts, without the outputs' own memory: that is free once they are sent."""
         if self.finish is not None:
             return [edge_of(output) if output.requires_grad else None for output in outputs]
         pairs = zip(outputs, self.gradients, strict=True)
         return [edge_of(output) if is_wanted and output.requires_grad else None for output, is_wanted in pairs]
+
+
+def given(
+    graph: Graph, output_gradients: Sequence[torch.Tensor | None]
+) -> tuple[list[GradientEdge], list[torch.Tensor]]:
+    """Where a backward starts, and with what."""
+    pairs = zip(graph.roots, output_gradients, strict=True)
+    both = [(root, gradient) for root, gradient in pairs if root is not None and gradient is not None]
+    return [root for root, _ in both], [gradient for _, gradient in both]
+
+
+def differentiate(
+    graph: Graph, output_gradients: Sequence[torch.Tensor | None], runners: Sequence[PartitionRunner], micro_batch: int
+) -> None:
+    """A backward through the partitions whose graph this is: those that have statistics know of it."""
+    roots, gradients = given(graph, output_gradients)
+    if not roots:
+        return
+    counting = [(each.statistics, each.piece.name) for each in runners if each.statistics is not None]
+    for statistics, name in counting:
+        statistics.begin_backward(name, micro_batch)
+    with as_single_process(), NOTHING if graph.overwritten is None else in_words(graph.overwritten):
+        # what torch.autograd.backward calls, without its checks of what a user gives
+        _engine_run_backward(
+            tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
+    for statistics, name in counting:
+        statistics.end_backward(name)
 
 
 def _apart(output: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,302 @@
+"""Partitions of a stage that keep one graph: each reads what those in front of it have made, with its graph.
+
+One forward calls them one after the other, and one backward goes through all of them, as through the plain model. What
+stands around a forward and a backward is done once for all, and only what others read is looked at: Python between
+kernels finds cold caches, and takes several times as long as by itself.
+
+    stage        p0  p1  p2 (runs again)  p3  p4
+    islands      p0 + p1,  p2,  p3 + p4           an island has a graph of its own
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from assigner.model.marking import PartitionGraph, Value
+from assigner.model.marking.gradients import check_asked
+from assigner.runtime.forward.heldtensors import as_they_were
+from assigner.runtime.forward.nodes import edge_of, hooks_so_far, is_leaf
+from assigner.runtime.forward.state import LateWrites, PartitionState
+from assigner.runtime.step.backward import Watched, restored, unchanged_by_backward
+from assigner.runtime.step.partition import NOTHING, ForwardPlace, Graph, PartitionRunner, differentiate
+from assigner.runtime.step.readvalues import check_hooks, check_unchanged, facts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    import torch
+    from torch.autograd.graph import Node
+
+    from assigner.model.marking.graph import Size
+
+
+class Output(NamedTuple):
+    """An output that others read.
+
+    Args:
+        value: Which.
+        gradient: A gradient comes back for it.
+        joined: How many partitions that its maker is joined with read it, with its graph.
+        asked: Code behind it looks whether it requires a gradient.
+    """
+
+    value: Value
+    gradient: bool
+    joined: int
+    asked: bool
+
+
+class Island(NamedTuple):
+    """Partitions of a stage with one graph: one alone, or those that are joined.
+
+    Args:
+        names: They, in the stage's order.
+        runner: Runs them.
+        reads: What that reads: inputs of the model, and values of other partitions than these.
+        sizes: The numbers that it needs.
+        outputs: What others read of what they make; the last partition makes the model's output besides.
+        without_gradient: What each of them reads of others and gives no gradient back for.
+    """
+
+    names: tuple[str, ...]
+    runner: PartitionRunner | JoinedPartitions
+    reads: Sequence[Value]
+    sizes: Sequence[Size]
+    outputs: Sequence[Output]
+    without_gradient: Sequence[Value]
+
+
+def island(
+    graph: PartitionGraph,
+    runners: Sequence[PartitionRunner],
+    *,
+    joins: bool,
+    carried: Collection[Value] = (),
+    entered: Callable[[str], None] | None = None,
+) -> Island:
+    """Have partitions run as one.
+
+    Args:
+        graph: The model's partitions.
+        runners: Theirs, in the stage's order.
+        joins: Whether they have one graph together; there is one of them at most where not.
+        carried: Values that are state of the next batch.
+        entered: Called with the name of each that a forward or a backward comes to; None: nobody wants to know.
+    """
+    names = tuple([each.piece.name for each in runners])
+    reads = [value for each in runners for value in each.piece.reads if value.partition not in names]
+    elsewhere = {value for piece in graph.pieces if piece.name not in names for value in piece.reads} | set(carried)
+    outputs = list[Output]()
+    for each in runners:
+        made = [] if each.finish is not None else [Value(each.piece.name, n) for n in range(len(each.gradients))]
+        within = {value: sum(value in other.piece.reads for other in runners) for value in made}
+        outputs += [
+            Output(value, graph.values[value].gradient, within[value], graph.values[value].asked)
+            for value in made
+            if not joins or value in elsewhere
+        ]
+    without_gradient = [value for value in reads if value.partition and not graph.values[value].gradient]
+    sizes = tuple([size for each in runners for size in each.piece.sizes])
+    if not joins:
+        return Island(names, runners[0], reads, sizes, outputs, without_gradient)
+    once = tuple(dict.fromkeys(reads))
+    joined = JoinedPartitions(graph, runners, once, outputs, entered)
+    return Island(names, joined, once, sizes, outputs, without_gradient)
+
+
+class _InTurn(NamedTuple):
+    """One of the forwards that follow each other.
+
+    Args:
+        name: The partition's.
+        runner: Its.
+        reads: Where the values that it reads lie among those that are there by then.
+        sizes: Likewise its numbers.
+        lent: Those of the values that other partitions made and that others read elsewhere too.
+        cut: Those of the values that it makes that have no gradient though their graph may say so.
+        asked: Numbers of its outputs that code behind them looks at, and whether a gradient comes back.
+    """
+
+    name: str
+    runner: PartitionRunner
+    reads: tuple[int, ...]
+    sizes: slice
+    lent: tuple[int, ...]
+    cut: tuple[int, ...]
+    asked: tuple[tuple[int, bool], ...]
+
+
+class JoinedPartitions:
+    """Runs partitions that are joined, as `PartitionRunner` runs one. All of them have run alone before.
+
+    Args:
+        graph: The model's partitions.
+        runners: Theirs, in the stage's order.
+        reads: What they read of others, each once.
+        outputs: What others read of what they make.
+        entered: Called with the name of each that a forward or a backward comes to; None: nobody wants to know.
+
+    Attributes:
+        at: Which of them is being run, in words.
+        is_spent: One of them writes a tensor: they are not joined any more.
+    """
+
+    def __init__(
+        self,
+        graph: PartitionGraph,
+        runners: Sequence[PartitionRunner],
+        reads: Sequence[Value],
+        outputs: Sequence[Output],
+        entered: Callable[[str], None] | None = None,
+    ) -> None:
+        self._runners, self._last, self._entered = runners, runners[-1], entered
+        self._names = tuple([each.piece.name for each in runners])
+        self.state = PartitionState.of_all([each.state for each in runners])
+        self._all = f"partitions {self._names[0]!r} to {self._names[-1]!r}"
+        self.at, self.is_spent = self._all, False
+        self._graphs, self._stores = runners[0].graphs, runners[0].stores
+        self._users = [each for each in runners if each.is_users]
+        self._counting = [each for each in runners if each.statistics is not None]
+        self._moving = [each for each in runners if each.moves_values]
+        self._has_functions = any(each.has_functions for each in runners)
+        self._is_watched = entered is not None or self._has_functions
+        self._unseen = list[Watched]()  # how users' partitions are watched once each was looked at wholly
+        self._entries: dict[int, list[tuple[PartitionRunner, set[Node]]]] = {}
+        place = {value: n for n, value in enumerate(reads)}
+        self._calls = self._in_turn(graph, place, {each.value for each in outputs})
+        self._outputs = [(place[each.value], each.gradient) for each in outputs]
+
+    def _in_turn(self, graph: PartitionGraph, place: dict[Value, int], elsewhere: Collection[Value]) -> list[_InTurn]:
+        """The forwards; `place` learns where the values that they make lie."""
+        found, sizes = list[_InTurn](), 0
+        for each in self._runners:
+            piece, gradients = each.piece, each.gradients if each.finish is None else ()
+            made = [Value(piece.name, n) for n in range(len(gradients))]
+            reads = tuple([place[value] for value in piece.reads])
+            lent = tuple([place[value] for value in piece.reads if value in elsewhere])
+            place.update([(value, len(place) + n) for n, value in enumerate(made)])
+            cut = tuple([place[value] for value in made if not graph.values[value].gradient])
+            asked = tuple([(n, gradients[n]) for n, value in enumerate(made) if graph.values[value].asked])
+            found.append(_InTurn(piece.name, each, reads, slice(sizes, sizes + len(piece.sizes)), lent, cut, asked))
+            sizes += len(piece.sizes)
+        return found
+
+    def recomputes(self, place: ForwardPlace) -> bool:  # noqa: ARG002 (as a partition alone)
+        """No: joined ones keep their graph."""
+        return False
+
+    def forward(
+        self,
+        place: ForwardPlace,
+        reads: Sequence[torch.Tensor],
+        sizes: Sequence[Any],
+    ) -> list[torch.Tensor]:
+        """Run the forwards of one micro-batch; arguments as of a partition alone.
+
+        Args:
+            place: Which micro-batch.
+            reads: The values that are read of others.
+            sizes: The numbers of all partitions.
+
+        Returns:
+            What others read, then what the loss starts from where the last partition is one of these.
+        """
+        values, is_hooked = list(reads), False
+        entries: list[tuple[PartitionRunner, set[Node]]] = []
+        start = self.state.begin(runs_again=False)
+        for call in self._calls:
+            self._enter(call.runner)
+            before, hooks = [facts_of(values[n]) for n in call.lent], hooks_so_far()
+            outputs = call.runner.call(place, [values[n] for n in call.reads], sizes[call.sizes])
+            if hooks_so_far() != hooks:
+                is_hooked = True
+                check_hooks(call.runner.piece, [values[n] for n in call.reads])
+            for n, facts in zip(call.lent, before, strict=True):
+                check_unchanged(call.runner.piece, values[n], facts)
+            for n, gradient in call.asked:
+                check_asked(call.name, outputs[n], gradient=gradient, sent=False)
+            if call.runner.finish is not None:
+                outputs = call.runner.finished(outputs, place)
+            if self._is_watched:
+                nodes = {root.node for root in call.runner.roots(outputs) if root is not None}
+                entries.append((call.runner, nodes))
+            values += outputs
+            for n in call.cut:
+                values[n] = values[n].detach()
+        late = self.state.end(start)
+        made = [values[n] for n, _ in self._outputs]
+        roots = [
+            edge_of(each) if gradient and each.requires_grad else None
+            for each, (_, gradient) in zip(made, self._outputs, strict=True)
+        ]
+        if self._last.finish is not None:
+            made += outputs
+            roots += self._last.roots(outputs)
+        graph = Graph(roots, [], is_hooked)
+        if late is not None:
+            self._end_late(late, graph, place)
+        if self._moving and not place.is_alone and (is_hooked or self._has_functions):
+            graph.values = [each.state.values() for each in self._moving]
+        self._graphs[self._names, place.micro_batch] = graph
+        self._entries[place.micro_batch] = entries
+        return made
+
+    def _enter(self, runner: PartitionRunner) -> None:
+        self.at = runner.at
+        if self._entered is not None:
+            self._entered(runner.piece.name)
+
+    def _end_late(self, late: LateWrites, graph: Graph, place: ForwardPlace) -> None:
+        """A forward wrote tensors that nobody knew to be written."""
+        self.is_spent = True
+        for each in self._runners:
+            mine = each.state.late_of(late)
+            if mine.tensors:
+                each.overwrite(mine)
+        if not place.is_alone:
+            graph.held = [held for each in self._runners for held in each.state.left()]
+
+    def backward(
+        self,
+        place: ForwardPlace,
+        reads: Sequence[torch.Tensor],  # noqa: ARG002 (as a partition alone)
+        sizes: Sequence[Any],  # noqa: ARG002
+        output_gradients: Sequence[torch.Tensor | None],
+        *,
+        split: bool = False,
+    ) -> None:
+        """Run the backward of one micro-batch through all of them; arguments as of a partition alone.
+
+        torch's engine takes the nodes of one device from the last that was made to the first, and lets leaves go first:
+        where it comes to the outputs of a partition, all that lies behind is done.
+        """
+        assert not split
+        graph, entries = self._graphs.pop((self._names, place.micro_batch)), self._entries.pop(place.micro_batch)
+        self.at = self._all
+        if entries:
+            self._enter(self._last)
+            for runner, nodes in entries[:-1]:
+                for node in nodes:
+                    if not is_leaf(node):
+                        node.register_prehook(functools.partial(self._come, runner))
+        with (
+            restored(graph.values) if graph.values else NOTHING,
+            as_they_were(graph.held) if graph.held else NOTHING,
+            unchanged_by_backward(self._watched(graph, place), self.state),
+        ):
+            differentiate(graph, output_gradients, self._counting, place.micro_batch)
+
+    def _come(self, runner: PartitionRunner, _: Any) -> None:
+        """As a node's hook, which goes with the graph whose only backward this is."""
+        self._enter(runner)
+
+    def _watched(self, graph: Graph, place: ForwardPlace) -> list[Watched]:
+        """Those to look at if the backward changes them."""
+        if not (graph.held or graph.is_hooked or place.is_alone) and (self._unseen or not self._users):
+            return self._unseen
+        checked = [each for each in self._runners if each.is_checked(place, bool(graph.held))]
+        found = [each.watched(each.shows_values(graph)) for each in checked]
+        if found and not any(each.shows_values for each in found):
+            self._unseen = [each.watched(False) for each in self._users]
+        return found
