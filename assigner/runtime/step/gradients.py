@@ -117,12 +117,15 @@ class Gradients:
             UsageError: a parameter wants a gradient that did not when the model was captured, or the other way round;
                 or it has a hook that cannot be called on a step's gradient.
         """
-        self._check_wanted()
+        self._wanting = {name: each.requires_grad for name, each in self.parameters.items()}
+        if self._wanting != self._wanted:
+            self._check_wanted()
         for name, parameter in self.parameters.items():
             check_no_late_hooks(name, parameter)
             if parameter._backward_hooks:
                 self._hooks[name], parameter._backward_hooks = parameter._backward_hooks, None
-        self.scaling.begin(self._elements())
+        if self.scaling.scaler.is_enabled():
+            self.scaling.begin(self._elements())
         apart = {*(self._tied[n] for n in self._shared), *self.reduction.names, *self._hooks}
         self._aside = {name: self.parameters[name].grad for name in apart}
         for name in apart:
@@ -188,7 +191,6 @@ class Gradients:
                     hint="build it trainable, and freeze it in the script until it shall train; or load a checkpoint"
                     " into the pipeline of a workload that trains it",
                 )
-        self._wanting = {name: each.requires_grad for name, each in self.parameters.items()}
 
     def _check_still_wanted(self) -> None:
         """A forward leaves `requires_grad` alone.
@@ -230,7 +232,8 @@ class Gradients:
 
     def ready(self) -> bool:
         """Whether they can be applied: unscaled, and finite on all ranks where they were scaled."""
-        self.scaling.unscale(self._elements())
+        if self.scaling.scaled:
+            self.scaling.unscale(self._elements())
         return self.scaling.good()
 
     def _elements(self, *, without: Container[str] = ()) -> list[torch.Tensor]:

@@ -203,12 +203,13 @@ class JoinedPartitions:
             What others read, then what the loss starts from where the last partition is one of these.
         """
         values, is_hooked = list(reads), False
+        seeds = [each.seed(place) for each in self._runners]  # one after the other: between kernels each takes longer
         entries: list[tuple[PartitionRunner, set[Node]]] = []
         start = self.state.begin(runs_again=False)
-        for call in self._calls:
+        for call, seed in zip(self._calls, seeds, strict=True):
             self._enter(call.runner)
             before, hooks = [facts_of(values[n]) for n in call.lent], hooks_so_far()
-            outputs = call.runner.call(place, [values[n] for n in call.reads], sizes[call.sizes])
+            outputs = call.runner.call(place, [values[n] for n in call.reads], sizes[call.sizes], seed)
             if hooks_so_far() != hooks:
                 is_hooked = True
                 check_hooks(call.runner.piece, [values[n] for n in call.reads])

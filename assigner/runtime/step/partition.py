@@ -376,11 +376,22 @@ class PartitionRunner:
             )
         return outputs, self.state.end(start, writes.storages, writes.used - writes.normed)
 
+    def seed(self, place: ForwardPlace) -> int:
+        """Of this partition's draws in a forward."""
+        return partition_seed(place.seed, place.step, self.piece.name, place.micro_batch)
+
     def call(
-        self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+        self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any], seed: int | None = None
     ) -> tuple[torch.Tensor, ...]:
-        """The module's forward; only the user's code draws from Python's and NumPy's generators, if it was seen to."""
-        seed = partition_seed(place.seed, place.step, self.piece.name, place.micro_batch)
+        """The module's forward; only the user's code draws from Python's and NumPy's generators, if it was seen to.
+
+        Args:
+            place: As in `forward`.
+            reads: Likewise.
+            sizes: Likewise.
+            seed: What `seed` gives; None: nobody has asked.
+        """
+        seed = self.seed(place) if seed is None else seed
         seed_device(seed, self.device)
         before: GeneratorStates | None = None
         if self.is_users and self._draws is not False:
