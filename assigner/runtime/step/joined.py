@@ -153,9 +153,9 @@ class JoinedPartitions:
         self._runners, self._last, self._entered = runners, runners[-1], entered
         self._names = tuple([each.piece.name for each in runners])
         self.state = PartitionState.of_all([each.state for each in runners])
-        self._all = f"partitions {self._names[0]!r} to {self._names[-1]!r}"
+        self._all = f"partitions {self._names[0]!r} to {self._names[-1]!r}" if len(runners) > 1 else runners[0].at
         self.at, self.is_spent = self._all, False
-        self._graphs, self._stores = runners[0].graphs, runners[0].stores
+        self._graphs = runners[0].graphs
         self._users = [each for each in runners if each.is_users]
         self._counting = [each for each in runners if each.statistics is not None]
         self._moving = [each for each in runners if each.moves_values]
