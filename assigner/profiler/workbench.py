@@ -110,6 +110,7 @@ class Workbench:
             finish=self._loss(given) if piece is self.graph.last else None,
             run=compiled(module, piece.name, self.workload.compile),
             differentiates=any(needs),
+            draws=self.graph.deferred.vocabulary.draws,
         )
         parameters = sum(each.nbytes for each in module.parameters())
         depth = max(1, min(_DEPTH, self.workload.batch_size // point.micro_batch))  # those of a step, a few at most

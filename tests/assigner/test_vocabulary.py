@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import functools
 import operator
+import random
+import random as chance
 import sys
 import types
+from random import random as toss
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
+from numpy import random as chance_of_numpy
+from numpy.random import rand as toss_of_numpy
 from torch import nn
 from workloads import WIDTH, make_plan, pipeline_of, workload
 
@@ -336,3 +342,88 @@ def test_a_model_may_be_built_again() -> None:
     graph = partition_graph(workload(Root, "blocks.*"))
     Root()
     graph.check_read()
+
+
+class Aliased(Plain):
+    """The module under another name."""
+
+    def forward(self, x: Any) -> Any:
+        return x * chance.gauss(0.0, 1.0)
+
+
+class Imported(Plain):
+    """A function of it under another name."""
+
+    def forward(self, x: Any) -> Any:
+        return x * toss()
+
+
+class ImportedOfNumpy(Plain):
+    """Likewise of NumPy's."""
+
+    def forward(self, x: Any) -> Any:
+        return x * toss_of_numpy()
+
+
+class AliasedOfNumpy(Plain):
+    """The module of NumPy's."""
+
+    def forward(self, x: Any) -> Any:
+        return x * chance_of_numpy.rand()
+
+
+class ByPath(Plain):
+    """By NumPy itself."""
+
+    def forward(self, x: Any) -> Any:
+        return x * np.random.rand()
+
+
+class Held(Plain):
+    """As an attribute, which another object calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tool, self.draw = Tool(self), random.random
+
+    def forward(self, x: Any) -> Any:
+        return self.tool.run(x) * self.draw()
+
+
+class ByDefault(Plain):
+    """As the argument that a call leaves out."""
+
+    def forward(self, x: Any, draw: Any = random.random) -> Any:
+        return x * draw()
+
+
+class InFunction(Plain):
+    """Imported where it is used."""
+
+    def forward(self, x: Any) -> Any:
+        import secrets as _  # noqa: F401
+        from random import choice as pick
+
+        return x * pick([1.0])
+
+
+class OfNumpyAlone(Plain):
+    """NumPy, and nothing that draws."""
+
+    def forward(self, x: Any) -> Any:
+        return x * np.sqrt(2.0)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Aliased, Imported, ImportedOfNumpy, AliasedOfNumpy, ByPath, Held, ByDefault, InFunction, ByAnyText],
+)
+def test_code_that_can_draw_is_told(kind: Any) -> None:
+    """From the generators that all code shares, by whatever name; code that makes names can."""
+    assert vocabulary_of([kind()]).draws
+
+
+@pytest.mark.parametrize("kind", [Plain, ByHelper, ByDecorator, OfNumpyAlone])
+def test_code_that_names_no_generator_cannot_draw(kind: Any) -> None:
+    """And so nobody has to seed one for it."""
+    assert not vocabulary_of([kind()]).draws

@@ -17,6 +17,7 @@ import gc
 import itertools
 import operator
 import os
+import random
 import types
 import weakref
 from collections import defaultdict, deque
@@ -67,10 +68,12 @@ class Vocabulary:
     Args:
         names: Those; None: any.
         made: The classes that it may make objects of.
+        draws: It can reach the generators of Python's `random` and of NumPy that all code shares.
     """
 
     names: frozenset[str] | None = None
     made: frozenset[type] = frozenset()
+    draws: bool = True
 
     def has(self, name: str) -> bool:
         """Whether the code can reach an attribute of this name."""
@@ -142,7 +145,7 @@ def vocabulary_of(
         listener.follow(others)
     except _AnyNameError:
         return Vocabulary()
-    return Vocabulary(frozenset(listener.words), frozenset(listener.made))
+    return Vocabulary(frozenset(listener.words), frozenset(listener.made), listener.draws)
 
 
 class _AnyNameError(Exception):
@@ -163,6 +166,11 @@ class _Listener:
         self._closed: dict[str, list[Any]] = defaultdict(list)  # what no code has named yet, by name
         self._known: dict[int, Any] = {}
         self._classes, self._others = set[type](), set[type]()  # whose members are there; those that are only named
+
+    @property
+    def draws(self) -> bool:
+        """Whether a shared generator was met: by its module's name, or a module or function of it by any name."""
+        return "random" in self.words or any(map(_is_generator, self._known.values()))
 
     def add_module(self, module: nn.Module) -> None:
         """One whose forward is followed."""
@@ -275,6 +283,12 @@ _LEADS: tuple[tuple[tuple[type, ...], Callable[[Any], Iterable[Any]]], ...] = (
     ((list, tuple, set, frozenset, deque), lambda each: each if len(each) <= MOST_ITEMS else ()),
 )
 """What an object has without a name, or calls."""
+
+
+def _is_generator(value: Any) -> bool:
+    """What draws from the generators of Python and NumPy that all code shares, or may do so."""
+    named = value.__name__ if isinstance(value, types.ModuleType) else str(type(value).__module__)
+    return isinstance(value, random.Random) or named == "random" or named.startswith("numpy.random")
 
 
 def _given(function: types.FunctionType) -> dict[str, Any]:

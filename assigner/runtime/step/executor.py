@@ -134,6 +134,7 @@ class Executor:
             self.states.get(name) or PartitionState(module), finish,
             run=compiled(module, name, workload.compile), keep_last=remat is not None and remat.keeps_last,
             statistics=self.statistics, stores=self.stores, differentiates=differentiates, graphs=self._graphs,
+            draws=self.graph.deferred.vocabulary.draws,
         )  # fmt: skip
 
     def run(

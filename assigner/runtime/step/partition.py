@@ -114,6 +114,7 @@ class PartitionRunner:
         statistics: Of its BatchNorm modules, where they are deferred.
         stores: What they store once a step.
         differentiates: Something that it reads gets a gradient back.
+        draws: Code of the user's in it may draw from Python's generator or NumPy's.
         graphs: Of the rank.
     """
 
@@ -129,6 +130,7 @@ class PartitionRunner:
     statistics: DeferredStatistics | None = None
     stores: StepStores = field(default_factory=StepStores)
     differentiates: bool = True
+    draws: bool = True
     graphs: Graphs = field(default_factory=dict)
     _starts: dict[int, ForwardStart] = field(default_factory=dict)
     _rests: dict[int, Graph | _Postponed] = field(default_factory=dict)
@@ -155,8 +157,8 @@ class PartitionRunner:
         self._is_bare = self.piece.autocast is None and not self._seeds_no_dropout
         self.is_users = self.finish is not None or has_code
         self.key, self.at = (self.piece.name,), f"partition {self.piece.name!r}"
-        # code of the user's may begin to draw at any time, as stochastic depth whose rate begins at 0
-        self._draws = True if has_code else None
+        # code that can draw may begin to at any time, as stochastic depth whose rate begins at 0
+        self._draws = True if has_code and (self.draws or self.finish is not None) else None
 
     def recomputes(self, place: ForwardPlace) -> bool:
         """The forward runs again before this backward, and needs what it read."""
