@@ -154,7 +154,8 @@ class Pipeline(ModelState):
     def _install(self, remat: Rematerialisation) -> Installation:
         """Build this rank's part of the plan and what executes it."""
         self._clock = StepClock(self.plan, self._remat)
-        self._updated, self._waiting = True, False
+        self._updated: bool | None = None  # as the last step had it; there is none: gradients are the script's own
+        self._waiting = False
         return Installation(
             self.workload, self.plan, self.graph, self._member,
             remat=remat, batch_norm=self._batch_norm, trains=self._trains, scaling=self._scaling,
@@ -306,7 +307,7 @@ class Pipeline(ModelState):
                 call = f"{call} with {self.optimizer.settings}"
             call += self._loss_values.begin()
             program, micro_batches = self._installed.begin(call, batch)
-            if self._updated:
+            if self._updated or (update and self._updated is None):
                 self._installed.gradients.drop()
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor

@@ -285,7 +285,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
             if set_to_none or parameter.grad is None:
                 parameter.grad = None
             else:
-                parameter.grad = parameter.grad.detach().zero_()
+                parameter.grad.detach().zero_()  # in place: the script may have kept it
 
     @property
     def settings(self) -> str:
