@@ -24,7 +24,7 @@ from assigner.model.marking.domain import input_key
 from assigner.model.workload import Workload, call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 WIDTH = 8
 TOKENS = 11
@@ -298,6 +298,15 @@ def random_plan(made: Workload, seed: int, *, workers: int) -> Plan:
 def pipeline_of(made: Workload, plan: Plan, **settings: Any) -> Pipeline:
     """A pipeline on the graph that `make_plan` has captured: a capture takes longer than what most tests look at."""
     return Pipeline(made, plan, graph=graph_of(made), **settings)
+
+
+def in_one_buffer(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """Zeros, whose parts are the gradients of parameters from now on, as in scripts that have one flat gradient."""
+    held = list(parameters)
+    buffer = torch.zeros(sum(each.numel() for each in held), dtype=held[0].dtype)
+    for each, part in zip(held, buffer.split([each.numel() for each in held]), strict=True):
+        each.grad = part.view_as(each)
+    return buffer
 
 
 class Reference:

@@ -32,7 +32,7 @@ from assigner.profiler.links import with_unmeasured
 from assigner.profiler.partitionbench import state_bytes
 from assigner.runtime.ranks.process import float32_precision
 from assigner.runtime.stages.replicas import obstacles
-from assigner.runtime.update.optimizer import built_optimizer, stand_ins
+from assigner.runtime.update.building import built_optimizer, stand_ins
 from assigner.version import __version__
 
 if TYPE_CHECKING:

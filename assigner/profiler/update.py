@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 from assigner.model.deferred.likeness import in_likeness
 from assigner.profiler.memory import peak_bytes, storage_bytes
 from assigner.profiler.sampling import Stopwatch
-from assigner.runtime.update.optimizer import built_optimizer, needs_closure, stand_ins
+from assigner.runtime.update.building import built_optimizer, stand_ins
+from assigner.runtime.update.separability import needs_closure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -122,6 +122,7 @@ class Pipeline(ModelState):
                 self._installed.updated,
                 apply=self._update,
                 note=self._note,
+                called=self._note_called,
                 shares=shares_of(self.graph, self.plan),
                 beside=self._installed.updated_elsewhere,
                 holders=holder_counts(self.graph, self.plan),
@@ -154,7 +155,8 @@ class Pipeline(ModelState):
     def _install(self, remat: Rematerialisation) -> Installation:
         """Build this rank's part of the plan and what executes it."""
         self._clock = StepClock(self.plan, self._remat)
-        self._updated, self._waiting = True, False
+        self._updated: bool | None = None  # as the last step had it; there is none: gradients are the script's own
+        self._waiting = False
         return Installation(
             self.workload, self.plan, self.graph, self._member,
             remat=remat, batch_norm=self._batch_norm, trains=self._trains, scaling=self._scaling,
@@ -306,7 +308,7 @@ class Pipeline(ModelState):
                 call = f"{call} with {self.optimizer.settings}"
             call += self._loss_values.begin()
             program, micro_batches = self._installed.begin(call, batch)
-            if self._updated:
+            if self._updated or (update and self._updated is None):
                 self._installed.gradients.drop()
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor
@@ -422,6 +424,21 @@ class Pipeline(ModelState):
     def _note(self, call: str) -> None:
         """A call that has every rank for itself is compared with the next one that has them all."""
         self._installed.comparison.check(call, exchanges=False)
+
+    def _note_called(self, call: str) -> None:
+        """A script calls a method of its optimizer's own on the only rank, which may do what an update does.
+
+        Raises:
+            UsageError: the gradients are multiplied by the loss's scale.
+        """
+        self._require_training()
+        if self._scaling.scaled:
+            raise UsageError(
+                f"{call} would find gradients that are multiplied by the loss's scale",
+                hint="pipeline.clip_grad_norm_ before it takes the scale out of them; or autocast in bfloat16",
+            )
+        self._note(call)
+        self._outside.note_trained()
 
     def _require_training(self) -> None:
         if not self._trains:

@@ -22,7 +22,8 @@ from assigner.model.deferred.recorder import is_meta
 from assigner.model.marking.modules import batch_norms
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.ranks.process import settle_vector_maths
-from assigner.runtime.update.optimizer import CLOSURE_HINT, built_optimizer, closure_words, needs_closure, stand_ins
+from assigner.runtime.update.building import built_optimizer, stand_ins
+from assigner.runtime.update.separability import CLOSURE_HINT, closure_words, needs_closure
 from assigner.verification.comparing import differences, refusal
 from assigner.verification.draws import seed_modules
 from assigner.verification.exercise import Exercise

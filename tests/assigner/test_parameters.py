@@ -9,7 +9,7 @@ import pytest
 import torch
 from cutting import of
 from torch import nn
-from workloads import WIDTH, Reference, graph_of, language, make_plan, pipeline_of, workload
+from workloads import WIDTH, Reference, graph_of, in_one_buffer, language, make_plan, pipeline_of, workload
 
 from assigner.errors import UsageError
 
@@ -114,6 +114,53 @@ def test_a_hook_of_the_script_is_one_too():
         pipeline.step(made.make_batch(8, 0))
         assert weight.grad.any()
     assert seen == [1]
+
+
+def doubled() -> nn.Module:
+    """A hook on one of two parameters."""
+    model = nn.Sequential(nn.Linear(WIDTH, 1))
+    model[0].weight.register_hook(lambda gradient: gradient * 2)
+    return model
+
+
+def test_gradients_are_added_to_where_they_are():
+    """A buffer whose views are the gradients, made before the first step, has them, also of what has a hook."""
+    made = workload(doubled)
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        buffers = [
+            in_one_buffer(reference.model.parameters()),
+            in_one_buffer(dict(pipeline.named_parameters()).values()),
+        ]
+        for n in range(3):
+            batch = made.make_batch(8, n)
+            loss = reference.loss(batch)
+            loss.backward()
+            assert pipeline.step(batch, update=False) == pytest.approx(loss.item(), abs=EXACT)
+            for buffer, optimizer in zip(buffers, (reference.optimizer, pipeline.optimizer), strict=True):
+                buffer.mul_(0.5)
+                optimizer.step()
+                if n:
+                    optimizer.zero_grad(set_to_none=False)
+        assert not buffers[1].any()
+    assert reference.distance(pipeline.named_parameters()) < EXACT
+
+
+def test_what_a_hook_keeps_stays():
+    """The next step adds to the parameter's gradient, not to what a hook has seen of this one, or given."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, 1)))
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        weight, bias = dict(pipeline.named_parameters()).values()
+        seen: list[torch.Tensor] = []
+        given = torch.ones_like(bias)
+        weight.register_hook(seen.append)
+        bias.register_hook(lambda _: given)
+        for _ in range(2):
+            pipeline.step(made.make_batch(8, 0), update=False)
+        assert torch.equal(*seen)
+        assert torch.equal(weight.grad, 2 * seen[0])
+        assert torch.equal(given, torch.ones_like(bias))
+        assert torch.equal(bias.grad, 2 * given)
 
 
 def masked() -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from training_cases import make_scaler, overflowing
 from training_optimizers import muon_like, no_decay_by_name
 from workloads import Reference, language, make_plan, pipeline_of, skips
 
-from assigner.errors import UsageError
+from assigner.errors import FormatError, UsageError
 from assigner.runtime.update.optimizer import PipelineOptimizer
 
 
@@ -87,6 +88,166 @@ def test_closures_on_one_worker(build):
             pipeline.optimizer.step()
 
 
+class TwoSteps(torch.optim.SGD):
+    """Sharpness-aware minimisation with a backward between two calls."""
+
+    @torch.no_grad()
+    def first_step(self, *, zero_grad: bool = False) -> None:
+        for each in self.param_groups[0]["params"]:
+            self.state[each]["before"] = each.detach().clone()
+            each.add_(each.grad, alpha=0.05)
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for each in self.param_groups[0]["params"]:
+            each.data = self.state[each]["before"]
+        self.step()
+
+
+def test_methods_of_its_own_on_one_rank():
+    """A script that calls them trains as in plain torch; gradients with a loss scale are none for them."""
+    made = replace(skips(), optimizer=lambda parameters: TwoSteps(parameters, lr=0.1))
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        for n in range(3):
+            batch, optimizer = made.make_batch(8, n), reference.optimizer
+            for call in (lambda each: each.first_step(zero_grad=True), lambda each: each.second_step()):
+                reference.loss(batch).backward()
+                pipeline.step(batch, update=False)
+                for each in (optimizer, pipeline.optimizer):
+                    call(each)
+            optimizer.zero_grad()
+            pipeline.optimizer.zero_grad()
+        assert reference.distance(pipeline.named_parameters()) < 1e-9
+    with pipeline_of(made, make_plan(made), scaler=make_scaler()) as pipeline:
+        pipeline.step(made.make_batch(8, 0), update=False)
+        with pytest.raises(UsageError, match=r"optimizer\.first_step\(\) would find gradients that are multiplied"):
+            pipeline.optimizer.first_step()
+
+
+class Annealed(torch.optim.Adam):
+    """Its steps have a factor that scripts set."""
+
+    strength = 1.0
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.grad.clamp_(-self.strength, self.strength)
+        return super().step(closure)
+
+    def forget(self) -> None:
+        self.state = defaultdict(dict)
+
+
+def test_what_a_script_sets_reaches_the_one_that_runs():
+    """State, param groups and an attribute of its own, as in a plain loop; a move takes them along."""
+    made = replace(skips(), optimizer=lambda parameters: Annealed(parameters, lr=0.1))
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        for n in range(4):
+            if n == 3:
+                pipeline.move(make_plan(made, micro_batches=2))
+            batch = made.make_batch(8, n)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=0, abs=1e-10)
+            for each in (reference.optimizer, pipeline.optimizer):
+                each.strength *= 0.01
+                each.param_groups = [{**group, "lr": 0.5 * group["lr"]} for group in each.param_groups]
+                if n != 2:
+                    each.state = defaultdict(dict)
+                each.note = [n]
+            assert pipeline.optimizer.local.strength == reference.optimizer.strength
+            assert pipeline.optimizer.note == [n]
+            del pipeline.optimizer.note
+            assert not hasattr(pipeline.optimizer, "note")
+        pipeline.optimizer.forget()
+        assert not pipeline.optimizer.state
+        assert reference.distance(pipeline.named_parameters()) < 1e-10
+
+
+def test_groups_that_are_none_of_the_builders():
+    """A list of parameters of the script's own is refused at once, or where it is asked what they are."""
+    made = skips()
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        groups = pipeline.optimizer.param_groups
+        other = {**groups[0], "params": list(groups[0]["params"])}
+        with pytest.raises(UsageError, match=r"param_groups\[0\] of pipeline\.optimizer has a list of parameters of"):
+            pipeline.optimizer.param_groups = [other]
+        assert pipeline.optimizer.param_groups is groups
+        groups[0] = other
+        pipeline.step(made.make_batch(8, 0))
+        for act in (pipeline.optimizer.state_dict, lambda: pipeline.move(make_plan(made, micro_batches=2))):
+            with pytest.raises(UsageError, match="list of parameters of its own"):
+                act()
+        pipeline.step(made.make_batch(8, 0))
+
+
+def by_dimensions(parameters: Any) -> torch.optim.Optimizer:
+    """Weights, and biases."""
+    every = list(parameters)
+    return torch.optim.Adam([{"params": [each for each in every if each.dim() == n]} for n in (2, 1)], lr=0.1)
+
+
+def test_a_group_is_taken_out(tmp_path):
+    """Its parameters are not trained any more; states, checkpoints and moves are those of the groups that are left."""
+    made = replace(skips(), optimizer=by_dimensions)
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        for n in range(4):
+            batch = made.make_batch(8, n)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=0, abs=1e-10)
+            if n == 1:
+                left = pipeline.optimizer.names[1:]
+                for each in (reference.optimizer, pipeline.optimizer):
+                    del each.param_groups[0]
+                pipeline.save(tmp_path / "saved")
+            if n == 2:
+                pipeline.move(make_plan(made, micro_batches=2))
+        assert reference.distance(pipeline.named_parameters()) < 1e-10
+        assert [tuple(group["params"]) for group in pipeline.optimizer.state_dict()["param_groups"]] == left
+        pipeline.optimizer.load_state_dict(pipeline.optimizer.state_dict())
+        pipeline.load(tmp_path / "saved")
+    with pipeline_of(made, make_plan(made)) as pipeline, pytest.raises(FormatError, match="is missing"):
+        pipeline.load(tmp_path / "saved")
+
+
+class Around(torch.optim.Optimizer):
+    """Lookahead as many scripts have it: without a call of Optimizer.__init__."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.inner = torch.optim.Adam(parameters, lr=0.1)
+        self.param_groups, self.state = self.inner.param_groups, defaultdict(dict)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = self.inner.step(closure)
+        for group in self.param_groups:
+            for each in group["params"]:
+                slow = self.state[each].setdefault("slow", torch.zeros_like(each))
+                slow += 0.5 * (each - slow)
+                each.copy_(slow)
+        return loss
+
+
+def test_one_around_another_that_is_not_initialised(tmp_path):
+    """It trains as in plain torch, which has no state_dict() of it: a checkpoint and a move are refused in words."""
+    made = replace(skips(), optimizer=Around)
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        for n in range(3):
+            batch = made.make_batch(8, n)
+            reference.model.zero_grad()
+            loss = reference.loss(batch)
+            loss.backward()
+            reference.optimizer.step()
+            assert pipeline.step(batch) == pytest.approx(loss.item(), rel=0, abs=1e-10)
+        for act in (lambda: pipeline.save(tmp_path / "saved"), lambda: pipeline.move(make_plan(made, micro_batches=2))):
+            with pytest.raises(UsageError, match=r"Around keeps self\.inner beside the state of its parameters"):
+                act()
+
+
 def test_a_history_is_in_no_checkpoint(tmp_path):
     """LBFGS keeps lists, which are refused with what to do; without them a checkpoint is saved and loaded."""
     made = replace(skips(), optimizer=torch.optim.LBFGS)
@@ -121,9 +282,10 @@ def test_closures_that_are_not_for_pipelines():
         pipeline.step(made.make_batch(8, 0))
     with (
         pipeline_of(made, make_plan(made)) as pipeline,
-        pytest.raises(UsageError, match="groups cannot be added"),
+        pytest.raises(UsageError, match="groups cannot be added") as refused,
     ):
         pipeline.optimizer.add_param_group({"params": []})
+    assert "requires_grad_(False)" in (refused.value.hint or "")
 
 
 def test_kept_buffers():

@@ -19,6 +19,7 @@ USUAL = (
     "noise",
     "one_updates",
     "changed_gradients",
+    "kept_gradients",
     "hooked_on_one",
     "hooks",
     "small_buckets",

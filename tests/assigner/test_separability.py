@@ -323,6 +323,21 @@ def test_one_that_cannot_be_tried_is_refused():
         check(lambda parameters: build(list(parameters)))
 
 
+class Twice(torch.optim.SGD):
+    """Takes the gradients of another point, as sharpness-aware minimisation does."""
+
+    def step(self, closure: Any = None) -> Any:
+        closure()
+        return super().step(closure)
+
+
+def test_one_that_needs_a_closure_says_so():
+    """Not that it fails: what it calls is not there."""
+    with pytest.raises(UsageError, match=r"Twice\.step needs a closure, which runs the forward again") as caught:
+        check(lambda parameters: Twice(parameters, lr=0.1))
+    assert "--max-workers 1" in (caught.value.hint or "")
+
+
 def test_parameters_of_another_model_are_refused():
     """A closure over a model that was built beside the workload's, or over the loss's parameters."""
     model, loss = Skips(), nn.Linear(1, 1)

@@ -12,6 +12,7 @@ import re
 import sys
 import types
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -332,6 +333,46 @@ class Slow(torch.optim.Optimizer):
         return made
 
 
+class Annealed(torch.optim.SGD):
+    """An optimizer with a number of its own that the script sets."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.strength = 1.0
+        self.seen = 0.0
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.grad.mul_(self.strength)
+                self.seen += float(each.grad.sum())
+        return super().step(closure)
+
+
+def set_anew(optimizer: Any) -> None:
+    """Its number, its groups, and its state, which it loses."""
+    optimizer.strength *= 0.5
+    optimizer.param_groups = [{**group, "lr": group["lr"] * 0.9} for group in optimizer.param_groups]
+    optimizer.state = defaultdict(dict)
+
+
+def set_on_one(optimizer: Any) -> None:
+    """On one rank alone; there is none in plain training."""
+    if os.environ["RANK"] == "0" or not hasattr(optimizer, "local"):
+        optimizer.strength *= 0.5
+
+
+def reads_own(optimizer: Any) -> None:
+    """What it notes by itself."""
+    assert isinstance(optimizer.seen, float)
+
+
+def takes_out(optimizer: Any) -> None:
+    """A group, at some time."""
+    if len(optimizer.param_groups) > 1:
+        del optimizer.param_groups[1]
+
+
 class Weighted(nn.Module):
     """A loss with a parameter of its own."""
 
@@ -597,6 +638,7 @@ class Case:
     move: bool = False
     by_hand: Callable[[Any], None] | None = None
     each_step: Callable[[Any], None] = nothing
+    after: Callable[[Any], None] = nothing
     context: Callable[[], Any] = contextlib.nullcontext
     micro_batches: int = 2
     before: Callable[[Any, Any], None] | None = None
@@ -702,6 +744,17 @@ CASES = {
     "weight norm, remat": Case(lambda: made_of(lambda: Net(second=normed())), remat="always"),
     "slow optimizer": Case(lambda: made_of(optimizer=Slow)),
     "slow optimizer, moved": Case(lambda: made_of(optimizer=Slow), "Slow keeps self.inner", move=True),
+    "set on the optimizer, moved": Case(lambda: made_of(optimizer=Annealed), move=True, after=set_anew),
+    "set on the optimizer, shared": Case(lambda: made_of(optimizer=Annealed), stages=SHARED, after=set_anew),
+    "set on one optimizer": Case(
+        lambda: made_of(optimizer=Annealed), "optimizer.strength = 0.5", stages=TWO, after=set_on_one
+    ),
+    "read of the optimizer": Case(
+        lambda: made_of(optimizer=Annealed),
+        "Annealed.seen is what it has made of the parameters of this rank",
+        after=reads_own,
+    ),
+    "group taken out, moved": Case(lambda: made_of(optimizer=two_groups), move=True, after=takes_out),
     "held group, moved": Case(made_of, move=True, each_step=halve),
     "loss with parameters": Case(lambda: made_of(loss=Weighted()), "Workload.loss has parameters", SHARED),
     "world": Case(lambda: made_of(lambda: Net(second=Parallel()))),
@@ -748,6 +801,7 @@ def plain(case: Case) -> list[tuple[float, dict[str, torch.Tensor]]]:
             total += loss.item()
         optimizer.step()
         case.each_step(group)
+        case.after(optimizer)
         record.append((total, {name: each.detach().clone() for name, each in model.state_dict().items()}))
     RUNNING = SETTINGS["alpha"] = 1.0
     SCALE.fill_(1.0)
@@ -775,6 +829,7 @@ def check(case: Case) -> None:
                 pipeline.optimizer.step()
                 pipeline.optimizer.zero_grad()
             case.each_step(group)
+            case.after(pipeline.optimizer)
             assert distance(float(loss), expected) < EXACT, (n, float(loss), expected)
             for name, each in pipeline.state_dict().items():
                 if name.endswith("mean"):  # of an evaluation, which plain training has none of

@@ -31,7 +31,18 @@ from placements import by_one, divided, everywhere, mixed, names_of
 from training_cases import CASES, PARTED, Found, larger, optimizers, schedulers
 from training_optimizers import ByTheMean, ClippingEach
 from unshareable import refusals
-from workloads import WIDTH, Reference, graph_of, language, make_plan, normalised, recurrent, skips, workload
+from workloads import (
+    WIDTH,
+    Reference,
+    graph_of,
+    in_one_buffer,
+    language,
+    make_plan,
+    normalised,
+    recurrent,
+    skips,
+    workload,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -360,6 +371,29 @@ def changed_gradients() -> Found:
     return worst
 
 
+def kept_gradients() -> Found:
+    """A buffer whose views are the gradients has them, where workers add them up, and where one updates for others."""
+    worst: Found = {}
+    made = language()
+    for name, place in PLACES.items():
+        reference = Reference(made)
+        with Pipeline(made, place(made), graph=graph_of(made)) as pipeline:
+            mine = in_one_buffer(dict(pipeline.named_parameters()).values())
+            buffers = [in_one_buffer(reference.model.parameters()), mine]
+            for n in range(2):
+                batch = made.make_batch(8, n)
+                loss = reference.loss(batch)
+                loss.backward()
+                larger(worst, {f"{name}: loss": abs(pipeline.step(batch, update=False) - loss.item())})
+                for buffer, optimizer in zip(buffers, (reference.optimizer, pipeline.optimizer), strict=True):
+                    buffer.clamp_(-0.01, 0.01)
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=False)
+            larger(worst, {f"{name}: weights": reference.distance(pipeline.named_parameters())})
+            larger(worst, {f"{name}: left": float(mine.abs().max())})
+    return worst
+
+
 class Noisy(torch.optim.SGD):
     """It adds noise to each update."""
 
@@ -445,6 +479,7 @@ def main(folder: Path, parts: Sequence[str]) -> None:
             divided_updates,
             one_updates,
             changed_gradients,
+            kept_gradients,
             hooked_on_one,
         ):
             if case.__name__ in parts:

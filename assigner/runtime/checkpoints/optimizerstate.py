@@ -21,8 +21,7 @@ from assigner.errors import FormatError, UsageError
 from assigner.formats.document import shown
 from assigner.model.plainvalues import SINGLE, dtype_name
 from assigner.runtime.checkpoints.shards import DAMAGED, Index
-from assigner.runtime.update.optimizer import needs_closure
-from assigner.runtime.update.separability import is_known
+from assigner.runtime.update.separability import is_known, needs_closure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,6 +7,8 @@ is set aside meanwhile, for it was summed then:
     step 1    a1 | b1  -> both a1 + b1
     step 2    a2 | b2  -> both (a1 + b1) + (a2 + b2)
 
+The second sum is added into the tensor that holds the first, as a backward does: the script may have kept it.
+
 Those of a stage that several workers share are added up by `reduction`, which begins while the step goes on; what
 earlier steps left is set aside for it, too.
 
@@ -159,11 +161,13 @@ class Gradients:
             parameter._backward_hooks = hooks
             if parameter.grad is not None:
                 seed_device(partition_seed(executor.seed, number, name, -1), parameter.device)
-                parameter.grad = _hooked(parameter.grad, hooks.values())
+                made = _hooked(parameter.grad, hooks.values())
+                # a hook may have kept it, and what is kept of one step no later one adds to
+                parameter.grad = made.clone() if self._aside[name] is None else made
         for name, before in self._aside.items():
             parameter = self.parameters[name]
             if before is not None:
-                parameter.grad = before if parameter.grad is None else before + parameter.grad
+                parameter.grad = before if parameter.grad is None else _added(before, parameter.grad)
         self._hooks, self._aside = {}, {}
 
     def _sum_shared(self, program: Program, executor: Executor) -> None:
@@ -254,6 +258,12 @@ def _hooked(gradient: torch.Tensor, hooks: Iterable[Callable[[torch.Tensor], tor
             made = hook(gradient)
             gradient = gradient if made is None else made
     return gradient
+
+
+@torch.no_grad()
+def _added(before: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient and what comes to it, in the same tensor, unless that is sparse and the sum is not."""
+    return before + gradient if before.is_sparse and not gradient.is_sparse else before.add_(gradient)
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:

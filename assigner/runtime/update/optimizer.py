@@ -13,18 +13,25 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.originals import choosing_parameters
 from assigner.model.plainvalues import SINGLE
+from assigner.runtime.update.building import built_optimizer, stand_ins
+from assigner.runtime.update.handle import OptimizerHandle, is_plain
 from assigner.runtime.update.optimizermemory import OptimizerMemory
-from assigner.runtime.update.separability import StepBehaviour, check_separable, is_known, stand_in
+from assigner.runtime.update.separability import (
+    CLOSURE_HINT,
+    StepBehaviour,
+    check_separable,
+    closure_words,
+    is_known,
+    needs_closure,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -45,14 +52,21 @@ def _is_told(value: Any) -> bool:
     return type(value) in SINGLE or isinstance(value, float) or type(value) is torch.Tensor
 
 
-def _is_plain(value: Any) -> bool:
-    """A setting that all ranks can compare; a tensor would have to be waited for."""
-    return isinstance(value, bool | int | float | str | None) or (
-        isinstance(value, tuple) and all(isinstance(each, bool | int | float | str | None) for each in value)
-    )
+class _BuiltGroup(NamedTuple):
+    """A param group as the builder has made it.
+
+    Args:
+        group: The group, and
+        members: the list of its parameters on this rank: the script may put another group with this one in its place.
+        names: Of all its parameters, on whatever rank.
+    """
+
+    group: dict[str, Any]
+    members: list[nn.Parameter]
+    names: tuple[str, ...]
 
 
-class PipelineOptimizer(torch.optim.Optimizer):
+class PipelineOptimizer(OptimizerHandle):
     """The user's optimizer, as one handle on every rank: for schedulers, and for loops that call it themselves.
 
         pipeline.step(batch, update=False)
@@ -68,6 +82,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
         held: Those that this rank updates, by the same names.
         apply: Applies the gradients with `local`, on every rank; a closure is what `local` calls for new ones.
         note: Told of calls that every rank makes for itself.
+        called: Told instead of those that may look at gradients and change weights: methods of its own, on one rank.
         shares: Names of the parameters that each worker updates; none: one has all.
         beside: Parameters of this rank that another worker updates for it: `zero_grad` drops their gradients.
         holders: How many workers hold each parameter; None: those that update it.
@@ -75,7 +90,6 @@ class PipelineOptimizer(torch.optim.Optimizer):
 
     Attributes:
         local: The optimizer that the user's builder made, over this rank's parameters.
-        names: For each param group the names of all its parameters, on whatever rank.
         memory: What `local` keeps beside the state of parameters.
         notes_settings: Its step may write into its groups: it is not torch's own, as it was built.
         changes_gradients: A step may leave other gradients than it finds.
@@ -93,32 +107,37 @@ class PipelineOptimizer(torch.optim.Optimizer):
         *,
         apply: Callable[[Callable[[], Any] | None], Any],
         note: Callable[[str], None] = lambda _: None,
+        called: Callable[[str], None] = lambda _: None,
         shares: Sequence[Collection[str]] = (),
         beside: Mapping[str, nn.Parameter] | None = None,
         holders: Mapping[str, int] | None = None,
         ranks: int = 1,
     ) -> None:
         self._ranks, self._behaviour = ranks, StepBehaviour()
-        self._workload, self._apply, self._note = workload, apply, note
+        self._workload, self._apply, self._note, self._called = workload, apply, note, called
         self._model = stand_ins(model)
         self._trained = {name for name, each in self._model if each.requires_grad}
-        self._made = self._spread = False
+        self._spread = False
+        self._given: dict[str, Any] = {}
         beside = beside or {}
         self._hold(held, beside)
         if self.check(shares, holders):
             self._hold(held, beside)  # the one that the builder made last is the one that runs: it may have kept it
         super().__init__(self.local.param_groups, self.local.defaults)
-        self._follow()
+        self._note_groups(range(len(self._built)))
         self.agree(lambda number: [number])
-        self._made = True
+        self._stand_for_local()
 
     def _hold(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
         """Build the user's optimizer over these parameters of the model."""
-        self.local, self.names = built_optimizer(self._workload, self._model, held)
+        self.local, names = built_optimizer(self._workload, self._model, held)
+        self._built = [
+            _BuiltGroup(group, group["params"], members)
+            for group, members in zip(self.local.param_groups, names, strict=True)
+        ]
+        self._first = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS}
         self.memory = OptimizerMemory(self.local)
-        self._held = held
-        grouped = {name for names in self.names for name in names}
-        self._beside = [each for name, each in beside.items() if name in grouped]
+        self._held, self._beside = held, beside
 
     def check(self, shares: Sequence[Collection[str]], holders: Mapping[str, int] | None = None) -> bool:
         """Whether the builder was called for what has to be known of an optimizer that is not torch's own.
@@ -129,8 +148,10 @@ class PipelineOptimizer(torch.optim.Optimizer):
 
         Raises:
             UsageError: the optimizer looks at parameters of several workers at once, or takes sparse gradients alone
-                and several workers hold one parameter, or its handle has hooks.
+                and several workers hold one parameter; or its handle has hooks, or groups of the script's own.
         """
+        if self._made:
+            self._check_groups(self.param_groups)
         holders = holders or Counter(name for share in shares for name in share)
         trained = self._trained
         most = sum(not trained.isdisjoint(share) for share in shares)
@@ -169,20 +190,55 @@ class PipelineOptimizer(torch.optim.Optimizer):
 
     def move(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
         """Be over other parameters of the same model, with the settings of the groups as they are and without state."""
-        groups = self.param_groups
+        groups, numbers = self.param_groups, self._numbers(self.param_groups)
         settings = [{key: value for key, value in group.items() if key not in _MEMBERS} for group in groups]
-        kept = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS}
+        kept = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS or name in self._given}
         self._hold(held, beside)
         vars(self.local).update(kept)  # such as a count of its own
-        for group, kept_settings, made in zip(groups, settings, list(self.local.param_groups), strict=True):
+        for group, kept_settings, number in zip(groups, settings, numbers, strict=True):
+            made = self._built[number].group
             group.clear()
             group.update(made, **kept_settings)
         self.local.param_groups[:] = groups  # the script may hold one of them
-        self._follow()
+        self._note_groups(numbers)
 
-    def _follow(self) -> None:
-        """Groups and state are the local optimizer's own, not copies."""
-        self.param_groups, self.state = self.local.param_groups, self.local.state
+    def _note_groups(self, numbers: Iterable[int]) -> None:
+        """These of the builder's groups are those that there are, whatever objects they are now."""
+        for n, group in zip(numbers, self.local.param_groups, strict=True):
+            self._built[n] = self._built[n]._replace(group=group, members=group["params"])
+
+    def _check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        self._numbers(groups)
+
+    def _numbers(self, groups: Iterable[Mapping[str, Any]]) -> list[int]:
+        """Which of the builder's groups these are: the script may take some out, or put `{**group, "lr": 0.1}` there.
+
+        Raises:
+            UsageError: one is none of them.
+        """
+        found = self._found(groups)
+        if -1 in found:
+            raise UsageError(
+                f"param_groups[{found.index(-1)}] of pipeline.optimizer has a list of parameters of its own: which of"
+                " the model's it stands for, on all ranks, is not known",
+                hint="make the groups in Workload.optimizer; a script changes them by their settings, takes some out,"
+                ' or puts {**group, "lr": 0.1} in the place of group, whose "params" are the same list',
+            )
+        return found
+
+    def _found(self, groups: Iterable[Mapping[str, Any]]) -> list[int]:
+        """As `_numbers`; -1: it is none of the builder's."""
+        numbers = {id(each): n for n, built in enumerate(self._built) for each in (built.group, built.members)}
+        return [numbers.get(id(group), numbers.get(id(group.get("params")), -1)) for group in groups]
+
+    @property
+    def names(self) -> list[tuple[str, ...]]:
+        """For each param group that there is now the names of all its parameters, on whatever rank.
+
+        Raises:
+            UsageError: a group is none of the builder's.
+        """
+        return [self._built[n].names for n in self._numbers(self.param_groups)]
 
     @property
     def applied(self) -> torch.optim.Optimizer | None:
@@ -225,18 +281,6 @@ class PipelineOptimizer(torch.optim.Optimizer):
                     mine.detach().copy_(value)
                 else:
                     group[key] = value
-
-    def __getattr__(self, name: str) -> Any:
-        """The modes that some optimizers have, as schedule-free ones: `train()` and `eval()`, of this rank's own."""
-        local = vars(self).get("local")
-        if name not in ("train", "eval") or not hasattr(local, name):
-            raise AttributeError(f"{type(local or self).__name__!r} object has no attribute {name!r}")
-
-        def change() -> Any:
-            self._note(f"optimizer.{name}()")
-            return getattr(local, name)()
-
-        return change
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the gradients, on all ranks together.
@@ -281,21 +325,26 @@ class PipelineOptimizer(torch.optim.Optimizer):
         """Drop this rank's gradients; all ranks do."""
         self._note("optimizer.zero_grad()")
         super().zero_grad(set_to_none)
-        for parameter in self._beside:
+        for name in [name for names in self.names for name in names] if self._beside else ():
+            parameter = self._beside.get(name)
+            if parameter is None:
+                continue
             if set_to_none or parameter.grad is None:
                 parameter.grad = None
             else:
-                parameter.grad = parameter.grad.detach().zero_()
+                parameter.grad.detach().zero_()  # in place: the script may have kept it
 
     @property
     def settings(self) -> str:
         """What an update goes by, for the comparison of all ranks: the learning rates, and a digest of all settings."""
         plain = [
-            sorted((key, value) for key, value in group.items() if key not in _MEMBERS and _is_plain(value))
+            sorted((key, value) for key, value in group.items() if key not in _MEMBERS and is_plain(value))
             for group in self.param_groups
         ]
+        numbers = self._found(self.param_groups)
+        told = plain if numbers == [*range(len(self._built))] else [numbers, *plain]
         rates = dict.fromkeys(f"{group['lr']:g}" for group in self.param_groups if isinstance(group.get("lr"), float))
-        digest = hashlib.blake2b(repr(plain).encode(), digest_size=3).hexdigest()
+        digest = hashlib.blake2b(repr(told).encode(), digest_size=3).hexdigest()
         return f"lr {', '.join([*rates][:_MOST_RATES])} (settings {digest})" if rates else f"settings {digest}"
 
     @property
@@ -352,7 +401,11 @@ class PipelineOptimizer(torch.optim.Optimizer):
             UsageError: always, once the optimizer is made.
         """
         if self._made:
-            raise UsageError("param groups cannot be added to a pipeline's optimizer", hint="make them in its builder")
+            raise UsageError(
+                "param groups cannot be added to a pipeline's optimizer",
+                hint="have Workload.optimizer make all groups at once, also of what is to train later: the script"
+                " freezes that, by requires_grad_(False) on what pipeline.named_parameters() gives, until it shall",
+            )
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -394,95 +447,12 @@ class PipelineOptimizer(torch.optim.Optimizer):
             for group, members, names in zip(groups, kept, self.names, strict=True)
         ]
         state = {number[name]: each for name, each in given.items() if each and name in number}
+        numbers = self._numbers(self.param_groups)
         self.local.load_state_dict({"state": state, "param_groups": numbered})
-        self._follow()
+        self._note_groups(numbers)
 
 
 _MEMBERS = ("params", "param_names")
-
-
-def stand_ins(model: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
-    """All of a model's parameters by name, in its order, without memory."""
-    return [(name, stand_in(each)) for name, each in model]
-
-
-def built_optimizer(
-    workload: Workload, model: Sequence[tuple[str, nn.Parameter]], held: Mapping[str, nn.Parameter]
-) -> tuple[torch.optim.Optimizer, list[tuple[str, ...]]]:
-    """The user's optimizer, made of all of a model's parameters and left with some.
-
-    Args:
-        workload: Whose optimizer.
-        model: All parameters by name, in the model's order; values have those that are held alone.
-        held: Those that it is left with, by the same names.
-
-    Returns:
-        The optimizer, and for each param group the names of all its parameters as it was made.
-
-    Raises:
-        UsageError: the builder failed, or made a group of none, or of other parameters than it was given.
-    """
-    whole = {name: held.get(name, stand_in) for name, stand_in in model}
-    with choosing_parameters():
-        made = workload.make_optimizer(whole.items())
-    name_of = {id(parameter): name for name, parameter in whole.items()}
-    _check_groups(made, name_of)
-    names = [tuple(name_of[id(each)] for each in group["params"]) for group in made.param_groups]
-    for group, members in zip(made.param_groups, names, strict=True):
-        group["params"][:] = [whole[name] for name in members if name in held]
-        if "param_names" in group:
-            group["param_names"] = [name for name in members if name in held]
-    for name in whole.keys() - held.keys():
-        made.state.pop(whole[name], None)
-    return made, names
-
-
-def _check_groups(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]) -> None:
-    """Parameters that the builder was not given are no part of the pipeline, and none that it was given is one of them.
-
-    A group that shall have `[p for p in parameters if id(p) in ids]` is empty where the ids are of the model's own.
-    """
-    empty = [number for number, group in enumerate(optimizer.param_groups) if not group["params"]]
-    if empty and name_of:
-        raise UsageError(
-            f"param group {empty[0]} of Workload.optimizer has no parameter",
-            hint="leave it out; if it is chosen by comparison with a model's parameters (id(p) in ids, p is w): those"
-            " that are trained are copies, to be chosen by name, as optimizer(named_parameters) is given them",
-        )
-    strange = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in name_of]
-    if strange:
-        raise UsageError(
-            f"Workload.optimizer made groups with {len(strange)} parameters that it was not given, the first of shape"
-            f" {tuple(strange[0].shape)}",
-            hint="make them of the parameters that the builder gets, as lambda parameters: AdamW(parameters): those of"
-            " a model that was built beside it are others; parameters of the loss need an optimizer of their own",
-        )
-
-
-def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step must be given a closure, which it calls for a loss and gradients as often as it likes."""
-    return _takes_closure(type(optimizer).step)  # a scheduler hides that of the object
-
-
-@functools.cache
-def _takes_closure(step: Callable[..., Any]) -> bool:
-    _, *arguments = inspect.signature(step).parameters.values()
-    needed = [each for each in arguments if each.default is each.empty]
-    return any(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in needed)
-
-
-def closure_words(optimizer: torch.optim.Optimizer) -> str:
-    """What is said of an optimizer that needs a closure, wherever it is met."""
-    return (
-        f"{type(optimizer).__name__}.step needs a closure, which runs the forward again: it trains under plans that"
-        " have all parameters on one worker"
-    )
-
-
-CLOSURE_HINT = (
-    "ask for such a plan: assigner solve --max-workers 1; or use an optimizer that works from the gradients alone, as"
-    " AdamW or SGD"
-)
 _CALLED = (
     "pipeline.step(batch) gives it one; or pipeline.optimizer.step(closure), where the closure calls"
     " pipeline.optimizer.zero_grad() and returns pipeline.step(batch, update=False)"

@@ -53,7 +53,8 @@ class OptimizerMemory:
         if is_known(self._optimizer):
             return
         changed = self._changed()
-        found = [name for name in changed if not name.startswith("self.")]
+        is_made = "_zero_grad_profile_name" in vars(self._optimizer)  # else it has no state_dict() of torch's either
+        found = [name for name in changed if not (is_made and name.startswith("self."))]
         if type(self._optimizer).state_dict is not torch.optim.Optimizer.state_dict:
             beyond = [key for key in self._optimizer.state_dict() if key not in _SECTIONS]
             found += [f"{key!r} of its own state_dict()" for key in beyond]

@@ -13,6 +13,9 @@ What treats every parameter by itself may also take one part of them after the o
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -71,6 +74,32 @@ def is_known(optimizer: torch.optim.Optimizer) -> bool:
     return own and not any(hooks)
 
 
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step must be given a closure, which it calls for a loss and gradients as often as it likes."""
+    return _takes_closure(type(optimizer).step)  # a scheduler hides that of the object
+
+
+@functools.cache
+def _takes_closure(step: Callable[..., Any]) -> bool:
+    _, *arguments = inspect.signature(step).parameters.values()
+    needed = [each for each in arguments if each.default is each.empty]
+    return any(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in needed)
+
+
+def closure_words(optimizer: torch.optim.Optimizer) -> str:
+    """What is said of an optimizer that needs a closure, wherever it is met."""
+    return (
+        f"{type(optimizer).__name__}.step needs a closure, which runs the forward again: it trains under plans that"
+        " have all parameters on one worker"
+    )
+
+
+CLOSURE_HINT = (
+    "ask for such a plan: assigner solve --max-workers 1; or use an optimizer that works from the gradients alone, as"
+    " AdamW or SGD"
+)
+
+
 def check_separable(
     optimizer: torch.optim.Optimizer,
     model: Sequence[tuple[str, nn.Parameter]],
@@ -113,6 +142,8 @@ def check_separable(
     except Exception as error:
         if all(share in (whole, frozenset()) for share in parts):
             return StepBehaviour(runs_idle=False, changes_gradients=True)
+        if _runs_with_closure(model, whole, build):
+            raise UsageError(closure_words(optimizer), hint=CLOSURE_HINT) from error
         said = str(error).strip().splitlines()
         raise UsageError(
             f"whether {name} treats every parameter by itself cannot be found out: with small tensors in their place it"
@@ -140,8 +171,30 @@ _HINT = (
 )
 
 
-def _tried(model: Sequence[tuple[str, nn.Parameter]], share: Collection[str], build: Build) -> _Trial:
-    """Some steps of the optimizer with the stand-ins of one worker's parameters."""
+def _runs_with_closure(model: Sequence[tuple[str, nn.Parameter]], whole: Collection[str], build: Build) -> bool:
+    """Whether a step that fails without a closure calls one that it is given, and does not fail then."""
+    called: list[bool] = []
+    with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
+        _tried(model, whole, build, called=called)
+        return bool(called)
+    return False
+
+
+def _tried(
+    model: Sequence[tuple[str, nn.Parameter]],
+    share: Collection[str],
+    build: Build,
+    *,
+    called: list[bool] | None = None,
+) -> _Trial:
+    """Some steps of the optimizer with the stand-ins of one worker's parameters.
+
+    Args:
+        model: All by name.
+        share: The worker's.
+        build: Makes it.
+        called: Notes its calls of a closure, which gives the same gradients again; None: there is no closure.
+    """
     generator = torch.Generator().manual_seed(0)
     torch.default_generator.manual_seed(0)
     small = {name: _small(parameter, generator) for name, parameter in model}
@@ -152,11 +205,22 @@ def _tried(model: Sequence[tuple[str, nn.Parameter]], share: Collection[str], bu
     changed = False
     for scale in _SCALES:
         shares = {name: 10 ** (2 * float(torch.rand((), generator=generator, device="cpu")) - 1) for name in small}
-        for name, each in held.items():
-            each.grad = directions[name] * scale * shares[name] if each.requires_grad else None
-        given = {name: None if each.grad is None else each.grad.clone() for name, each in held.items()}
-        optimizer.step()
-        changed = changed or any(not _same(given[name], each.grad) for name, each in held.items())
+        given = {name: directions[name] * scale * shares[name] for name, each in held.items() if each.requires_grad}
+
+        def closure(given: Mapping[str, torch.Tensor] = given) -> float:
+            for name, each in held.items():
+                each.grad = given[name].clone() if name in given else None
+            if called is not None:
+                called.append(True)
+            return 0.0
+
+        closure()
+        if called is None:
+            optimizer.step()
+        else:
+            called.clear()
+            optimizer.step(closure)
+        changed = changed or any(not _same(given.get(name), each.grad) for name, each in held.items())
     return _Trial({name: each.detach() - before[name] for name, each in held.items()}, changed)
 
 

@@ -1,0 +1,83 @@
+"""The user's optimizer, made of all of a model's parameters and left with those of one rank."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from assigner.errors import UsageError
+from assigner.model.deferred.originals import choosing_parameters
+from assigner.runtime.update.separability import stand_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import torch
+    from torch import nn
+
+    from assigner.model.workload import Workload
+
+
+_HOOKS = tuple(
+    f"_optimizer_{call}_{when}_hooks" for call in ("step", "state_dict", "load_state_dict") for when in ("pre", "post")
+)
+
+
+def stand_ins(model: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
+    """All of a model's parameters by name, in its order, without memory."""
+    return [(name, stand_in(each)) for name, each in model]
+
+
+def built_optimizer(
+    workload: Workload, model: Sequence[tuple[str, nn.Parameter]], held: Mapping[str, nn.Parameter]
+) -> tuple[torch.optim.Optimizer, list[tuple[str, ...]]]:
+    """The user's optimizer, made of all of a model's parameters and left with some.
+
+    Args:
+        workload: Whose optimizer.
+        model: All parameters by name, in the model's order; values have those that are held alone.
+        held: Those that it is left with, by the same names.
+
+    Returns:
+        The optimizer, and for each param group the names of all its parameters as it was made.
+
+    Raises:
+        UsageError: the builder failed, or made a group of none, or of other parameters than it was given.
+    """
+    whole = {name: held.get(name, stand_in) for name, stand_in in model}
+    with choosing_parameters():
+        made = workload.make_optimizer(whole.items())
+    # one that is around another may never have called Optimizer.__init__
+    vars(made).update({**{name: OrderedDict() for name in _HOOKS}, "defaults": {}, **vars(made)})
+    name_of = {id(parameter): name for name, parameter in whole.items()}
+    _check_groups(made, name_of)
+    names = [tuple(name_of[id(each)] for each in group["params"]) for group in made.param_groups]
+    for group, members in zip(made.param_groups, names, strict=True):
+        group["params"][:] = [whole[name] for name in members if name in held]
+        if "param_names" in group:
+            group["param_names"] = [name for name in members if name in held]
+    for name in whole.keys() - held.keys():
+        made.state.pop(whole[name], None)
+    return made, names
+
+
+def _check_groups(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]) -> None:
+    """Parameters that the builder was not given are no part of the pipeline, and none that it was given is one of them.
+
+    A group that shall have `[p for p in parameters if id(p) in ids]` is empty where the ids are of the model's own.
+    """
+    empty = [number for number, group in enumerate(optimizer.param_groups) if not group["params"]]
+    if empty and name_of:
+        raise UsageError(
+            f"param group {empty[0]} of Workload.optimizer has no parameter",
+            hint="leave it out; if it is chosen by comparison with a model's parameters (id(p) in ids, p is w): those"
+            " that are trained are copies, to be chosen by name, as optimizer(named_parameters) is given them",
+        )
+    strange = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in name_of]
+    if strange:
+        raise UsageError(
+            f"Workload.optimizer made groups with {len(strange)} parameters that it was not given, the first of shape"
+            f" {tuple(strange[0].shape)}",
+            hint="make them of the parameters that the builder gets, as lambda parameters: AdamW(parameters): those of"
+            " a model that was built beside it are others; parameters of the loss need an optimizer of their own",
+        )
