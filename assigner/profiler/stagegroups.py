@@ -163,6 +163,29 @@ class AloneBench(NamedTuple):
         watch.mark("backward", self.bench.name)
 
 
+class _Laps:
+    """The times of joined partitions, each of which ends where that next to it begins."""
+
+    def __init__(self) -> None:
+        self._watch: Stopwatch | None = None
+        self._part = self._under_way = ""
+
+    def begin(self, part: str, watch: Stopwatch) -> None:
+        """A forward or a backward comes next."""
+        self._part, self._watch, self._under_way = part, watch, ""
+
+    def enter(self, name: str) -> None:
+        """It has come to this partition."""
+        if name != self._under_way:
+            self.end()
+        self._under_way = name
+
+    def end(self) -> None:
+        """It has left the partition."""
+        if self._watch is not None and self._under_way:
+            self._watch.mark(self._part, self._under_way)
+
+
 class JoinedBenches:
     """Partitions of a stage whose graphs are one, as in training.
 
@@ -173,18 +196,10 @@ class JoinedBenches:
 
     def __init__(self, benches: Sequence[PartitionBench], graph: PartitionGraph) -> None:
         self.benches = benches
-        self.island = island(graph, [each.runner for each in benches], joins=True, entered=self._enter)
-        self._watch: Stopwatch | None = None
-        self._part = self._under_way = ""
-
-    def _enter(self, name: str) -> None:
-        """A partition ends where that next to it begins."""
-        if self._watch is not None and self._under_way and name != self._under_way:
-            self._watch.mark(self._part, self._under_way)
-        self._under_way = name
-
-    def _begin(self, part: str, watch: Stopwatch) -> None:
-        self._part, self._watch, self._under_way = part, watch, ""
+        for each in benches:
+            each.runner.graphs = benches[0].runner.graphs
+        self._laps = _Laps()
+        self.island = island(graph, [each.runner for each in benches], joins=True, entered=self._laps.enter)
 
     def forward(self, micro_batch: int, watch: Stopwatch) -> None:
         """Run all forwards, and note the time of each."""
@@ -194,10 +209,10 @@ class JoinedBenches:
             for value, read in zip(each.runner.piece.reads, each.reads[micro_batch], strict=True)
         }
         reads, sizes = [found[value] for value in self.island.reads], [n for each in self.benches for n in each.sizes]
-        self._begin("forward", watch)
+        self._laps.begin("forward", watch)
         with as_single_process():
             self.island.runner.forward(ForwardPlace(0, 0, micro_batch), reads, sizes)
-        watch.mark("forward", self._under_way)
+        self._laps.end()
 
     def backward(self, micro_batch: int, watch: Stopwatch) -> None:
         """Likewise the backward; what nobody else reads gets its gradients here."""
@@ -208,9 +223,9 @@ class JoinedBenches:
         last = self.benches[-1]
         if last.runner.finish is not None:
             gradients += last.gradients
-        self._begin("backward", watch)
+        self._laps.begin("backward", watch)
         self.island.runner.backward(ForwardPlace(0, 0, micro_batch), [], [], gradients)
-        watch.mark("backward", self._under_way)
+        self._laps.end()
 
 
 def joined_benches(benches: Sequence[PartitionBench], graph: PartitionGraph) -> list[AloneBench | JoinedBenches]:

@@ -205,6 +205,7 @@ class _Looks:
         self._kept = [each.detach() for each in self._tensors]
         self._strided = [each for each in self._tensors if each.layout is torch.strided]
         self._real = [each for each in self._strided if plain_class(each) in (torch.Tensor, nn.Parameter)]
+        self._real = [each for each in self._real if each.numel() and not each.is_meta]
         real = set(map(id, self._real))
         self._others = [each for each in self._tensors if id(each) not in real]
         self._then = self._now()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from workloads import (
     WIDTH,
     Language,
@@ -309,3 +310,91 @@ def test_a_language_model_of_many_layers_is_one_backward_a_micro_batch(monkeypat
     with pipeline_of(made, make_plan(made, micro_batches=4)) as pipeline:
         pipeline.step(made.make_batch(8, 0))
         assert backwards(monkeypatch, pipeline, made.make_batch(8, 1)) == 4
+
+
+class GivingOn(nn.Module):
+    """Gives what it reads."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Rerunning(nn.Linear):
+    """A checkpoint, whose code runs in the backward, too, and fails there where it is armed."""
+
+    armed = False
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        if Rerunning.armed and torch._C._current_graph_task_id() != -1:
+            raise ArithmeticError("snapped")
+        return torch.tanh(super().forward(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def test_an_error_in_a_checkpoints_code_names_its_partition(monkeypatch):
+    """There is neither a hook nor a Function of Python's that would say that code runs in this backward."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Rerunning(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "*")
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        assert backwards(monkeypatch, pipeline, made.make_batch(8, 1)) == 2
+        monkeypatch.setattr(Rerunning, "armed", True)
+        with pytest.raises(ArithmeticError) as caught:
+            pipeline.step(made.make_batch(8, 2))
+    assert caught.value.__notes__ == ["in backward of partition '1', micro-batch 1 on worker:0/cpu"]
+
+
+def test_what_only_gives_on_takes_no_error_of_another():
+    """Its output is that of the partition in front, where both are entered at once."""
+
+    def model() -> nn.Module:
+        layers = [Snapping(WIDTH, WIDTH), GivingOn(), nn.Linear(WIDTH, 1)]
+        layers[0].armed = True
+        return nn.Sequential(*layers)
+
+    made = workload(model, "*")
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        for runner in pipeline._installed.executor.runners.values():
+            runner.state.was_watched = runner._is_plain = True  # joined from the first step on
+        with pytest.raises(ArithmeticError) as caught:
+            pipeline.step(made.make_batch(8, 0))
+    assert caught.value.__notes__ == ["in backward of partition '0', micro-batch 1 on worker:0/cpu"]
+
+
+def test_a_hook_of_the_loss_is_looked_at():
+    """Once partitions are joined it begins to hook on to the outputs, and to change what a module keeps."""
+    held: list[Any] = []
+
+    class Scaled(nn.Linear):
+        scale = 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.scale
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if held and outputs.requires_grad:
+            outputs.register_hook(lambda _: [setattr(each, "scale", 2.0) for each in held] and None)
+        return nn.functional.mse_loss(outputs, targets)
+
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Scaled(WIDTH, 1)), "*", loss=loss)
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        for n in range(2):
+            pipeline.step(made.make_batch(8, n))
+        runners = pipeline._installed.executor.runners.values()
+        held += [each for runner in runners for each in runner.module.modules() if isinstance(each, Scaled)]
+        with pytest.raises(UsageError, match="the backward of partition '1' changes what its modules keep"):
+            pipeline.step(made.make_batch(8, 2))
+
+
+def test_a_sparse_gradient_has_each_place_once():
+    """However many micro-batches have added to it: an optimizer of the user's may go by its indices."""
+    made = workload(
+        lambda: nn.Sequential(nn.Embedding(4, WIDTH, sparse=True), nn.Linear(WIDTH, 1)), "*",
+        batch=lambda rows, g: (torch.randint(4, (rows,), generator=g), torch.zeros(rows, 1, dtype=torch.float64)),
+    )  # fmt: skip
+    with pipeline_of(made, make_plan(made, micro_batches=4)) as pipeline:
+        weight = dict(pipeline.named_parameters())["0.weight"]
+        for n in range(2):
+            pipeline.step(made.make_batch(8, n))
+        assert weight.grad.is_coalesced()

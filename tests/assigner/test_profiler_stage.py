@@ -49,6 +49,18 @@ class Time(Stopwatch):
         return [end - begin for (_, begin), (_, end) in itertools.pairwise(marks)]
 
 
+class Noted(Stopwatch):
+    """Notes whose time has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.owners: list[str] = []
+
+    def mark(self, *owner: str) -> None:
+        part, name = owner
+        self.owners.append(f"{part[0]}{name}")
+
+
 @dataclass(eq=False)
 class Bench:
     """A partition that takes known times, and notes when it is called."""
@@ -293,6 +305,22 @@ def test_a_joined_backward_is_that_of_its_partitions(ten: PartitionGraph) -> Non
     for found, wanted in zip([read.grad, *(each.grad for each in parameters)], expected, strict=True):
         assert found is not None
         torch.testing.assert_close(found, wanted)
+
+
+def test_times_are_each_partitions_own_where_one_gives_on_what_it_reads() -> None:
+    """Its output is that of the one in front: a backward comes to both at once, and goes through that one alone."""
+    layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Identity(), nn.Linear(WIDTH, WIDTH)]
+    made = replace(make_workload(1), model=lambda: nn.Sequential(*layers))
+    graph = partition_graph(made)
+    modules = graph.build(list(graph.piece), CPU)
+    inputs = collect_inputs(made, graph, [ROWS], CPU, budget_bytes=1e9, wanted=list(graph.piece))
+    workbench = Workbench(made, graph, CPU, modules, inputs, state_share=2.0, room=lambda: math.inf)
+    (stage,) = joined_benches([workbench.companion(Point(name, ROWS)) for name in "0123"], graph)
+    assert isinstance(stage, JoinedBenches)
+    watch = Noted()
+    stage.forward(0, watch)
+    stage.backward(0, watch)
+    assert " ".join(watch.owners) == "f0 f1 f2 f3 b3 b2 b1 b0"
 
 
 def test_times_add_up_and_a_partition_may_have_none() -> None:

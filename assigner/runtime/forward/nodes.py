@@ -6,7 +6,7 @@ from functools import cache, wraps
 from typing import TYPE_CHECKING
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
@@ -36,6 +36,27 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge:
 def hooks_so_far() -> int:
     """How many hooks this process has registered: a forward that raises it has hooked on to its tensors."""
     return RemovableHandle.next_id
+
+
+def packs_so_far() -> int:
+    """How often code has begun to pack what graphs save: as a checkpoint does, whose code then runs in a backward."""
+    return _packs[0]
+
+
+_packs = [0]
+
+
+@cache
+def count_packs() -> None:
+    """Have blocks of hooks that pack what graphs save count from now on; see `packs_so_far`."""
+    plain = saved_tensors_hooks.__enter__
+
+    @wraps(plain)
+    def enter(self: saved_tensors_hooks) -> None:
+        _packs[0] += 1
+        plain(self)
+
+    saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
 
 
 @cache

@@ -238,6 +238,10 @@ class Gradients:
         """Whether they can be applied: unscaled, and finite on all ranks where they were scaled."""
         if self.scaling.scaled:
             self.scaling.unscale(self._elements())
+        for parameter in self.parameters.values():
+            # places that come several times come as often as there are micro-batches
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()
         return self.scaling.good()
 
     def _elements(self, *, without: Container[str] = ()) -> list[torch.Tensor]:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from assigner.model.marking import PartitionGraph, Value
 from assigner.model.marking.gradients import check_asked
 from assigner.runtime.forward.heldtensors import as_they_were
-from assigner.runtime.forward.nodes import edge_of, hooks_so_far, is_leaf
+from assigner.runtime.forward.nodes import edge_of, hooks_so_far, is_leaf, packs_so_far
 from assigner.runtime.forward.state import LateWrites, PartitionState
 from assigner.runtime.step.backward import Watched, restored, unchanged_by_backward
 from assigner.runtime.step.partition import NOTHING, ForwardPlace, Graph, PartitionRunner, differentiate
@@ -25,7 +27,6 @@ from assigner.runtime.step.readvalues import check_hooks, check_unchanged, facts
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    import torch
     from torch.autograd.graph import Node
 
     from assigner.model.marking.graph import Size
@@ -114,7 +115,8 @@ class _InTurn(NamedTuple):
         reads: Where the values that it reads lie among those that are there by then.
         sizes: Likewise its numbers.
         lent: Those of the values that other partitions made and that others read elsewhere too.
-        cut: Those of the values that it makes that have no gradient though their graph may say so.
+        makes: Where the values that it makes lie.
+        cut: Those of them that have no gradient though their graph may say so.
         asked: Numbers of its outputs that code behind them looks at, and whether a gradient comes back.
     """
 
@@ -123,6 +125,7 @@ class _InTurn(NamedTuple):
     reads: tuple[int, ...]
     sizes: slice
     lent: tuple[int, ...]
+    makes: slice
     cut: tuple[int, ...]
     asked: tuple[tuple[int, bool], ...]
 
@@ -160,9 +163,9 @@ class JoinedPartitions:
         self._counting = [each for each in runners if each.statistics is not None]
         self._moving = [each for each in runners if each.moves_values]
         self._has_functions = any(each.has_functions for each in runners)
+        # in other backwards runs nothing but torch's own code, which has nothing to say
         self._is_watched = entered is not None or self._has_functions
         self._unseen = list[Watched]()  # how users' partitions are watched once each was looked at wholly
-        self._entries: dict[int, list[tuple[PartitionRunner, set[Node]]]] = {}
         place = {value: n for n, value in enumerate(reads)}
         self._calls = self._in_turn(graph, place, {each.value for each in outputs})
         self._outputs = [(place[each.value], each.gradient) for each in outputs]
@@ -176,9 +179,12 @@ class JoinedPartitions:
             reads = tuple([place[value] for value in piece.reads])
             lent = tuple([place[value] for value in piece.reads if value in elsewhere])
             place.update([(value, len(place) + n) for n, value in enumerate(made)])
+            makes = slice(len(place) - len(made), len(place))
             cut = tuple([place[value] for value in made if not graph.values[value].gradient])
             asked = tuple([(n, gradients[n]) for n, value in enumerate(made) if graph.values[value].asked])
-            found.append(_InTurn(piece.name, each, reads, slice(sizes, sizes + len(piece.sizes)), lent, cut, asked))
+            found.append(
+                _InTurn(piece.name, each, reads, slice(sizes, sizes + len(piece.sizes)), lent, makes, cut, asked)
+            )
             sizes += len(piece.sizes)
         return found
 
@@ -202,14 +208,14 @@ class JoinedPartitions:
         Returns:
             What others read, then what the loss starts from where the last partition is one of these.
         """
-        values, is_hooked = list(reads), False
+        values, is_hooked, packs = list(reads), False, packs_so_far()
         seeds = [each.seed(place) for each in self._runners]  # one after the other: between kernels each takes longer
-        entries: list[tuple[PartitionRunner, set[Node]]] = []
         start = self.state.begin(runs_again=False)
         for call, seed in zip(self._calls, seeds, strict=True):
             self._enter(call.runner)
             before, hooks = [facts_of(values[n]) for n in call.lent], hooks_so_far()
             outputs = call.runner.call(place, [values[n] for n in call.reads], sizes[call.sizes], seed)
+            finished = call.runner.finished(outputs, place)
             if hooks_so_far() != hooks:
                 is_hooked = True
                 check_hooks(call.runner.piece, [values[n] for n in call.reads])
@@ -217,12 +223,8 @@ class JoinedPartitions:
                 check_unchanged(call.runner.piece, values[n], facts)
             for n, gradient in call.asked:
                 check_asked(call.name, outputs[n], gradient=gradient, sent=False)
-            if call.runner.finish is not None:
-                outputs = call.runner.finished(outputs, place)
-            if self._is_watched:
-                nodes = {root.node for root in call.runner.roots(outputs) if root is not None}
-                entries.append((call.runner, nodes))
-            values += outputs
+            if call.runner.finish is None:
+                values += outputs
             for n in call.cut:
                 values[n] = values[n].detach()
         late = self.state.end(start)
@@ -232,16 +234,27 @@ class JoinedPartitions:
             for each, (_, gradient) in zip(made, self._outputs, strict=True)
         ]
         if self._last.finish is not None:
-            made += outputs
-            roots += self._last.roots(outputs)
+            made += finished
+            roots += self._last.roots(finished)
         graph = Graph(roots, [], is_hooked)
+        if self._is_watched or is_hooked or packs_so_far() != packs or torch.is_anomaly_enabled():
+            graph.entries = self._entries(values, finished)
         if late is not None:
             self._end_late(late, graph, place)
         if self._moving and not place.is_alone and (is_hooked or self._has_functions):
             graph.values = [each.state.values() for each in self._moving]
         self._graphs[self._names, place.micro_batch] = graph
-        self._entries[place.micro_batch] = entries
         return made
+
+    def _entries(
+        self, values: Sequence[torch.Tensor], finished: Sequence[torch.Tensor]
+    ) -> list[tuple[PartitionRunner, set[Node]]]:
+        """Where a backward comes into each partition; `finished`: what the last of them has made."""
+        found = []
+        for call in self._calls:
+            made = values[call.makes] if call.runner.finish is None else finished
+            found.append((call.runner, {root.node for root in call.runner.roots(made) if root is not None}))
+        return found
 
     def _enter(self, runner: PartitionRunner) -> None:
         self.at = runner.at
@@ -273,11 +286,11 @@ class JoinedPartitions:
         where it comes to the outputs of a partition, all that lies behind is done.
         """
         assert not split
-        graph, entries = self._graphs.pop((self._names, place.micro_batch)), self._entries.pop(place.micro_batch)
+        graph = self._graphs.pop((self._names, place.micro_batch))
         self.at = self._all
-        if entries:
+        if graph.entries:
             self._enter(self._last)
-            for runner, nodes in entries[:-1]:
+            for runner, nodes in reversed(graph.entries[:-1]):  # what only gives on is entered with what it reads
                 for node in nodes:
                     if not is_leaf(node):
                         node.register_prehook(functools.partial(self._come, runner))

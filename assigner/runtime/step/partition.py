@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
@@ -74,6 +74,7 @@ class Graph:
         overwritten: A partition and the name of its tensor that a later forward wrote without a copy of it.
         values: Python values that forwards change, as this one left them, where its backward may read them.
         rest: What the input part has left to the weight part; None: it has not run.
+        entries: Where its backward comes into each of its partitions, if somebody may ask.
     """
 
     roots: list[GradientEdge | None]
@@ -82,6 +83,7 @@ class Graph:
     overwritten: tuple[str, str] | None = None
     values: list[Memento] = field(default_factory=list)
     rest: WeightPart | None = None
+    entries: list[tuple[PartitionRunner, set[Node]]] = field(default_factory=list)
 
 
 Graphs = dict[tuple[tuple[str, ...], int], Graph]
