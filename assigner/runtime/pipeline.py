@@ -114,7 +114,7 @@ class Pipeline(ModelState):
             self._scaling = GradientScaling(scaler, workload.autocast, self._member)
             self.scaler = self._scaling.scaler
             self._installed = self._install(remat_of_plan)
-            self._outside.note_moved(self._installed.share.state)
+            self._outside.note_held(self._installed.share.held())
             model = self.graph.deferred.model.named_parameters()
             self._optimizer = PipelineOptimizer(
                 workload,
@@ -210,6 +210,7 @@ class Pipeline(ModelState):
                 state.unpack(partition, self._installed.share)
             for of_parameters in moments:
                 of_parameters.add(self._installed.share.updated, self.optimizer)
+            self._outside.note_held(self._installed.share.held())
             keep_moved(before.share.built(), but=[each.attributes for each in found.values()])
             del before
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
@@ -328,7 +329,7 @@ class Pipeline(ModelState):
                 self.optimizer.step()
         with self._member.guarded("the end of the step"):
             result = shared_result(found, self.workload, self._member)
-        self._outside.note_moved(self._installed.share.state)
+            self._outside.note_moved(self._installed.share.held(), self._member)
         whole = update and self._installed.ran_as_planned(micro_batches)
         self._clock.end_step(whole=whole)
         if recorder is not None:
