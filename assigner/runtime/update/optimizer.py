@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -172,13 +172,34 @@ class PipelineOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         settings = [{key: value for key, value in group.items() if key not in _MEMBERS} for group in groups]
         kept = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS}
+        state, states = self.state, {name: self.state.get(each) for name, each in self._held.items()}
         self._hold(held, beside)
+        self._keep_state(state, states)
         vars(self.local).update(kept)  # such as a count of its own
         for group, kept_settings, made in zip(groups, settings, list(self.local.param_groups), strict=True):
             group.clear()
             group.update(made, **kept_settings)
         self.local.param_groups[:] = groups  # the script may hold one of them
         self._follow()
+
+    def _keep_state(self, state: defaultdict[torch.Tensor, Any], states: Mapping[str, dict[str, Any] | None]) -> None:
+        """Have these be the optimizer's state, and those of parameters: the script may hold them.
+
+        What it holds of a parameter that has left is empty. One that is not torch's own may have its state elsewhere,
+        too: there it stays as it was built.
+        """
+        for each in filter(None, states.values()):
+            each.clear()
+        if not is_known(self.local):
+            return
+        made = dict(self.local.state)
+        state.clear()
+        for name, parameter in self._held.items():
+            if (kept := states.get(name)) is not None:
+                kept.update(made.pop(parameter, {}))
+                state[parameter] = kept
+        state.update(made)
+        self.local.state = state
 
     def _follow(self) -> None:
         """Groups and state are the local optimizer's own, not copies."""
