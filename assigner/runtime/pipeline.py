@@ -24,7 +24,7 @@ from assigner.runtime.messages.rendezvous import asked_backend
 from assigner.runtime.modelstate import ModelState
 from assigner.runtime.passes import without_training
 from assigner.runtime.plangraph import check_seeds, plan_graph
-from assigner.runtime.ranks.membership import Membership
+from assigner.runtime.ranks.membership import Membership, outside_inference
 from assigner.runtime.ranks.memorycheck import check_memory
 from assigner.runtime.ranks.process import check_world, executed, start_computing
 from assigner.runtime.recording.memory import held_bytes
@@ -81,6 +81,7 @@ class Pipeline(ModelState):
         InfeasibleError: the plan does not fit into a worker's memory; every rank raises it.
     """
 
+    @outside_inference()
     def __init__(
         self,
         workload: Workload,
@@ -161,6 +162,7 @@ class Pipeline(ModelState):
             remat=remat, batch_norm=self._batch_norm, trains=self._trains, scaling=self._scaling,
         )  # fmt: skip
 
+    @outside_inference()
     def move(self, plan: Plan | Path | str) -> None:
         """Go on under another plan for the same model from the next step on; every rank calls this.
 

@@ -79,6 +79,7 @@ with Pipeline(made, make_plan(made, two), graph=graph_of(made)) as pipeline:
         warnings.simplefilter("always")
         pipeline.move(make_plan(made, two))
     assert [str(each.message).count("the optimizer's state of") for each in told] == [3]
+    assert told[0].filename == __file__
     assert not kept[1]  # of a parameter that has left
 
 made = made_of(CHANGING["Counting"])
