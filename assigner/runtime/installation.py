@@ -195,7 +195,7 @@ class Installation:
 
     def forward(self, inputs: Any, number: int, to: int | None) -> Any:
         """The model's output on rank `to`; see `Pipeline.forward`."""
-        micro_batches = self._cut(f"forward(to={to})", (inputs, None), loss=False)
+        micro_batches = self._cut(f"forward(to={to})", given_pair((inputs, None)), loss=False)
         _, outputs = self.inference.run(micro_batches, number, loss=False, outputs_to="all" if to is None else to)
         assert outputs is not None
         return outputs.carry(self.member)
