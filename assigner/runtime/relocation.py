@@ -417,9 +417,12 @@ class OutsideValues:
         if changes:
             first = f"{changes[0]}, of a module"
             hint = (
-                "do it in the builder, or make a new pipeline after the change; a forward sees what changes in an"
+                "to evaluate, use pipeline.evaluate or pipeline.forward, or call a copy of the model (copy.deepcopy); what"
+                " the script sets is done in the builder, or before a new pipeline; a forward sees what changes in an"
                 " object that the script holds, as a dict at the top of the model's file"
             )
+            if changes[0].endswith(".training"):
+                hint = "call train() before the next step, or evaluate with pipeline.evaluate"
         elif names := self._changed_tensors():
             first = names[0]
             hint = (
