@@ -346,7 +346,7 @@ class Pipeline(ModelState):
                 self.optimizer.step()
         with self._member.guarded("the end of the step"):
             result = shared_result(found, self.workload, self._member)
-            self._outside.note_moved(self._installed.share.held(), self._member)
+            self._outside.note_moved(self._installed.share.held(), self._installed.written, self._member)
         whole = update and self._installed.ran_as_planned(micro_batches)
         self._clock.end_step(whole=whole)
         if recorder is not None:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
+    from assigner.runtime.forward.state import WrittenTensors
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.stages.localpartitions import LocalPartitions
     from assigner.runtime.update.optimizer import PipelineOptimizer
@@ -345,11 +346,12 @@ class OutsideValues:
         """An update has been applied to the partitions' weights."""
         note_trained(self._model)
 
-    def note_held(self, held: Mapping[str, torch.Tensor]) -> list[str]:
+    def note_held(self, held: Mapping[str, torch.Tensor], written: WrittenTensors | tuple[()] = ()) -> list[str]:
         """Look at what this rank holds now.
 
         Args:
             held: Its parameters and buffers by name.
+            written: Those that forwards write, as they may through `.data`, which torch counts as no change.
 
         Returns:
             The names of those, beside trained weights, that are no more as when this was called last, nor as built.
@@ -360,7 +362,8 @@ class OutsideValues:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             for name, (tensor, version) in self._versions.items():
                 known, last = before.get(name, (tensor, version))
-                if (known is not tensor or last != version) and not self._is_as_built(name, tensor):
+                has_moved = known is not tensor or last != version or tensor in written
+                if has_moved and not self._is_as_built(name, tensor):
                     moved.append(name)
         return moved
 
@@ -368,16 +371,17 @@ class OutsideValues:
         built = self._built.get(name)
         return built is not None and has_values_of(built, tensor)
 
-    def note_moved(self, held: Mapping[str, torch.Tensor], member: Membership) -> None:
+    def note_moved(self, held: Mapping[str, torch.Tensor], written: WrittenTensors, member: Membership) -> None:
         """What a step has moved the script may no more read of the builder's; every rank calls this behind each.
 
         In the first step all ranks tell each other: mostly forwards move the same ones from then on.
 
         Args:
             held: This rank's parameters and buffers by name.
+            written: As of `note_held`.
             member: This process in the run.
         """
-        moved, untold, self._untold = self.note_held(held), self._untold, []
+        moved, untold, self._untold = self.note_held(held, written), self._untold, []
         if untold:
             mine = [float(name in moved) for name in untold]
             told = member.numbers_of(dict.fromkeys(member.ranks, mine))
@@ -417,9 +421,9 @@ class OutsideValues:
         if changes:
             first = f"{changes[0]}, of a module"
             hint = (
-                "to evaluate, use pipeline.evaluate or pipeline.forward, or call a copy of the model (copy.deepcopy); what"
-                " the script sets is done in the builder, or before a new pipeline; a forward sees what changes in an"
-                " object that the script holds, as a dict at the top of the model's file"
+                "to evaluate, use pipeline.evaluate or pipeline.forward, or call a copy of the model (copy.deepcopy);"
+                " what the script sets is done in the builder, or before a new pipeline; a forward sees what changes in"
+                " an object that the script holds, as a dict at the top of the model's file"
             )
             if changes[0].endswith(".training"):
                 hint = "call train() before the next step, or evaluate with pipeline.evaluate"

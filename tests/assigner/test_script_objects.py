@@ -269,13 +269,15 @@ class Ranged(nn.Linear):
         self.mask = torch.ones_like(self.mask)
         if self.training and self.how == "written":
             self.range.lerp_(x.detach().abs().amax(0), 0.5)
+        elif self.training and self.how == "by data":
+            self.range.data.lerp_(x.detach().abs().amax(0), 0.5)
         elif self.training:
             self.range = self.range.lerp(x.detach().abs().amax(0), 0.5)
         return super().forward(x) / self.range * self.mask
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["written", "assigned"])
+@pytest.mark.parametrize("how", ["written", "by data", "assigned"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_what_no_state_dict_has_is_not_the_scripts_again(how: str, *, persistent: bool) -> None:
     """A buffer that forwards move is loaded with the weights, or is refused: it would be as it was built."""

@@ -20,6 +20,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import
 from changing_models import CHANGING, made_of, micro_batched, tied_and_renormed
 from workloads import Reference, graph_of, language, make_plan
 
+from assigner.model.marking import partition_graph
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -81,6 +83,16 @@ with Pipeline(made, make_plan(made, two), graph=graph_of(made)) as pipeline:
     assert [str(each.message).count("the optimizer's state of") for each in told] == [3]
     assert told[0].filename == __file__
     assert not kept[1]  # of a parameter that has left
+
+model = made_of(CHANGING["InPlace"]).model()
+made = replace(made_of(CHANGING["InPlace"]), model=lambda: model)
+with Pipeline(made, make_plan(made, layouts[0]), graph=partition_graph(made)) as pipeline:
+    pipeline.step(made.make_batch(4, 0))
+    try:
+        model.middle.scale.sum()
+        raise AssertionError("what another rank's forward has moved was read as it was built")
+    except UsageError as error:
+        assert "the script uses middle.scale" in str(error)  # noqa: PT017 - this is no test function
 
 made = made_of(CHANGING["Counting"])
 with Pipeline(made, make_plan(made, layouts[0], micro_batches=2), graph=graph_of(made)) as pipeline:
