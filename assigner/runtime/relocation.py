@@ -311,6 +311,7 @@ class OutsideValues:
         moving = {f"{path}{name}" for path in norms for name in ("running_mean", "running_var", "num_batches_tracked")}
         self._model = model
         self._built = {name: each for name, each in tensors.items() if not each.requires_grad}
+        self._moved = set(moving)  # looked at no more: on a GPU a comparison waits for it
         self._untold = [name for name in self._built if name not in moving]
         first = {**graph.canonical, **graph.buffer_aliases}
         self._loaded = {id(each): first.get(name, name) for name, each in tensors.items() if name in graph.persistent}
@@ -363,7 +364,7 @@ class OutsideValues:
             for name, (tensor, version) in self._versions.items():
                 known, last = before.get(name, (tensor, version))
                 has_moved = known is not tensor or last != version or tensor in written
-                if has_moved and not self._is_as_built(name, tensor):
+                if has_moved and name not in self._moved and not self._is_as_built(name, tensor):
                     moved.append(name)
         return moved
 
@@ -386,6 +387,7 @@ class OutsideValues:
             mine = [float(name in moved) for name in untold]
             told = member.numbers_of(dict.fromkeys(member.ranks, mine))
             moved += [name for flags in told.values() for name, flag in zip(untold, flags, strict=True) if flag]
+        self._moved.update(moved)
         for name in moved if self._has_values else ():
             note_moved(self._model, name)
 
