@@ -34,7 +34,7 @@ class Workload:
             each rank for its own part; it must build the same model each time.
         batch: `batch(rows, generator)` makes one batch of `rows` rows from the generator: (inputs, targets), each a
             tensor or a tuple, list or dict of tensors with a dimension for the rows. The model is called as
-            `model(inputs)`, `model(*inputs)` for a tuple or list, `model(**inputs)` for a dict.
+            `model(inputs)`, `model(*inputs)` for a tuple or list, `model(**inputs)` for a dict or another mapping.
         loss: `loss(outputs, targets)`: a scalar tensor, the mean over the rows (see `reduction`). A model that is used
             for its outputs alone needs none.
         optimizer: Builds a torch optimizer from the model's parameters, as
@@ -177,7 +177,7 @@ class Workload:
                 f"Workload.batch gave {type(made).__name__}, not a pair",
                 hint="return (inputs, targets)",
             )
-        return made
+        return given_inputs(made[0]), made[1]
 
     def require_loss(self) -> None:
         """Raise UsageError if there is no loss."""
@@ -222,6 +222,18 @@ def _wants_names(builder: Callable[..., Any]) -> bool:
     except ValueError:  # some functions written in C do not tell
         return False
     return first == "named_parameters"
+
+
+IN_CONTAINERS = (
+    "have Workload.batch and the data loader give its tensors in tuples, lists or dicts, as dict(x) of a mapping or"
+    " vars(x) of another object, and forward take those"
+)
+"""What to do about a batch with objects in it that hold tensors."""
+
+
+def given_inputs(inputs: Any) -> Any:
+    """A batch's inputs, where a mapping of another class is the dict that `model(**inputs)` makes of it."""
+    return dict(inputs) if isinstance(inputs, Mapping) and not isinstance(inputs, dict) else inputs
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -3,6 +3,7 @@
     pipeline, modelstate            what a training script calls: steps; the run and the state of its model
     installation, relocation        all that executes one plan on a rank; to another plan during a run, and what cannot
                                     go there
+    earliermemory                   what of an earlier plan's memory the script still holds
     plangraph, passes               the partitions that a plan speaks of; batches through the graphs that they need, in
                                     training and without
     tracing                         a run's trace: all ranks', on one clock, in one file

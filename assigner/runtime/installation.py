@@ -64,6 +64,7 @@ class Installation:
         share: The partitions with their weights.
         trained: Their parameters that are trained.
         updated: Those of them that this rank updates, for other workers too where the plan says so.
+        written: The tensors that forwards write, as far as that is learnt.
         training: Forwards and backwards.
         executor: What runs the plan's own graph in training.
         needs: What this rank needs of a batch.
@@ -106,8 +107,8 @@ class Installation:
         check_same_loss(workload, plan, graph.last.name, member)
         statistics = DeferredStatistics(self.share.modules, batch_norm, self.share.groups(plan, member))
         variants = Variants(graph, plan, self.share.modules, member, trained=self.trained)
-        written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
-        states = {name: PartitionState(module, written) for name, module in self.share.modules.items()}
+        self.written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
+        states = {name: PartitionState(module, self.written) for name, module in self.share.modules.items()}
         self.needs = Needs(workload, variants, member)
         self.cutting, self.comparison = Cutting(workload), CallComparison(member, self.needs, plan.micro_batches)
         self.watch = ReplicaWatch(self.share, plan, workload, graph.last.name, member)
@@ -196,7 +197,7 @@ class Installation:
 
     def forward(self, inputs: Any, number: int, to: int | None) -> Any:
         """The model's output on rank `to`; see `Pipeline.forward`."""
-        micro_batches = self._cut(f"forward(to={to})", (inputs, None), loss=False)
+        micro_batches = self._cut(f"forward(to={to})", given_pair((inputs, None)), loss=False)
         _, outputs = self.inference.run(micro_batches, number, loss=False, outputs_to="all" if to is None else to)
         assert outputs is not None
         return outputs.carry(self.member)

@@ -12,6 +12,7 @@ from assigner.model.marking.marks import matches
 from assigner.runtime.batch.callcomparison import LEAVING
 from assigner.runtime.checkpoints.checkpoint import Checkpoint, Saving, TrainingProgress
 from assigner.runtime.checkpoints.wholestate import UnreadState, WholeState
+from assigner.runtime.ranks.membership import outside_inference
 from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ class ModelState:
         self._installed.share.check_parameters()
         return self._installed.share.state()
 
+    @outside_inference()
     def full_state_dict(self, to: int | None = 0) -> dict[str, Any] | None:
         """The state_dict of the whole model, as the plain model has it: `load_state_dict(strict=True)` takes it.
 
@@ -185,6 +187,7 @@ class ModelState:
         self._compare_copies("gathering the model's state")
         return self._whole.gather(to)
 
+    @outside_inference()
     def load_state_dict(self, state_dict: Mapping[str, Any] | None, *, strict: bool = True) -> _IncompatibleKeys:
         """Take over the weights and buffers of a plain model, as pretrained ones; optimizer and counts stay.
 
@@ -313,6 +316,7 @@ class ModelState:
             saving.abandon()
             raise
 
+    @outside_inference()
     def load(self, folder: Path | str) -> Any:
         """Read this rank's part of a checkpoint, written under this or another plan. Gradients are dropped.
 

@@ -15,6 +15,7 @@ from assigner.location import rank_of
 from assigner.model.deferred.originals import keep_moved
 from assigner.model.marking.casting import refuse_other_casting
 from assigner.runtime.checkpoints.wholestate import UnreadState
+from assigner.runtime.earliermemory import EarlierMemory
 from assigner.runtime.forward.lossvalues import LossValues
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.forward.remat import Rematerialisation
@@ -23,7 +24,7 @@ from assigner.runtime.messages.rendezvous import asked_backend
 from assigner.runtime.modelstate import ModelState
 from assigner.runtime.passes import without_training
 from assigner.runtime.plangraph import check_seeds, plan_graph
-from assigner.runtime.ranks.membership import Membership
+from assigner.runtime.ranks.membership import Membership, outside_inference
 from assigner.runtime.ranks.memorycheck import check_memory
 from assigner.runtime.ranks.process import check_world, executed, start_computing
 from assigner.runtime.recording.memory import held_bytes
@@ -80,6 +81,7 @@ class Pipeline(ModelState):
         InfeasibleError: the plan does not fit into a worker's memory; every rank raises it.
     """
 
+    @outside_inference()
     def __init__(
         self,
         workload: Workload,
@@ -114,7 +116,7 @@ class Pipeline(ModelState):
             self._scaling = GradientScaling(scaler, workload.autocast, self._member)
             self.scaler = self._scaling.scaler
             self._installed = self._install(remat_of_plan)
-            self._outside.note_moved(self._installed.share.state)
+            self._outside.note_held(self._installed.share.held())
             model = self.graph.deferred.model.named_parameters()
             self._optimizer = PipelineOptimizer(
                 workload,
@@ -162,6 +164,7 @@ class Pipeline(ModelState):
             remat=remat, batch_norm=self._batch_norm, trains=self._trains, scaling=self._scaling,
         )  # fmt: skip
 
+    @outside_inference()
     def move(self, plan: Plan | Path | str) -> None:
         """Go on under another plan for the same model from the next step on; every rank calls this.
 
@@ -169,7 +172,8 @@ class Pipeline(ModelState):
         and so do gradients to which the next step adds; the optimizer's handle, and a scheduler on it, stay. The plan
         may use more of the run's processes or fewer, and have another schedule and other micro-batches. While it moves,
         a rank holds its old and its new partitions. Parameters and buffers are other tensors from then on: the script
-        takes them from `named_parameters` and `state_dict` anew, and what it does with the old ones is refused.
+        takes them from `named_parameters` and `state_dict` anew, and what it does with the old ones is refused. A
+        warning names what it holds of their memory otherwise, as a view, a gradient or a moment of the optimizer's.
 
         Args:
             plan: A plan or the path of one.
@@ -200,21 +204,35 @@ class Pipeline(ModelState):
         self.plan = new
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded("the move to another plan"):
-            if self._updated:
-                self._installed.gradients.drop()
-            found, moments = relocate(self.graph, old, new, self._installed.share, self.optimizer, member=self._member)
-            before, updated = self._installed, self._updated
-            self._installed = self._install(remat)
-            self._updated = updated
-            self._installed.go_on_from(before)
-            self.optimizer.move(self._installed.updated, self._installed.updated_elsewhere)
-            for partition, state in found.items():
-                state.unpack(partition, self._installed.share)
-            for of_parameters in moments:
-                of_parameters.add(self._installed.share.updated, self.optimizer)
-            keep_moved(before.share.built(), but=[each.attributes for each in found.values()])
-            del before
+            earlier, attributes = self._relocate(old, remat)
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
+        earlier.warn(self._installed.share, self.optimizer, but=attributes)
+
+    def _relocate(self, old: Plan, remat: Rematerialisation) -> tuple[EarlierMemory, list[dict[str, Any]]]:
+        """Have this rank's part of the plan in the place of that of an old one.
+
+        Returns:
+            What the old one had, and the attributes that go on, once the caller has dropped all else of it.
+        """
+        if self._updated:
+            self._installed.gradients.drop()
+        before, updated = self._installed, self._updated
+        earlier = EarlierMemory(before.share, self.optimizer)
+        found, moments = relocate(self.graph, old, self.plan, before.share, self.optimizer, member=self._member)
+        self._installed = self._install(remat)
+        self._updated = updated
+        self._installed.go_on_from(before)
+        self.optimizer.move(self._installed.updated, self._installed.updated_elsewhere)
+        for partition, state in found.items():
+            state.unpack(partition, self._installed.share)
+        for of_parameters in moments:
+            of_parameters.add(self._installed.share.updated, self.optimizer)
+        for parameter in before.share.parameters.values():
+            parameter.grad = None
+        self._outside.note_held(self._installed.share.held())
+        attributes = [each.attributes for each in found.values()]
+        keep_moved(before.share.built(), but=attributes)
+        return earlier, attributes
 
     def _check_move(self, plan: Plan, told: Mapping[int, Sequence[float]]) -> None:
         self._member.place(plan)
@@ -330,7 +348,7 @@ class Pipeline(ModelState):
                 self.optimizer.step()
         with self._member.guarded("the end of the step"):
             result = shared_result(found, self.workload, self._member)
-        self._outside.note_moved(self._installed.share.state)
+            self._outside.note_moved(self._installed.share.held(), self._installed.written, self._member)
         whole = update and self._installed.ran_as_planned(micro_batches)
         self._clock.end_step(whole=whole)
         if recorder is not None:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
+    from assigner.runtime.forward.state import WrittenTensors
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.stages.localpartitions import LocalPartitions
     from assigner.runtime.update.optimizer import PipelineOptimizer
@@ -260,6 +261,11 @@ class _Sample:
         return torch.equal(self._shown, self._values) or has_values_of(self._shown, self._values)
 
 
+def _version_of(tensor: torch.Tensor) -> int | None:
+    """Torch's count of the changes to it; None: it keeps none."""
+    return None if tensor.is_inference() else tensor._version
+
+
 class OutsideValues:
     """What each partition of the model can reach beside its own, and what the script can of the builder's modules.
 
@@ -305,6 +311,9 @@ class OutsideValues:
         norms = (f"{path}." if path else "" for path, module in modules.items() if isinstance(module, _NormBase))
         moving = {f"{path}{name}" for path in norms for name in ("running_mean", "running_var", "num_batches_tracked")}
         self._model = model
+        self._built = {name: each for name, each in tensors.items() if not each.requires_grad}
+        self._moved = set(moving)  # looked at no more: on a GPU a comparison waits for it
+        self._untold = [name for name in self._built if name not in moving]
         first = {**graph.canonical, **graph.buffer_aliases}
         self._loaded = {id(each): first.get(name, name) for name, each in tensors.items() if name in graph.persistent}
         memory = {storage_of(tensors[name]) for name in graph.persistent}
@@ -315,7 +324,9 @@ class OutsideValues:
         lent += (("the array that is the memory of a tensor of a module", each) for each in graph.deferred.lent)
         self._samples = _Sample.taken([*self._copied.values(), *lent])
         self._has_values = not all(each.is_meta for each in tensors.values())
-        self._versions: dict[int, tuple[torch.Tensor, int]] = {}  # of the partitions' tensors that are not trained
+        self._versions: dict[
+            str, tuple[torch.Tensor, int | None]
+        ] = {}  # of the partitions' tensors that are not trained
         keep_originals(tensors, moving)
         keep_left(model, left_by_module(model, graph.left))
 
@@ -337,20 +348,49 @@ class OutsideValues:
         """An update has been applied to the partitions' weights."""
         note_trained(self._model)
 
-    def note_moved(self, state: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-        """What has moved since the last call, beside trained weights, the script may no more read of the builder's.
+    def note_held(self, held: Mapping[str, torch.Tensor], written: WrittenTensors | tuple[()] = ()) -> list[str]:
+        """Look at what this rank holds now.
 
         Args:
-            state: Gives the parameters and buffers of this rank, by name.
+            held: Its parameters and buffers by name.
+            written: Those that forwards write, as they may through `.data`, which torch counts as no change.
+
+        Returns:
+            The names of those, beside trained weights, that are no more as when this was called last, nor as built.
         """
-        if not self._has_values:
-            return
-        untrained = {name: each for name, each in state().items() if not (each.requires_grad or each.is_inference())}
-        for name, tensor in untrained.items():
-            known = self._versions.get(id(tensor), (tensor, tensor._version))
-            if known[1] != tensor._version:
-                note_moved(self._model, name)
-        self._versions = {id(each): (each, each._version) for each in untrained.values()}
+        before, untrained = self._versions, {name: each for name, each in held.items() if not each.requires_grad}
+        self._versions = {name: (each, _version_of(each)) for name, each in untrained.items()}
+        moved = []
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            for name, (tensor, version) in self._versions.items():
+                known, last = before.get(name, (tensor, version))
+                has_moved = known is not tensor or last != version or tensor in written
+                if has_moved and name not in self._moved and not self._is_as_built(name, tensor):
+                    moved.append(name)
+        return moved
+
+    def _is_as_built(self, name: str, tensor: torch.Tensor) -> bool:
+        built = self._built.get(name)
+        return built is not None and has_values_of(built, tensor)
+
+    def note_moved(self, held: Mapping[str, torch.Tensor], written: WrittenTensors, member: Membership) -> None:
+        """What a step has moved the script may no more read of the builder's; every rank calls this behind each.
+
+        In the first step all ranks tell each other: mostly forwards move the same ones from then on.
+
+        Args:
+            held: This rank's parameters and buffers by name.
+            written: As of `note_held`.
+            member: This process in the run.
+        """
+        moved, untold, self._untold = self.note_held(held, written), self._untold, []
+        if untold:
+            mine = [float(name in moved) for name in untold]
+            told = member.numbers_of(dict.fromkeys(member.ranks, mine))
+            moved += [name for flags in told.values() for name, flag in zip(untold, flags, strict=True) if flag]
+        self._moved.update(moved)
+        for name in moved if self._has_values else ():
+            note_moved(self._model, name)
 
     def check_kept(self, state: Callable[[], Mapping[str, torch.Tensor]], *, training: bool) -> None:
         """Refuse what the script has changed on modules that it holds beside the pipeline, which has copies of them.
@@ -384,9 +424,12 @@ class OutsideValues:
         if changes:
             first = f"{changes[0]}, of a module"
             hint = (
-                "do it in the builder, or make a new pipeline after the change; a forward sees what changes in an"
-                " object that the script holds, as a dict at the top of the model's file"
+                "to evaluate, use pipeline.evaluate or pipeline.forward, or call a copy of the model (copy.deepcopy);"
+                " what the script sets is done in the builder, or before a new pipeline; a forward sees what changes in"
+                " an object that the script holds, as a dict at the top of the model's file"
             )
+            if changes[0].endswith(".training"):
+                hint = "call train() before the next step, or evaluate with pipeline.evaluate"
         elif names := self._changed_tensors():
             first = names[0]
             hint = (

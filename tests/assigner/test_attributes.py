@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import weakref
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -135,6 +137,65 @@ def test_what_the_script_has_kept_of_an_earlier_plan_is_refused():
                 use()
         pipeline.step(made.make_batch(8, 1))
         dict(pipeline.named_parameters())["0.weight"].detach().clamp_(-1, 1)
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"),
+    [
+        (lambda weight, _: weight.data.view(-1), r"memory of 0\.weight from"),
+        (lambda weight, _: weight.detach().numpy(), r"memory of 0\.weight from"),
+        (lambda weight, _: (weight, weight[:1]), r"memory of 0\.weight from"),
+        (lambda weight, _: weight, ""),  # refused where it is used
+        (lambda weight, optimizer: (weight.grad, optimizer.state, optimizer.state[weight]["exp_avg"]), ""),  # stay
+        (lambda _, optimizer: (optimizer.param_groups, optimizer.state_dict()), ""),
+        (lambda weight, _: weight.detach().clone(), ""),
+    ],
+)
+def test_memory_of_an_earlier_plan_that_the_script_holds_is_told(keep, words):
+    """An alias of a weight knows nothing of it; what goes along, or is a copy, is told of no more than nothing."""
+    made = replace(workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))), optimizer=adam)
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        pipeline.step(made.make_batch(8, 0), update=False)
+        pipeline.optimizer.step()
+        kept = keep(dict(pipeline.named_parameters())["0.weight"], pipeline.optimizer)
+        with pytest.warns(match=words) if words else contextlib.nullcontext():  # others are errors
+            pipeline.move(make_plan(made, micro_batches=2))
+        del kept
+        pipeline.move(make_plan(made))
+
+
+@pytest.mark.parametrize("plans", [1, 2])
+def test_ordinary_loops_hold_no_memory_of_an_earlier_plan(plans):
+    """A warning that always comes says nothing: here each would be an error. Gradients and moments are the same."""
+    made, losses = replace(workload(normalised), optimizer=adam), []
+    stages = [make_plan(made, micro_batches=n + 1) for n in range(plans)]
+    with pipeline_of(made, stages[0]) as pipeline:
+        scheduler = torch.optim.lr_scheduler.StepLR(pipeline.optimizer, 2, gamma=0.5)
+        state, average = pipeline.optimizer.state, {}
+        for n in range(4):
+            if n % 2:
+                losses.append(pipeline.step(made.make_batch(8, n), max_norm=1.0))
+            else:
+                pipeline.step(made.make_batch(8, n), update=False)
+                for _, parameter in pipeline.named_parameters():
+                    parameter.grad.clamp_(-1, 1)
+                pipeline.optimizer.step()
+                pipeline.optimizer.zero_grad(set_to_none=False)
+            for moments in state.values():
+                moments["exp_avg"].mul_(0.5)
+            for name, parameter in pipeline.named_parameters():
+                average[name] = average.get(name, 0) * 0.9 + parameter.detach() * 0.1
+            scheduler.step()
+            pipeline.evaluate(made.make_batch(8, n))
+            weights = pipeline.full_state_dict()
+            pipeline.move(stages[n % plans])
+            assert state is pipeline.optimizer.state
+            assert len(state) == len(list(pipeline.named_parameters()))
+        pipeline.load_state_dict(weights)
 
 
 @pytest.mark.slow

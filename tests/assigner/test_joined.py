@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 from workloads import (
     WIDTH,
     Language,
@@ -265,6 +266,16 @@ def test_a_hook_on_a_value_of_another_partition_is_refused(remat):
     plan = make_plan(made, micro_batches=1, remat=remat)
     with pytest.raises(UsageError, match=r"'parts.1' hooks on to output 0 of partition 'parts.0'"):
         gradients_of(made, plan, made.make_batch(8, 0))
+
+
+def test_a_hook_on_all_modules_is_named():
+    """What counts operations hooks on to what each module is given, also to what another partition has made."""
+    made = workload(lambda: ReadTwice(nn.Linear), "parts.*", "last")
+    plan, batch = make_plan(made, micro_batches=1), made.make_batch(8, 0)
+    with FlopCounterMode(display=False), pytest.raises(UsageError, match=r"\(ModuleTracker\._fw_pre_hook\)") as caught:
+        gradients_of(made, plan, batch)
+    assert "around workload.model()" in caught.value.hint
+    gradients_of(made, plan, batch)
 
 
 def test_sums_begin_within_a_joined_backward(monkeypatch):

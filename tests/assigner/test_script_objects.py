@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import os
@@ -253,6 +254,82 @@ def test_what_a_forward_has_moved_is_not_read_as_it_was_built() -> None:
                 tensor.sum()
         model.load_state_dict(pipeline.full_state_dict())  # type: ignore[arg-type]
         assert first.mean.any()
+
+
+class Ranged(nn.Linear):
+    """Divides by a range of which it keeps track; and has a mask that it makes anew."""
+
+    def __init__(self, how: str, *, persistent: bool) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.how = how
+        self.register_buffer("range", torch.ones(WIDTH), persistent=persistent)
+        self.register_buffer("mask", torch.ones(WIDTH), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mask = torch.ones_like(self.mask)
+        if self.training and self.how == "written":
+            self.range.lerp_(x.detach().abs().amax(0), 0.5)
+        elif self.training and self.how == "by data":
+            self.range.data.lerp_(x.detach().abs().amax(0), 0.5)
+        elif self.training:
+            self.range = self.range.lerp(x.detach().abs().amax(0), 0.5)
+        return super().forward(x) / self.range * self.mask
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["written", "by data", "assigned"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_no_state_dict_has_is_not_the_scripts_again(how: str, *, persistent: bool) -> None:
+    """A buffer that forwards move is loaded with the weights, or is refused: it would be as it was built."""
+    model = nn.Sequential(Ranged(how, persistent=persistent), nn.Linear(WIDTH, 1)).double()
+    made = workload(lambda: model, "0", "1")
+    x, _ = made.make_batch(8, 1)
+    with pipeline_of(made) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        with pytest.raises(UsageError, match=r"the script uses 0\.range"):
+            model[0].range.sum()  # type: ignore[operator, union-attr]
+        expected = pipeline.forward(x)
+        model.load_state_dict(pipeline.full_state_dict())  # type: ignore[arg-type]
+        model.eval()
+        if persistent:
+            assert torch.equal(model(x), expected)
+        else:
+            with pytest.raises(UsageError, match=r"the script uses 0\.range") as caught:
+                model(x)
+            assert "as persistent" in str(caught.value.hint)
+
+
+class Showing(nn.Linear):
+    """Keeps its last output, for a picture."""
+
+    last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        self.last = y.detach()
+        return y
+
+
+@pytest.mark.slow
+def test_a_model_that_keeps_something_is_called_as_a_copy() -> None:
+    """What its own forward leaves is a change of a module; the hint says how to evaluate."""
+    model = nn.Sequential(Showing(WIDTH, WIDTH), nn.Linear(WIDTH, 1)).double()
+    made = workload(lambda: model, "0", "1")
+    x, _ = made.make_batch(8, 1)
+    with pipeline_of(made) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        expected = pipeline.forward(x)
+        model.load_state_dict(pipeline.full_state_dict())  # type: ignore[arg-type]
+        assert torch.equal(copy.deepcopy(model)(x), expected)
+        pipeline.step(made.make_batch(8, 1))
+        for use, words, hint in (
+            (model.eval, r"changed Sequential\.training", "train() before"),
+            (lambda: model.train()(x), r"changed 0\.last", "copy.deepcopy"),
+        ):
+            use()
+            with pytest.raises(UsageError, match=words) as caught:
+                pipeline._outside.check_kept(pipeline.state_dict, training=True)
+            assert hint in str(caught.value.hint)
 
 
 @pytest.mark.long

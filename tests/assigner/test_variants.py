@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
@@ -196,6 +198,80 @@ def test_strange_inputs():
     inputs, targets = made.make_batch(8, 0)
     with pytest.raises(UsageError, match="inputs hold a set"):
         pipeline.step(({**inputs, "n": {2}}, targets))
+
+
+@pytest.mark.long
+def test_a_mapping_of_another_class_is_given_to_the_model_as_keywords():
+    """As a tokenizer's; one deeper in the inputs, and a number of NumPy's, would not be what the model was given."""
+
+    def mapped(rows, generator):
+        inputs, targets = choosy(rows, generator)
+        return UserDict(inputs), targets
+
+    made = workload(Choosy, "a", "b", "c", batch=mapped)
+    inputs, targets = choosy(8, torch.Generator())
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        assert pipeline.evaluate((UserDict(inputs), targets)) == pipeline.evaluate((inputs, targets))
+        assert torch.equal(pipeline.forward(UserDict(inputs)), pipeline.forward(inputs))
+        for strange, words, hint in (
+            ((UserDict(inputs),), "in a UserDict, into which nobody looks", "dict(x)"),
+            ({**inputs, "n": np.int64(2)}, "have a NumPy int64 among them", "int(x)"),
+        ):
+            with pytest.raises(UsageError, match=words) as caught:
+                pipeline.step((strange, targets))
+            assert hint in caught.value.hint
+
+
+class Picking(nn.Module):
+    """A batch says which head is its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.each = nn.ModuleDict({"one": nn.Linear(WIDTH, 1), "other": nn.Linear(WIDTH, 1)})
+
+    def forward(self, x, task):
+        return self.each[task](x)
+
+
+class Tasks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.heads = nn.Linear(WIDTH, WIDTH), Picking()
+
+    def forward(self, x, task):
+        return self.heads(self.body(x), task)
+
+
+class Unpicked(Tasks):
+    """Picks itself."""
+
+    def forward(self, x, task):
+        return self.heads.each[task](self.body(x))
+
+
+def tasks(rows, generator):
+    x = torch.randn(rows, WIDTH, dtype=torch.float64, generator=generator)
+    return {"x": x, "task": "one"}, x[:, :1].sin()
+
+
+@pytest.mark.long
+def test_a_batch_picks_a_head():
+    """One module with all heads may; of heads that are partitions, or lie in none, one is nowhere: a hint names it."""
+    made = workload(Tasks, "body", "heads", batch=tasks)
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
+        for n, task in enumerate(("one", "other", "one")):
+            inputs, targets = made.make_batch(8, n)
+            batch = {**inputs, "task": task}, targets
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=1e-10)
+    made = workload(Unpicked, "body", batch=tasks)
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
+        with pytest.raises(UsageError, match=r"needs 'heads\.each\.other\.") as caught:
+            pipeline.step(({**inputs, "task": "other"}, targets))
+        assert "picks among the heads in its nn.ModuleDict" in caught.value.hint
+    with pytest.raises(MarkingError, match="never calls it") as caught:
+        partition_graph(workload(Unpicked, "body", "heads.each.*", batch=tasks))
+    assert "one module that holds them all and picks" in caught.value.hint
 
 
 def test_inputs_of_another_kind():

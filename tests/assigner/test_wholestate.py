@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -98,6 +99,33 @@ def test_weights_that_nobody_reads_are_kept(tmp_path: Path) -> None:
         assert not torch.equal(pipeline.full_state_dict()["unread.weight"], given["unread.weight"])
         pipeline.load(tmp_path / "at")
         assert torch.equal(pipeline.full_state_dict()["unread.weight"], given["unread.weight"])
+
+
+@pytest.mark.slow
+def test_weights_that_were_kept_in_inference_mode_are_loaded(tmp_path: Path) -> None:
+    """As by a function that validates; and what is built, moved or loaded there is trained on, as in a plain loop."""
+    made = MODELS["tied"][0]()
+    plan, first = make_plan(made), made.make_batch(8, 0)
+    with pipeline_of(made, plan) as pipeline:
+        pipeline.step(first)
+        pipeline.save(tmp_path / "saved")
+        best = {key: each.clone() for key, each in pipeline.full_state_dict().items()}
+        losses = [pipeline.step(first) for _ in range(2)]
+    with torch.inference_mode():
+        pipeline = pipeline_of(made, plan)
+        kept = copy.deepcopy(best)
+    with pipeline:
+        for restore in (pipeline.load_state_dict, torch.inference_mode()(pipeline.load_state_dict)):
+            restore(kept)
+            assert same(dict(pipeline.full_state_dict()), best)
+        pipeline.step(first)
+        with torch.inference_mode():
+            pipeline.load(tmp_path / "saved")
+            pipeline.move(make_plan(made, micro_batches=1))
+            pipeline.move(plan)
+        assert [pipeline.step(first) for _ in range(2)] == losses
+        with torch.inference_mode(), pytest.raises(UsageError, match="it would train nothing"):
+            pipeline.step(first)
 
 
 def test_a_state_dict_that_does_not_fit_changes_nothing() -> None:

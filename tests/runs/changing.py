@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 tests/runs/changing.py
 from __future__ import annotations
 
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +20,12 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import
 from changing_models import CHANGING, made_of, micro_batched, tied_and_renormed
 from workloads import Reference, graph_of, language, make_plan
 
+from assigner.model.marking import partition_graph
+
 if TYPE_CHECKING:
     from torch import nn
 
+warnings.simplefilter("error")
 EXACT = 1e-10
 MOVING = ("InPlace", "Lazy", "Queue", "Momentum", "Renormed")
 
@@ -60,6 +64,35 @@ for name in MOVING:
             assert abs(pipeline.step(batch) - micro_batched(reference, batch, 2)) < EXACT, (name, n)
             pipeline.move(plans[(n + 1) % 2])
         assert reference.distance(pipeline.state_dict().items()) < EXACT, name
+
+made = replace(language(dropout=0.0), optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1))
+reference = Reference(made)
+turned = [(1, ["tokens", "blocks.0"]), (0, ["blocks.1", "blocks.2", "head"])]
+with Pipeline(made, make_plan(made, two), graph=graph_of(made)) as pipeline:
+    ours, theirs = pipeline.optimizer.state, reference.optimizer.state
+    for n in range(3):
+        assert abs(pipeline.step(made.make_batch(8, n)) - reference.step(made.make_batch(8, n))) < EXACT
+        for state in (ours, theirs):
+            for moments in state.values():
+                moments["exp_avg"].mul_(0.5)
+        pipeline.move(make_plan(made, (turned, two)[n % 2]))  # a warning would be an error
+    kept = [moments["exp_avg"] for moments in ours.values()], [*ours.values()][-1]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pipeline.move(make_plan(made, two))
+    assert [str(each.message).count("the optimizer's state of") for each in told] == [3]
+    assert told[0].filename == __file__
+    assert not kept[1]  # of a parameter that has left
+
+model = made_of(CHANGING["InPlace"]).model()
+made = replace(made_of(CHANGING["InPlace"]), model=lambda: model)
+with Pipeline(made, make_plan(made, layouts[0]), graph=partition_graph(made)) as pipeline:
+    pipeline.step(made.make_batch(4, 0))
+    try:
+        model.middle.scale.sum()
+        raise AssertionError("what another rank's forward has moved was read as it was built")
+    except UsageError as error:
+        assert "the script uses middle.scale" in str(error)  # noqa: PT017 - this is no test function
 
 made = made_of(CHANGING["Counting"])
 with Pipeline(made, make_plan(made, layouts[0], micro_batches=2), graph=graph_of(made)) as pipeline:

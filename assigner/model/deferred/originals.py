@@ -39,6 +39,8 @@ _names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The tensors that are trained elsewhere or have no values, and their names."""
 _moved: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Those of them that a pipeline had under an earlier plan."""
+_unsaved: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Those of them that no state_dict has, so that nobody loads them."""
 _left: WeakKeyDictionary[nn.Module, _Left] = WeakKeyDictionary()
 """What forwards of copies leave on modules."""
 _CLASS: Any = object.__dict__["__class__"]
@@ -164,6 +166,11 @@ def _untrained(tensor: torch.Tensor, func: Any, hint: str = "") -> UsageError:
             " another tensor, and nothing reads or trains this one any more",
             hint=hint or "take tensors from pipeline.named_parameters() and pipeline.state_dict() anew after each move",
         )
+    if tensor in _unsaved:
+        hint = hint or (
+            f"no state_dict has it: register it as persistent (register_buffer({_names[tensor].rpartition('.')[2]!r},"
+            " ...)), and load_state_dict brings it; or evaluate with pipeline.evaluate and pipeline.forward"
+        )
     return UsageError(
         f"the script uses {_names[tensor]} of the model that the builder has made ({asked}): the pipeline trains copies"
         f" of its modules, and this one {'has no values' if tensor.is_meta else 'stays as it was built'}",
@@ -219,6 +226,8 @@ def note_moved(model: nn.Module, name: str) -> None:
     tensor = module._parameters.get(key, module._buffers.get(key))
     if isinstance(tensor, _Original) and tensor not in _names:
         _names[tensor] = name
+        if key in module._non_persistent_buffers_set:
+            _unsaved[tensor] = True
 
 
 def note_trained(model: nn.Module) -> None:

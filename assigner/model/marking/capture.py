@@ -41,7 +41,7 @@ from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, repl
 from assigner.model.marking.regions import without_regions
 from assigner.model.marking.rows import RowLeaves, find_carriers, in_groups
 from assigner.model.marking.silence import silence
-from assigner.model.workload import call_arguments
+from assigner.model.workload import IN_CONTAINERS, call_arguments
 from assigner.usercode import user_line
 
 if TYPE_CHECKING:
@@ -236,12 +236,14 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
                 f"the forward of {name} returns a {strange[1]}, which holds tensors in its own way",
                 hint="return tensors, or tuples, lists, dicts or dataclasses of them",
             ) from error
-        if strange := re.match(r"Unsupported input type <class '(?:.*\.)?(\w+)'>", reason):
+        if strange := re.match(r"Unsupported input type <class '(?:(.*)\.)?(\w+)'>", reason):
+            is_number = strange[1] == "numpy"
             raise MarkingError(
-                f"the inputs of {name} have a {strange[1]} among them, which is no tensor, plain value or container of"
-                " Python's",
-                hint="have Workload.batch and the data loader give its tensors in tuples, lists or dicts, as"
-                " vars(batch), and forward take those",
+                f"the inputs of {name} have a {'NumPy ' * is_number}{strange[2]} among them, which is no tensor, plain"
+                " value or container of Python's",
+                hint="have Workload.batch and the data loader give Python's own number, int(x) or float(x)"
+                if is_number
+                else IN_CONTAINERS,
             ) from error
         raise MarkingError(
             f"the forward of {name} cannot be traced at {user_line(error)}: {reason}",

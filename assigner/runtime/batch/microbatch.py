@@ -24,7 +24,8 @@ from assigner.model.marking.rows import (
     may_carry,
     row_length,
 )
-from assigner.model.workload import Batch, Workload, call_arguments
+from assigner.model.plainvalues import SINGLE
+from assigner.model.workload import IN_CONTAINERS, Batch, Workload, call_arguments
 from assigner.runtime.batch.division import Division, check_tensor, fair_sizes
 from assigner.runtime.batch.staterows import carried_input, cut_state
 from assigner.runtime.failures.callrecord import described
@@ -124,6 +125,12 @@ class Cutting:
         if 0 in lengths:
             raise UsageError(
                 "the batch is empty: its inputs have 0 rows", hint="leave it out: nothing can be learnt of no rows"
+            )
+        if strange := [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, (torch.Tensor, *SINGLE))]:
+            raise UsageError(
+                f"the batch's inputs hold no tensor with rows, but for what may be in a {strange[0]}, into which nobody"
+                " looks",
+                hint=IN_CONTAINERS,
             )
         raise UsageError(
             "the batch's inputs hold no tensor with rows",

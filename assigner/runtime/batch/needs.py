@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import UsageError
 from assigner.location import rank_of
 from assigner.model.marking.rows import EXAMPLE_ROWS
+from assigner.model.workload import given_inputs
 from assigner.runtime.batch.microbatch import check_pair
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def given_pair(batch: Any) -> tuple[Any, Any]:
         return None, None
     check_pair(batch)
     inputs, targets = batch
-    return inputs, targets
+    return given_inputs(inputs), targets
 
 
 class Needs:

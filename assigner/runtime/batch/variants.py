@@ -209,7 +209,8 @@ def _check_kind(given: InputKey, example: InputKey, error: AssignerError) -> Non
         raise UsageError(
             f"the model cannot take inputs ({given.signature()}): {error.message}; the workload's own are"
             f" ({example.signature()})",
-            hint="give batches like those of Workload.batch, or change that and profile again",
+            hint="give batches like those of Workload.batch, or change that and profile again; if they are to differ:"
+            f" {error.hint}",
         ) from None
 
 
@@ -239,7 +240,8 @@ def _check_ownership(graph: PartitionGraph, base: PartitionGraph) -> None:
         if strange:
             raise MarkingError(
                 f"partition {piece.name!r} needs {min(strange)!r}, which it does not hold under the plan",
-                hint="mark a larger module that contains what differs, or a smaller one of its own for it",
+                hint="mark a larger module that contains what differs, as one whose forward picks among the heads in"
+                " its nn.ModuleDict, or a smaller one of its own for it",
             )
 
 

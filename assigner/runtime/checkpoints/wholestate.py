@@ -279,13 +279,22 @@ def _same_state(source: int, gives: Mapping[str, Any], rank: int, others: Mappin
         )
 
 
+def _assignable(value: Any) -> Any:
+    """What may be a module's: a tensor that inference mode has made can be no trained parameter."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone() if value.is_inference() else value.detach()
+
+
 def _with_every_name(model: nn.Module, state: Mapping[str, Any]) -> OrderedDict[str, Any]:
     """A state_dict with all names of each tensor that has several: files often have one of them.
 
     Raises:
         UsageError: the values under two of them differ.
     """
-    given = OrderedDict((key, each.detach() if isinstance(each, torch.Tensor) else each) for key, each in state.items())
+    given = OrderedDict(
+        (key, _assignable(each) if isinstance(each, torch.Tensor) else each) for key, each in state.items()
+    )
     if hasattr(state, "_metadata"):
         given._metadata = copy.deepcopy(state._metadata)  # type: ignore[attr-defined]  # torch notes there how it loads
     same: dict[int, list[str]] = defaultdict(list)

@@ -42,6 +42,19 @@ T = TypeVar("T")
 _count = itertools.count()  # the n-th membership of every rank is of the same run
 
 
+@contextlib.contextmanager
+def outside_inference() -> Iterator[None]:
+    """Where a script is in `torch.inference_mode`, have the block, or a method, as under `torch.no_grad`.
+
+    A tensor that inference mode makes can be trained nowhere any more: a plan's weights, or a buffer that is loaded.
+    """
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(mode=False), torch.no_grad():
+            yield
+    else:
+        yield
+
+
 class Membership:
     """One rank's part in a run. Every rank makes one, and calls the same methods in the same order.
 

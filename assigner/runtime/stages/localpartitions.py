@@ -72,6 +72,10 @@ class LocalPartitions:
         """All tensors of a partition of this rank, also the buffers that no checkpoint has."""
         return {**self._parameters[partition], **self.buffers_of(partition)}
 
+    def held(self) -> dict[str, torch.Tensor]:
+        """All tensors of its partitions, also the buffers that no checkpoint has."""
+        return {name: each for partition in self.partitions for name, each in self.held_by(partition).items()}
+
     def built(self) -> dict[str, torch.Tensor]:
         """Its parameters and buffers by name, without what forwards have put in their places, which may be others'."""
         found = {name: buffer() for name, buffer in self._built.items()}

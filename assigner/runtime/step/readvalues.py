@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch.nn.modules import module
+
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,8 +54,15 @@ def check_hooks(piece: Piece, reads: Sequence[torch.Tensor]) -> None:
     """
     for value, tensor in zip(piece.reads, reads, strict=True):
         if value.partition and tensor._backward_hooks:
+            who, hint = "", "hook on to it where it is made; or on a value of the partition's own, as x = x * 1"
+            if on_all := [*module._global_forward_pre_hooks.values(), *module._global_forward_hooks.values()]:
+                who = f", or a hook on all modules ({getattr(on_all[0], '__qualname__', type(on_all[0]).__name__)}),"
+                hint = (
+                    "leave what hooks on to all modules, as FlopCounterMode and ModuleTracker do, for a plain model:"
+                    f" it counts the same around workload.model(); a forward: {hint}"
+                )
             raise UsageError(
-                f"the forward of partition {piece.name!r} hooks on to output {value.index} of partition"
+                f"the forward of partition {piece.name!r}{who} hooks on to output {value.index} of partition"
                 f" {value.partition!r}: the hook would not act once on the whole gradient",
-                hint="hook on to it where it is made; or on a value of the partition's own, as x = x * 1",
+                hint=hint,
             )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -193,7 +193,9 @@ class PipelineOptimizer(OptimizerHandle):
         groups, numbers = self.param_groups, self._numbers(self.param_groups)
         settings = [{key: value for key, value in group.items() if key not in _MEMBERS} for group in groups]
         kept = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS or name in self._given}
+        state, states = self.state, {name: self.state.get(each) for name, each in self._held.items()}
         self._hold(held, beside)
+        self._keep_state(state, states)
         vars(self.local).update(kept)  # such as a count of its own
         for group, kept_settings, number in zip(groups, settings, numbers, strict=True):
             made = self._built[number].group
@@ -239,6 +241,25 @@ class PipelineOptimizer(OptimizerHandle):
             UsageError: a group is none of the builder's.
         """
         return [self._built[n].names for n in self._numbers(self.param_groups)]
+
+    def _keep_state(self, state: defaultdict[torch.Tensor, Any], states: Mapping[str, dict[str, Any] | None]) -> None:
+        """Have these be the optimizer's state, and those of parameters: the script may hold them.
+
+        What it holds of a parameter that has left is empty. One that is not torch's own may have its state elsewhere,
+        too: there it stays as it was built.
+        """
+        for each in filter(None, states.values()):
+            each.clear()
+        if not is_known(self.local):
+            return
+        made = dict(self.local.state)
+        state.clear()
+        for name, parameter in self._held.items():
+            if (kept := states.get(name)) is not None:
+                kept.update(made.pop(parameter, {}))
+                state[parameter] = kept
+        state.update(made)
+        self.local.state = state
 
     @property
     def applied(self) -> torch.optim.Optimizer | None:
