@@ -30,6 +30,7 @@ from assigner.formats.terms import Backend
 from assigner.launch.failurereport import LEFT, LEFT_HINT
 from assigner.launch.hostnames import wait_for_name
 from assigner.launch.launcherwatch import end_with_launcher
+from assigner.launch.limitedstore import limited
 from assigner.launch.seal import seal, unseal
 from assigner.launch.shutdown import is_done, local_store, take_leave
 from assigner.launch.sockets import Connections
@@ -53,6 +54,7 @@ _COMMON_PORT = 29_500  # torchrun's
 _FAREWELL_S = 5.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.002, 0.25
 _MOST_NAMES = 8
+_STORE_S = 30.0  # where ranks begin, processors are busy
 _JOIN_S = 300.0  # a rank that takes longer to come has died, or was never started
 
 _DIED = "a rank may have died before it came: its own output says why; srun -K and torchrun then end the others at once"
@@ -180,7 +182,8 @@ def join_group(place: Launched, timeout_s: float) -> None:
         name = f"assigner/{'' if place.launcher == 'torchrun' else place.job} group {next(_groups)}"
         own = PrefixStore(name, store)
         with joining(store.clone(), name, f"worker:{place.rank}", place.ranks) as watch:  # type: ignore[attr-defined]
-            _wait_for_all(own, store, place, min(timeout_s, _JOIN_S), watch)
+            with limited(own, limit_s=_STORE_S) as limited_own, limited(store, limit_s=_STORE_S) as jobs:
+                _wait_for_all(limited_own, jobs, place, min(timeout_s, _JOIN_S), watch)
             dist.init_process_group("gloo", store=own, rank=place.rank, world_size=place.ranks, timeout=timeout)
             opened.settle(_ends_of_others(own, place.rank, range(place.ranks), opened.ends()))
     except BaseException:
