@@ -13,13 +13,13 @@ from free_ports import free_ports
 from single_rank import be_only_rank
 from torch.distributed import DistError, HashStore
 
-from assigner.errors import WorkerError
+from assigner.errors import UsageError, WorkerError
 from assigner.launch import limitedstore
 from assigner.launch.seal import SECRET, unseal
-from assigner.machine.launchedrank import launched
+from assigner.machine.launchedrank import Launched, launched
 from assigner.runtime.failures import failure, waiting
 from assigner.runtime.failures.failure import Failure, FailureWatch, joining
-from assigner.runtime.messages.rendezvous import join_group, leave_group
+from assigner.runtime.messages.rendezvous import _wait_for_all, join_group, leave_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -166,6 +166,19 @@ def test_a_rank_that_was_only_stuck_learns_that_it_was_taken_for_gone(
     assert stuck.printed
     for each in (stuck, third):
         each.known.set()
+
+
+def test_a_network_that_failed_may_be_that_of_either_host(
+    watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank that notices it says so, unless no other host answers it."""
+    monkeypatch.setattr(failure, "_STAY_S", 0.1)
+    for alone, words in ((False, "worker:0 failed: it did not answer for 5 s: its host is cut off, or that of w"),
+                         (True, "worker:1 failed: its host is cut off: no other host answers;")):  # fmt: skip
+        connections = SimpleNamespace(silent={"10.0.0.2"}, is_alone=lambda alone=alone: alone, run_failed=False)
+        for store in (HashStore(), Gone()):
+            watch = watching(store, connections=connections)
+            assert str(watch.lost("worker:0", "a step", RuntimeError("closed"))).startswith(words)
 
 
 def test_the_store_is_gone(exits: list[int], watching: Callable[..., FailureWatch]) -> None:
@@ -318,7 +331,25 @@ def test_a_rank_that_does_not_come(forked: ForkedRanks, agent: bool) -> None:
     words["TORCHELASTIC_USE_AGENT_STORE"] = str(agent)
     (end,) = forked.ended("coming.py", *["agent"] * agent, variables=[words])
     assert end.code == 1
-    assert re.search(r"1/2 clients joined|1 of 2 ranks have come to the run within 3 s", end.errors), end.errors
+    assert re.search(r"1 of 2 ranks have come to the run within 3 s; missing: worker:1", end.errors), end.errors
+
+
+def test_ranks_that_count_unlike_numbers_of_ranks(
+    watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would wait for others; the first that sees it tells both counts, whether all have come or not."""
+    monkeypatch.setattr(failure, "_STAY_S", 0.1)
+    store = HashStore()
+    store.set("assigner/came 0", "3")
+    place = Launched("", "RANK", 1, 2, local_ranks=2)
+    words = "worker:1 was started as one of 2 ranks, and worker:0 as one of 3"
+    with pytest.raises(UsageError, match=words):
+        _wait_for_all(store, store, place, 60.0, watching(store))
+    store = HashStore()
+    store.set("assigner/came 1", "2")
+    place = Launched("", "RANK", 0, 3, local_ranks=3)
+    with pytest.raises(UsageError, match="worker:0 was started as one of 3 ranks, and worker:1 as one of 2"):
+        _wait_for_all(store, store, place, 0.0, watching(store, "worker:0"))
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from assigner.launch.failurereport import FailureReport, hand_over, place_in
 from assigner.launch.limitedstore import LimitedStore, StoreSilentError
 from assigner.launch.seal import clean, seal_first, unseal
 from assigner.launch.shutdown import read_host_failure
+from assigner.launch.sockets import SILENCE_S
 from assigner.runtime.failures import waiting
 from assigner.runtime.failures.inquiry import asked_about
 from assigner.runtime.failures.remoteerrors import remote_error
@@ -63,6 +64,7 @@ _LEAVE_S = 30.0  # more than a stay
 _BUSY_S = 30.0
 _LATE = re.compile(r"[Tt]imed out|[Tt]ime-?out|took no message")
 _LATE_HINT = "where a rank may be late, as with its data, Pipeline(timeout_s=...) has the others wait longer"
+_CUT_HINT = f"a network that fails for {SILENCE_S:g} s ends a run, whatever timeout_s is"
 _SILENT_HINT = "its own output, and its host, may say why"
 
 
@@ -227,6 +229,9 @@ class FailureWatch:
         mine = Failure(peer, "", f"its process is gone, cut off or stuck; {noticed}", hint=_SILENT_HINT)
         if is_late and self.doing is None:
             mine = Failure(peer, "", f"it did not answer in time; {noticed}", hint=_LATE_HINT)
+        either = f"it did not answer for {SILENCE_S:g} s: its host is cut off, or that of {self.worker}"
+        if is_cut:
+            mine = Failure(peer, "", f"{either}; {noticed}", hint=_CUT_HINT)
         if is_cut and self.connections is not None and self.connections.is_alone():
             mine = Failure(self.worker, "", f"its host is cut off: no other host answers; {noticed}")
         begin, doings, asks = time.monotonic(), dict[int, waiting.Doing](), self.doing is not None and not is_cut
@@ -242,7 +247,8 @@ class FailureWatch:
                 if self._found is not None:  # the watching thread was in time
                     return self._found
                 if mine.worker != self.worker:
-                    mine = _host_gone(mine, is_silent=isinstance(lost, StoreSilentError))
+                    is_silent = isinstance(lost, StoreSilentError)
+                    mine = _host_gone(mine, is_silent=is_silent, state=either if is_cut else "")
                 mine.hand_over(to_tell_of=self.worker)
                 return mine
             if found is not None:
@@ -484,15 +490,22 @@ def joining(store: Store, name: str, worker: str, ranks: int) -> Iterator[Failur
         watch.close()
 
 
-def _host_gone(noticed: Failure, *, is_silent: bool) -> Failure:
-    """Host 0 keeps the store, and does not answer: whoever lost a connection after that is no first cause."""
+def _host_gone(noticed: Failure, *, is_silent: bool, state: str = "") -> Failure:
+    """Host 0 keeps the store, and does not answer: whoever lost a connection after that is no first cause.
+
+    Args:
+        noticed: What this rank would say else.
+        is_silent: The store is there, and stopped.
+        state: What is known of the process that keeps it; empty: no more than that.
+    """
     one_host = os.environ.get("GROUP_WORLD_SIZE") == "1"  # its launcher is gone, and says why itself
     if one_host and is_silent:
         return replace(noticed, error=f"{noticed.error}; the launcher, which keeps the run's store, is stopped")
     if one_host or noticed.worker.partition("/")[0] == "worker:0":
         return noticed
-    state = "stopped, and so is the job's store" if is_silent else "gone with the job's store"
-    return Failure("worker:0", "", f"its process is {state}, or cut off; after it, {noticed}", hint=_SILENT_HINT)
+    what = "stopped, and so is the job's store" if is_silent else "gone with the job's store"
+    state = state or f"its process is {what}, or cut off"
+    return Failure("worker:0", "", f"{state}; after it, {noticed}", hint=_SILENT_HINT)
 
 
 def _is_own(error: RuntimeError) -> bool:
