@@ -251,15 +251,15 @@ def whole_number(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) <= 18 else None
 
 
-def count_or(word: str) -> Form:
-    """A word, which is None, or a whole number."""
+def count_or(word: str, high: int) -> Form:
+    """A word, which is None, or a whole number from 1 to `high`."""
 
     def read(text: str, flag: str) -> int | None:
         if text == word:
             return None
         number = whole_number(text)
-        if not number:
-            raise UsageError(f"{flag}: {text!r} is not allowed; expected {word} or a whole number, 1 or more")
+        if not number or number > high:
+            raise UsageError(f"{flag}: {text!r} is not allowed; expected {word} or a whole number, 1 to {high}")
         return number
 
     return Form(str, read, _texts)

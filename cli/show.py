@@ -32,12 +32,12 @@ def show_command(
     if _kind(file) == "plan":
         _show_plan(file, profile, as_json=as_json)
         return
-    if profile is not None:
-        raise UsageError(f"--profile: {file} is a profile itself", hint=f"assigner show {file}")
     from assigner.formats.profile import load_profile
     from assigner.report.profile import profile_data, profile_report
 
     found = load_profile(file)
+    if profile is not None:
+        raise UsageError(f"--profile: {file} is a profile itself", hint=f"assigner show {file}")
     if as_json:
         console.show_json(profile_data(found))
     else:

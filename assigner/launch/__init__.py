@@ -6,6 +6,6 @@ failurereport                 what ranks hand to their launcher; the first cause
 launcherwatch                 ranks end with their launcher
 shutdown                      hosts leave together
 hostnames                     a meeting point whose name nobody knows
-sockets, seal                 connections that have fallen silent; what of the run's store may be believed
+sockets, limitedstore, seal   connections that have fallen silent, and stores; what of a store may be believed
 steptimes                     how long the steps took, told to the launcher
 """

@@ -6,6 +6,7 @@ for it to come: so its agent here also tells the run of such ranks, which the ot
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -30,6 +31,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from assigner.errors import FormatError, UsageError, WorkerError
 from assigner.launch.failurereport import LEFT, LEFT_HINT, VARIABLE, first_report, how_it_ended, listening
 from assigner.launch.launcherwatch import is_left_behind, own_mark
+from assigner.launch.limitedstore import limited
 from assigner.launch.seal import clean, secret
 from assigner.launch.shutdown import MEETING_S, HostFailure, OtherHosts, leaving_together, tell_done
 from assigner.launch.sockets import Connections
@@ -80,6 +82,7 @@ class RanksAgent(LocalElasticAgent):
 
     Attributes:
         done: The ranks of this host that have ended with exit code 0.
+        ended: Those that were ended here, since another one had failed or a signal came.
         passing: Of signals to the ranks.
     """
 
@@ -108,6 +111,7 @@ class RanksAgent(LocalElasticAgent):
             no_logs,
         )
         self.done: set[int] = set()
+        self.ended: set[int] = set()
         self._run_store = store
         self.passing = SignalPassing(
             causes, is_running=self._is_running, is_failing=lambda: others.failure is not None, notice=notice
@@ -127,6 +131,8 @@ class RanksAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started: dict[int, Any] = super()._start_workers(worker_group)
+        context: Any = self._pcontext
+        context.close = functools.partial(self._end, worker_group, context, context.close)
         self.passing.begin()  # torch's own handlers are there now
         return started
 
@@ -136,6 +142,13 @@ class RanksAgent(LocalElasticAgent):
         self._note_done(worker_group)
         found: RunResult = super()._monitor_workers(worker_group)
         return found
+
+    def _end(self, group: WorkerGroup, context: Any, close: Callable[..., None], *words: Any, **more: Any) -> None:
+        """End what is left of the ranks, as torch does; SIGKILL ends one that is stopped, and is no cause."""
+        handlers = context.subprocess_handlers
+        running = (each for each in group.workers if each.local_rank in handlers)
+        self.ended.update(each.global_rank for each in running if handlers[each.local_rank].proc.poll() is None)
+        close(*words, **more)
 
     def _is_running(self, process: int) -> bool:
         started: Any = self._pcontext
@@ -149,8 +162,8 @@ class RanksAgent(LocalElasticAgent):
             rank = worker.global_rank
             if rank not in self.done and started.subprocess_handlers[worker.local_rank].proc.poll() == 0:
                 self.done.add(rank)
-                with suppress(DistError):  # host 0 is gone: nobody is left to hear it
-                    tell_done(self._run_store, rank)
+                with suppress(DistError), limited(self._run_store) as store:  # host 0 is gone: nobody hears it
+                    tell_done(store, rank)
 
 
 def launch(
@@ -199,7 +212,7 @@ def launch(
                 others.close()  # the ranks of this host have ended
                 rank, failure = error.get_first_failure()
                 others.tell(HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode)))
-                raise _rank_failed(error, causes, agent.done) from error
+                raise _rank_failed(error, causes, agent.done, agent.ended) from error
         return handed_over(causes)
     except DistError as error:
         said = str(error).partition("\n")[0]  # below it stand C++ frames
@@ -248,13 +261,16 @@ def _remove_left_behind() -> None:
             shutil.rmtree(folder, ignore_errors=True)  # another user's stays
 
 
-def _rank_failed(error: ChildFailedError, causes: Path, done: AbstractSet[int]) -> RankFailedError:
+def _rank_failed(
+    error: ChildFailedError, causes: Path, done: AbstractSet[int], ended: AbstractSet[int] = frozenset()
+) -> RankFailedError:
     """The first cause, as the ranks have handed it over; of ranks that could not, how the first one ended.
 
     Args:
         error: Of the agent.
         causes: Where the ranks have handed over theirs.
         done: The ranks that ended with exit code 0: one that the others have lost did so in the middle of the run.
+        ended: Those that their launcher has ended: what the others say of one that was stopped is all that is known.
     """
     cause = first_report(causes)
     rank, failure = error.get_first_failure()
@@ -262,7 +278,7 @@ def _rank_failed(error: ChildFailedError, causes: Path, done: AbstractSet[int]) 
         lost = cause.worker.partition("/")[0]
         if any(f"worker:{each}" == lost for each in done):
             return RankFailedError(f"{lost} {LEFT}", 0, hint=LEFT_HINT)
-        gone = next((each for each in error.failures if f"worker:{each}" == lost), None)
+        gone = next((each for each in error.failures if f"worker:{each}" == lost and each not in ended), None)
         rank, failure, cause = (rank, failure, cause) if gone is None else (gone, error.failures[gone], None)
     if cause is None:
         return RankFailedError(f"worker:{rank} {how_it_ended(failure.exitcode)}", failure.exitcode)

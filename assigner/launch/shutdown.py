@@ -26,6 +26,7 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined] 
 from assigner.errors import WorkerError
 from assigner.formats.document import Name
 from assigner.launch.hostnames import wait_for_name
+from assigner.launch.limitedstore import LIMIT_S, limited
 from assigner.launch.seal import seal, seal_first, unseal
 
 if TYPE_CHECKING:
@@ -133,8 +134,8 @@ class OtherHosts:
         """A rank of this host has failed."""
         if self._alone:
             return  # a launcher that is alone ends its ranks itself
-        with suppress(DistError):  # host 0 is gone: nobody is left to hear it
-            seal_first(self.store, _FAILED, failure)
+        with suppress(DistError), limited(self.store) as store:  # host 0 is gone: nobody is left to hear it
+            seal_first(store, _FAILED, failure)
             time.sleep(_STAY_S if self._node == 0 else 0.0)
 
     def close(self) -> None:
@@ -146,15 +147,16 @@ class OtherHosts:
     def _listen(self) -> None:
         """End this launcher with SIGTERM, which ends its ranks, some time after another host has failed."""
         failure = None
-        while failure is None:
-            if self._over.wait(_LOOK_S):
-                return
-            try:
-                if _told(self.store, bool, _ENDED):
+        with limited(self.store) as store:
+            while failure is None:
+                if self._over.wait(_LOOK_S):
                     return
-                failure = read_host_failure(self.store)
-            except DistError:
-                failure = HostFailure("worker:0", "is gone: host 0, which keeps the run's store, does not answer")
+                try:
+                    if _told(store, bool, _ENDED):
+                        return
+                    failure = read_host_failure(store)
+                except DistError:
+                    failure = HostFailure("worker:0", "is gone: host 0, which keeps the run's store, does not answer")
         if not self._over.wait(_GRACE_S):
             self.failure = failure
             os.kill(os.getpid(), signal.SIGTERM)
@@ -211,11 +213,9 @@ def take_leave(store: Store, members: int, *, stays: bool, limit_s: float) -> No
         stays: This one keeps the store, and returns once all have left.
         limit_s: How long it stays at most, in seconds.
     """
-    try:
-        left = store.add(_LEFT, 1)
+    with suppress(DistError), limited(store, limit_s=min(limit_s, LIMIT_S)) as book:
+        left = book.add(_LEFT, 1)
         until = time.monotonic() + limit_s
-        while stays and left < members and time.monotonic() < until:
+        while stays and left < members and time.monotonic() < until:  # who keeps it may have waited long enough
             time.sleep(_LEAVING_S)
-            left = store.add(_LEFT, 0)
-    except DistError:
-        return  # who keeps it has waited long enough and is gone: nobody is left to take leave of
+            left = book.add(_LEFT, 0)

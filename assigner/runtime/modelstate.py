@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -293,8 +294,8 @@ class ModelState:
             force: Replace an existing checkpoint, once the new one is whole.
 
         Raises:
-            UsageError: the folder exists, or holds files of others; `state` holds a value that is not plain; a weight
-                is NaN; or the disk is full. What stood there stays, and training can go on.
+            UsageError: the folder exists, or holds files of others; another run is saving there; `state` holds a value
+                that is not plain; a weight is NaN; or the disk is full. What stood there stays, and training can go on.
         """
         # the folder may be mounted elsewhere on each host; its own name is one
         self._compare(f"save({Path(folder).name!r})", f"saving to {folder}", shown=f"save({str(folder)!r})")
@@ -304,8 +305,9 @@ class ModelState:
         carried = self._installed.training.carried
         with self._member.guarded("the gathering of the carried state"):
             carried.gather()
+            number = self._member.text_from(0, secrets.token_hex(4))
         saving = Saving(
-            Path(folder), self.rank, graph=self.graph, share=self._installed.share, unread=self._unread,
+            Path(folder), self.rank, number=number, graph=self.graph, share=self._installed.share, unread=self._unread,
             optimizer=self.optimizer, carried=carried, progress=progress, force=force,
         )  # fmt: skip
         try:
@@ -315,6 +317,8 @@ class ModelState:
         except UsageError:
             saving.abandon()
             raise
+        finally:
+            saving.close()
 
     @outside_inference()
     def load(self, folder: Path | str) -> Any:

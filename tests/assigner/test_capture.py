@@ -937,3 +937,15 @@ def test_a_module_that_is_not_registered_is_named(marked):
     model = (lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Listed())) if marked else Listed
     with pytest.raises(MarkingError, match=r"a Linear in .*parts, a list of Python's, is not registered"):
         graph_of(workload(model, *(("0", "1") if marked else ("out",))))
+
+
+def test_no_memory_for_a_capture_is_no_fault_of_the_model() -> None:
+    """Nor is the plan then for another one."""
+
+    class Greedy(nn.Module):
+        def forward(self, _: torch.Tensor) -> torch.Tensor:
+            raise MemoryError
+
+    made = workload(lambda: nn.Sequential(Greedy(), nn.Linear(WIDTH, 1)))
+    with pytest.raises(MemoryError):
+        partition_graph(made)

@@ -15,7 +15,9 @@ from workloads import WIDTH, skips, workload
 
 from assigner import load_weights
 from assigner.errors import FormatError, UsageError
-from assigner.runtime.checkpoints.shards import Index
+from assigner.runtime.checkpoints import swapping
+from assigner.runtime.checkpoints.shards import Index, write_index
+from assigner.runtime.checkpoints.swapping import SavingLock, part_of, put_in_place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,16 +41,17 @@ def test_what_saves_have_left_is_named(tmp_path: Path):
     """Where there is no checkpoint, or a broken one, `load` says what lies beside it, and what of it is whole."""
     with trained(skips()) as pipeline:
         pipeline.save(tmp_path / "at")
-        (tmp_path / "at").rename(tmp_path / ".at.before")
-        (tmp_path / ".at.part").mkdir()
+        (tmp_path / "at").rename(tmp_path / ".at.01234567.before")
+        (tmp_path / ".at.01234567.part").mkdir()
+        (tmp_path / ".at.b.01234567.part").mkdir()  # of another name
         with pytest.raises(UsageError, match="at is no checkpoint") as refused:
             pipeline.load(tmp_path / "at")
-        assert f"left {tmp_path}/.at.part and {tmp_path}/.at.before (whole)" in refused.value.hint
+        assert f"left {tmp_path}/.at.01234567.part and {tmp_path}/.at.01234567.before (whole)" in refused.value.hint
         with pytest.raises(UsageError, match="at is no checkpoint") as refused:
             load_weights(tmp_path / "at")
-        assert f"{tmp_path}/.at.before (whole)" in refused.value.hint
+        assert f"{tmp_path}/.at.01234567.before (whole)" in refused.value.hint
         pipeline.save(tmp_path / "at")
-        assert [path.name for path in tmp_path.iterdir()] == ["at"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".at.b.01234567.part", "at"]
         (tmp_path / ".at.part").mkdir()
         cut_short(tmp_path / "at" / "training.json")
         with pytest.raises(FormatError, match=r"training\.json: cannot be read") as broken:
@@ -71,6 +74,102 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path: P
         monkeypatch.setattr(Index, "read", replaced)
         with pytest.raises(FormatError, match="at was replaced while it was read"):
             pipeline.load(tmp_path / "at")
+
+
+def test_two_runs_do_not_save_to_one_name_at_once(tmp_path: Path):
+    """The second one is told so, and what stands there stays; a run that was killed keeps nobody out."""
+    with trained(skips()) as pipeline:
+        pipeline.save(tmp_path / "at")
+        lock = SavingLock(tmp_path / "at")
+        with pytest.raises(UsageError, match=r"another run is saving to .*at now"):
+            pipeline.save(tmp_path / "at", force=True)
+        assert pipeline.load(tmp_path / "at") is None
+        lock.close()
+        (tmp_path / ".at.saving").touch()
+        pipeline.save(tmp_path / "at", "second", force=True)
+        assert pipeline.load(tmp_path / "at") == "second"
+        assert [path.name for path in tmp_path.iterdir()] == ["at"]
+
+
+@pytest.mark.parametrize("way", ["exchanged", "renamed"])
+def test_two_runs_at_once_lose_nothing_where_a_file_system_has_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+):
+    """Each writes to a folder of its own, and removes its own alone."""
+    monkeypatch.setattr(swapping.fcntl, "flock", mock.Mock(side_effect=OSError(37, "No locks available")))
+    if way == "renamed":
+        monkeypatch.setattr(swapping, "_exchange", lambda *_: False)
+    with trained(skips()) as pipeline:
+        pipeline.save(tmp_path / "at", "old")
+        seen, at = [], iter(range(9))
+
+        def meanwhile(part: Path, name: str) -> None:
+            number = next(at)
+            if number == 0:
+                pipeline.save(tmp_path / "at", "other", force=True)
+                seen.append(pipeline.load(tmp_path / "at"))
+            write_index(part, name)
+
+        monkeypatch.setattr("assigner.runtime.checkpoints.checkpoint.write_index", meanwhile)
+        pipeline.save(tmp_path / "at", "own", force=True)
+        assert [*seen, pipeline.load(tmp_path / "at")] == ["other", "own"]
+        assert [path.name for path in tmp_path.iterdir()] == ["at"]
+
+
+def test_what_is_not_whole_takes_no_name(tmp_path: Path):
+    """As a folder that somebody has emptied."""
+    (tmp_path / "at").mkdir()
+    (tmp_path / "at" / "training.json").touch()
+    part = part_of(tmp_path / "at", "01234567")
+    part.mkdir()
+    with pytest.raises(FileNotFoundError):
+        put_in_place(part, tmp_path / "at", "training.json")
+    assert (tmp_path / "at" / "training.json").is_file()
+
+
+def test_a_checkpoint_that_another_run_has_saved_meanwhile_is_not_replaced_without_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The place is looked at once more when no other run can save there."""
+    with trained(skips()) as pipeline:
+        others = iter([lambda: pipeline.save(tmp_path / "at", "other")])
+
+        def locked(folder: Path) -> SavingLock:
+            next(others, lambda: None)()
+            return SavingLock(folder)
+
+        monkeypatch.setattr("assigner.runtime.checkpoints.checkpoint.SavingLock", locked)
+        with pytest.raises(UsageError, match="at exists"):
+            pipeline.save(tmp_path / "at", "own")
+        assert pipeline.load(tmp_path / "at") == "other"
+
+
+def test_a_file_that_goes_while_it_is_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """torch opens it a second time, and has an error of its own for that."""
+    with trained(skips()) as pipeline:
+        pipeline.save(tmp_path / "at")
+        error = RuntimeError("unable to open file <x> in read-only mode: No such file or directory (2)")
+        monkeypatch.setattr("assigner.runtime.checkpoints.shards.safe_open", mock.Mock(side_effect=error))
+        with pytest.raises(FormatError, match=r"model-00000\.safetensors: cannot be read: unable to open file"):
+            pipeline.load(tmp_path / "at")
+        with pytest.raises(FormatError, match="cannot be read"):
+            load_weights(tmp_path / "at")
+
+
+def test_whoever_may_read_one_file_may_read_all(tmp_path: Path):
+    """The user's umask says who."""
+    with trained(skips()) as pipeline:
+        pipeline.save(tmp_path / "at")
+    (mode,) = {path.stat().st_mode & 0o777 for path in (tmp_path / "at").iterdir()}
+    (tmp_path / "new").touch()
+    assert mode == (tmp_path / "new").stat().st_mode & 0o777
+
+
+def test_a_folder_that_is_not_there_has_a_way_out(tmp_path: Path):
+    """What is to be named."""
+    with trained(skips()) as pipeline, pytest.raises(UsageError, match="there is no such folder") as refused:
+        pipeline.load(tmp_path / "at")
+    assert "pipeline.save" in (refused.value.hint or "")
 
 
 def test_a_full_disk_keeps_what_stood_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

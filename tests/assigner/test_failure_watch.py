@@ -13,12 +13,13 @@ from free_ports import free_ports
 from single_rank import be_only_rank
 from torch.distributed import DistError, HashStore
 
-from assigner.errors import WorkerError
+from assigner.errors import UsageError, WorkerError
+from assigner.launch import limitedstore
 from assigner.launch.seal import SECRET, unseal
-from assigner.machine.launchedrank import launched
-from assigner.runtime.failures import failure
+from assigner.machine.launchedrank import Launched, launched
+from assigner.runtime.failures import failure, waiting
 from assigner.runtime.failures.failure import Failure, FailureWatch, joining
-from assigner.runtime.messages.rendezvous import join_group, leave_group
+from assigner.runtime.messages.rendezvous import _wait_for_all, join_group, leave_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -167,6 +168,19 @@ def test_a_rank_that_was_only_stuck_learns_that_it_was_taken_for_gone(
         each.known.set()
 
 
+def test_a_network_that_failed_may_be_that_of_either_host(
+    watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank that notices it says so, unless no other host answers it."""
+    monkeypatch.setattr(failure, "_STAY_S", 0.1)
+    for alone, words in ((False, "worker:0 failed: it did not answer for 5 s: its host is cut off, or that of "),
+                         (True, "worker:1 failed: its host is cut off: no other host answers;")):  # fmt: skip
+        connections = SimpleNamespace(silent={"10.0.0.2"}, is_alone=lambda alone=alone: alone, run_failed=False)
+        for store in (HashStore(), Gone()):
+            watch = watching(store, connections=connections)
+            assert str(watch.lost("worker:0", "a step", RuntimeError("closed"))).startswith(words)
+
+
 def test_the_store_is_gone(exits: list[int], watching: Callable[..., FailureWatch]) -> None:
     """A main thread that does something for the run, and stays at it, is ended; one that does not may go on."""
     watch = watching(Gone())
@@ -175,6 +189,125 @@ def test_the_store_is_gone(exits: list[int], watching: Callable[..., FailureWatc
     watch.busy_since = time.monotonic()
     watch.thread.join(30)
     assert exits == [7]
+
+
+class Stopped(HashStore):
+    """A store whose process is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def check(self, keys: list[str]) -> bool:
+        self.goes_on.wait()
+        return super().check(keys)
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stopped]:
+    """It does not answer until the test is over; nobody waits long for it."""
+    monkeypatch.setattr(limitedstore, "LIMIT_S", 0.5)
+    found = Stopped()
+    yield found
+    found.goes_on.set()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        (
+            "",
+            "worker:0 failed: its process is stopped, and so is the job's store, or cut off; after it, worker:2",
+        ),
+        ("1", "worker:2 failed: .*the launcher, which keeps the run's store, is stopped"),
+    ],
+)
+def test_a_store_that_is_stopped(
+    exits: list[int],
+    watching: Callable[..., FailureWatch],
+    monkeypatch: pytest.MonkeyPatch,
+    stopped: Stopped,
+    hosts: str,
+    words: str,
+) -> None:
+    """Who keeps it is told of where another rank is missed; and a main thread that stays in a wait is ended."""
+    monkeypatch.setenv("GROUP_WORLD_SIZE", hosts)
+    found = watching(stopped).lost("worker:2", "a step", RuntimeError("closed"))
+    assert re.match(words, str(found))
+    watch = watching(stopped)
+    watch.busy_since = time.monotonic()
+    watch.thread.join(30)
+    assert exits == [7]
+
+
+def test_a_store_that_answers_again(exits: list[int], watching: Callable[..., FailureWatch], stopped: Stopped) -> None:
+    """The watch goes on: a failure is told."""
+    watch = watching(stopped)
+    while not watch.store.is_silent:
+        time.sleep(0.01)
+    stopped.goes_on.set()
+    watching(stopped, "worker:0").report("a step", ValueError("x"))
+    watch.thread.join(30)
+    assert watch.printed
+
+
+_TIME_OUT = RuntimeError("Timed out waiting 6000ms for recv operation to complete")
+
+
+@pytest.mark.parametrize(
+    ("doings", "error", "words"),
+    [
+        ({0: ("a step", "worker:2/cpu")}, _TIME_OUT, "worker:2 failed: its process is gone, cut off or stuck; "),
+        ({0: ("a step", "worker:2/cpu"), 2: ("", "")}, _TIME_OUT,
+         "worker:2/cpu failed: others wait for it in vain: it is in no call of the pipeline, for 7 s by now; "),
+        ({0: ("a step", "worker:2/cpu"), 2: ("forward", "")}, RuntimeError("Connection closed by peer"),
+         "worker:2/cpu failed: others wait for it in vain: it is at forward, for 7 s by now; "),
+        ({0: ("the end", "another worker"), 2: ("the end", "another worker")}, _TIME_OUT,
+         "worker:0/cpu failed: it did not answer in time, and waits for another itself; "),
+        ({0: ("forward", ""), 2: ("", "")}, RuntimeError("Connection reset by peer"),
+         "worker:0/cpu failed: the connection to it broke, and its process is there; "),
+        ({2: ("", "")}, RuntimeError("Connection reset by peer"),
+         "worker:0/cpu failed: its process is gone, cut off or stuck; "),
+    ],
+    ids=["stopped", "idle", "busy", "circle", "broken", "gone"],
+)  # fmt: skip
+def test_the_rank_is_blamed_that_others_wait_for(
+    watching: Callable[..., FailureWatch],
+    monkeypatch: pytest.MonkeyPatch,
+    doings: dict[int, tuple[str, str]],
+    error: Exception,
+    words: str,
+) -> None:
+    """A rank that only waits for it in its turn is not, though it is the one that is missed."""
+    for name in ("_ASK_S", "_ANSWER_S", "_STAY_S"):
+        monkeypatch.setattr(failure, name, 0.1)
+    store = HashStore()
+    for rank, (at, peer) in doings.items():
+        waiting.tell(store, rank, waiting.Doing(f"worker:{rank}/cpu", at, peer, 7.2))
+    watch = watching(store, "worker:1/cpu")
+    watch.doing = lambda: ("a step", "worker:0/cpu")
+    found = watch.lost("worker:0/cpu", "a step", error)
+    assert str(found).startswith(f"{words}worker:1/cpu noticed in a step")
+    assert found.hint
+
+
+def test_a_rank_tells_what_it_waits_for(watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its watching thread does, once somebody asks."""
+    monkeypatch.setattr(failure, "_POLL_S", 0.01)
+    store = HashStore()
+    busy, idle, silent = (watching(store, f"worker:{rank}/cpu") for rank in range(3))
+    busy.doing = idle.doing = lambda: ("a step", "worker:2")
+    busy.busy_since = time.monotonic() - 5
+    assert waiting.told(store, range(3)) == {}
+    waiting.ask(store)
+    while len(found := waiting.told(store, range(3))) < 2:
+        time.sleep(0.01)
+    assert [(each.worker, each.at, each.peer) for each in found.values()] == [
+        ("worker:0/cpu", "a step", "worker:2"),
+        ("worker:1/cpu", "", ""),
+    ]
+    assert found[0].for_s >= 5
+    assert silent.doing is None
 
 
 def test_a_host_is_silent(
@@ -198,7 +331,25 @@ def test_a_rank_that_does_not_come(forked: ForkedRanks, agent: bool) -> None:
     words["TORCHELASTIC_USE_AGENT_STORE"] = str(agent)
     (end,) = forked.ended("coming.py", *["agent"] * agent, variables=[words])
     assert end.code == 1
-    assert re.search(r"1/2 clients joined|1 of 2 ranks have come to the run within 3 s", end.errors), end.errors
+    assert re.search(r"1 of 2 ranks have come to the run within 3 s; missing: worker:1", end.errors), end.errors
+
+
+def test_ranks_that_count_unlike_numbers_of_ranks(
+    watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would wait for others; the first that sees it tells both counts, whether all have come or not."""
+    monkeypatch.setattr(failure, "_STAY_S", 0.1)
+    store = HashStore()
+    store.set("assigner/came 0", "3")
+    place = Launched("", "RANK", 1, 2, local_ranks=2)
+    words = "worker:1 was started as one of 2 ranks, and worker:0 as one of 3"
+    with pytest.raises(UsageError, match=words):
+        _wait_for_all(store, store, place, 60.0, watching(store))
+    store = HashStore()
+    store.set("assigner/came 1", "2")
+    place = Launched("", "RANK", 0, 3, local_ranks=3)
+    with pytest.raises(UsageError, match="worker:0 was started as one of 3 ranks, and worker:1 as one of 2"):
+        _wait_for_all(store, store, place, 0.0, watching(store, "worker:0"))
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import assigner.launch.ranks as launching
 from assigner.errors import WorkerError
-from assigner.launch.ranks import Layout, launch
+from assigner.formats.document import encode
+from assigner.launch.failurereport import FailureReport
+from assigner.launch.ranks import Layout, RanksAgent, launch
 
 COMMAND = [sys.executable, "-c", "pass"]
 
@@ -46,6 +51,25 @@ def test_frames_of_the_store_are_left_out(monkeypatch):
     with pytest.raises(WorkerError) as caught:
         launch(COMMAND, Layout(1, nodes=2, node=1, address="10.77.0.1", port=29531), {})
     assert caught.value.message == "the hosts cannot meet at 10.77.0.1:29531: timed out after 300 s"
+
+
+@pytest.mark.parametrize(
+    ("running", "words"), [([1], "worker:1/cpu: its process is stuck"), ([], "worker:1 was killed by SIGKILL")]
+)
+def test_a_rank_that_its_launcher_has_ended_was_not_killed_by_others(tmp_path, running, words):
+    """What the other ranks have said of one that was stopped is the cause."""
+    handlers = {n: SimpleNamespace(proc=SimpleNamespace(poll=lambda n=n: None if n in running else -9)) for n in (0, 1)}
+    group = SimpleNamespace(workers=[SimpleNamespace(global_rank=n, local_rank=n) for n in (0, 1)])
+    agent = SimpleNamespace(ended=set())
+    closed = []
+    context = SimpleNamespace(subprocess_handlers=handlers)
+    RanksAgent._end(agent, group, context, closed.append, "SIGTERM")
+    assert closed == ["SIGTERM"]
+    report = FailureReport("worker:1/cpu", "its process is stuck", hint="its host may say why", is_own=False)
+    (tmp_path / "0.json").write_text(json.dumps(encode(report)))
+    failures = {n: ProcessFailure(n, 10 + n, code, "") for n, code in ((0, 7), (1, -9))}
+    error = launching._rank_failed(ChildFailedError("a rank", failures), tmp_path, set(), agent.ended)
+    assert error.message == words
 
 
 @pytest.mark.parametrize(("code", "left"), [("raise SystemExit(3)", 0), ("raise ValueError('boom')", 1)])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from assigner.runtime.failures.waiting import awaited, waiting_thread
 from assigner.runtime.messages.ordering import Message
 from assigner.runtime.messages.sending import SMALL_BYTES, LostConnectionError, PendingSends, checked
 from assigner.runtime.messages.transport import Transport
@@ -99,6 +100,20 @@ def test_a_lost_receiver_is_named(pending: PendingSends, tensor: torch.Tensor) -
     with pytest.raises(LostConnectionError, match="closed by peer") as raised:
         pending.flush()
     assert raised.value.peer == "worker:2/cpu"
+
+
+def test_others_can_be_told_whom_a_rank_waits_for() -> None:
+    """While it waits, and where the wait broke off."""
+
+    def broken() -> None:
+        raise RuntimeError("Timed out")
+
+    me = waiting_thread()
+    assert checked("worker:1", lambda: awaited[me]) == "worker:1"
+    assert me not in awaited
+    with pytest.raises(LostConnectionError):
+        checked("worker:2", broken)
+    assert awaited.pop(me) == "worker:2"
 
 
 @pytest.mark.parametrize("own", [torch.OutOfMemoryError("no memory"), torch.AcceleratorError("an illegal address")])

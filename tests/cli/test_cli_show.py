@@ -34,6 +34,15 @@ def test_profile_shows_times_per_worker(assigner):
     assert ["worker:1/cpu", "4", "24.0", "48.0", "1.0"] in [line[:5] for line in lines]
 
 
+def test_a_file_that_cannot_be_read_is_told_with_a_profile_beside_it_too(assigner, folder):
+    """Nobody knows yet whether it is a profile itself."""
+    (folder / "half.json").write_text((folder / "solved.json").read_text()[:-40])
+    for more in ([], ["--profile", "profile.json"]):
+        result = assigner("show", "half.json", *more)
+        assert result.exit_code == 5
+        assert "half.json: not JSON" in result.stderr
+
+
 def test_plan_has_stages_totals_and_proof(assigner):
     """A plan's screen has its stages, the step time, how good it is, and the baselines."""
     out = assigner("show", "solved.json").stdout

@@ -185,6 +185,7 @@ CASES = [
     (2, f"{S} --time-limit -inf", "inf"),
     (2, f"{S} --micro-batches 0", "'0'"),
     (2, f"{S} --micro-batches some", "'some'"),
+    (2, f"{S} --micro-batches 99999999999999999999", "expected auto or a whole number, 1 to 65536"),
     (2, f"{S} --micro-batches 5", "5 is not allowed: training cuts a batch of 8 into 4"),
     (2, f"{S} --batch-size 0", "--batch-size: 0"),
     (2, f"{S} --max-workers 0", "--max-workers: 0"),

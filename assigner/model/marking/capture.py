@@ -211,6 +211,8 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
     except MarkingError:
         dependence.fixing.clear()
         raise
+    except (MemoryError, torch.OutOfMemoryError):
+        raise  # it says nothing of the model
     except Exception as error:
         said = str(error).strip().splitlines()
         if isinstance(error, GuardOnDataDependentSymNode):

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from assigner.runtime.checkpoints.shards import (
     write_json,
     write_shard,
 )
-from assigner.runtime.checkpoints.swapping import flush, leftovers, part_of, put_in_place
+from assigner.runtime.checkpoints.swapping import SavingLock, flush, leftovers, part_of, put_in_place, remove
 from assigner.runtime.checkpoints.wholestate import extra_key
 from assigner.runtime.ranks.packedvalues import PackedValue
 
@@ -118,6 +117,7 @@ class Saving:
     Args:
         folder: Where to.
         rank: This rank.
+        number: Of this save; see `part_of`. The same on every rank.
         graph: The model's partitions.
         share: Those of this rank.
         unread: What no partition holds.
@@ -132,6 +132,7 @@ class Saving:
         folder: Path,
         rank: int,
         *,
+        number: str,
         graph: PartitionGraph,
         share: LocalPartitions,
         unread: UnreadState,
@@ -144,8 +145,8 @@ class Saving:
         self._rank, self._force = rank, force
         self._graph, self._share, self._unread = graph, share, unread
         self._optimizer, self._carried, self._progress = optimizer, carried, progress
-        self._part = part_of(self._folder)
-        self._begun = False
+        self._number, self._part = number, part_of(self._folder, number)
+        self._lock: SavingLock | None = None
 
     @property
     def stages(self) -> tuple[Callable[[], None], ...]:
@@ -200,10 +201,12 @@ class Saving:
     def _begin(self) -> None:
         """Rank 0 makes the empty folder that all write to."""
         if self._rank == 0:
-            self._begun = True
             with _written(self._named):
-                shutil.rmtree(self._part, ignore_errors=True)
-                self._part.mkdir(parents=True)
+                self._part.parent.mkdir(parents=True, exist_ok=True)
+                self._lock = SavingLock(self._folder)
+                self._check_place(self._named)  # whoever had the lock may have saved there
+                self._remove_leftovers()
+                self._part.mkdir()
 
     def _write(self) -> None:
         """Write this rank's part."""
@@ -237,12 +240,25 @@ class Saving:
                     write_index(self._part, "carried")
                 flush(self._part)
                 write_json(self._part / _FACTS, self._facts)
-                put_in_place(self._folder, _FACTS)
+                put_in_place(self._part, self._folder, _FACTS)
+                self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Those of others too where none of them can be at work; what is whole stays while nothing has the name."""
+        for path in leftovers(self._folder):
+            is_ours = (self._lock is not None and self._lock.is_held) or self._number in path.name
+            if is_ours and (self._folder.exists() or not (path / _FACTS).is_file()):
+                remove(path, _FACTS, self._number)
 
     def abandon(self) -> None:
         """Make room again after a stage that could not be done."""
-        if self._begun:
-            shutil.rmtree(self._part, ignore_errors=True)
+        if self._lock is not None:
+            remove(self._part, _FACTS, self._number)
+
+    def close(self) -> None:
+        """Nothing more is written: another run may save there."""
+        if self._lock is not None:
+            self._lock.close()
 
 
 @contextlib.contextmanager
@@ -429,7 +445,9 @@ def _reading(folder: Path, first: str) -> Iterator[None]:
     hint = f"a save that was broken off left {told}: one that is whole can be renamed" if left else None
     if not found:
         lacks = f"it has no {first}" if folder.exists() else "there is no such folder"
-        raise UsageError(f"{folder} is no checkpoint: {lacks}", hint=hint)
+        raise UsageError(
+            f"{folder} is no checkpoint: {lacks}", hint=hint or "name the folder that pipeline.save(folder) has written"
+        )
     before = _identity(folder)
     try:
         yield

@@ -7,7 +7,9 @@ a tensor too few or too many, or one with NaNs that it did not have when it was 
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,7 +100,10 @@ def write_shard(
     sizes = {key: tensor.nbytes for key, tensor in tensors.items()}
     counts = {key: nan_count(tensor) for key, tensor in tensors.items()}
     nan = {key: count for key, count in counts.items() if count}
-    (folder / f"{name}.json").write_text(json.dumps({"sizes": sizes, "nan": nan, **more}), encoding="utf-8")
+    listed = folder / f"{name}.json"
+    listed.write_text(json.dumps({"sizes": sizes, "nan": nan, **more}), encoding="utf-8")
+    if tensors:  # safetensors lets its owner alone read what it writes; the user's umask counts for all files
+        (folder / f"{name}.safetensors").chmod(listed.stat().st_mode & 0o777)
 
 
 def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -213,5 +218,8 @@ class Index:
                 for key in sorted(held - places.keys()):
                     raise FormatError(f"{path}: {shown(key)} is not in {self.path.name}", hint=DAMAGED)
                 return {key: tensors.get_tensor(key) for key in sorted(here) if wanted(key)}
-        except (OSError, SafetensorError, AttributeError) as error:  # torch may lack a type that safetensors knows
+        except (OSError, SafetensorError, AttributeError, RuntimeError) as error:
+            # torch may lack a type that safetensors knows; and it opens the file a second time, when it may be gone
+            if isinstance(error, RuntimeError) and os.strerror(errno.ENOENT) not in str(error):
+                raise
             raise FormatError(f"{path}: cannot be read: {error}", hint=DAMAGED) from error

@@ -2,6 +2,7 @@
 
 callrecord      what a rank has called, where, and with what
 inquiry         what the others have called, asked for through the run's store
+waiting         who waits for whom
 failure         one failure, told to every rank
 remoteerrors    another rank's error, raised on this one
 """

@@ -33,13 +33,16 @@ from torch.distributed import DistError, PrefixStore  # type: ignore[attr-define
 from assigner import errors
 from assigner.errors import AssignerError, WorkerError
 from assigner.launch.failurereport import FailureReport, hand_over, place_in
+from assigner.launch.limitedstore import LimitedStore, StoreSilentError
 from assigner.launch.seal import clean, seal_first, unseal
 from assigner.launch.shutdown import read_host_failure
+from assigner.launch.sockets import SILENCE_S
+from assigner.runtime.failures import waiting
 from assigner.runtime.failures.inquiry import asked_about
 from assigner.runtime.failures.remoteerrors import remote_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -55,9 +58,14 @@ _STAY_S = 10.0
 _MOMENT_S = 0.6  # more than two polls
 _GONE_S = 1.5
 _ASK_S, _LOOK_S = 1.5, 0.05
+_ANSWER_S = 4.0  # sixteen looks of a watching thread
 _GRACE_S = 3.0
 _LEAVE_S = 30.0  # more than a stay
 _BUSY_S = 30.0
+_LATE = re.compile(r"[Tt]imed out|[Tt]ime-?out|took no message")
+_LATE_HINT = "where a rank may be late, as with its data, Pipeline(timeout_s=...) has the others wait longer"
+_CUT_HINT = f"a network that fails for {SILENCE_S:g} s ends a run, whatever timeout_s is"
+_SILENT_HINT = "its own output, and its host, may say why"
 
 
 _LONGEST = 100_000
@@ -162,6 +170,8 @@ class FailureWatch:
         on_question: Called with the store and the number of a comparison when another rank asks what this one has
             called, until it says that it has answered.
         busy_since: When the main thread began what it does for the run (`time.monotonic`); None: it does nothing there.
+        idle_since: When it last ended something.
+        doing: What it is at, in words, and the worker that it waits for, for ranks that ask; None: it tells nobody.
     """
 
     def __init__(
@@ -174,11 +184,16 @@ class FailureWatch:
         connections: Connections | None = None,
         exit_code: int = WorkerError.exit_code,
     ) -> None:
-        self.store, self.launcher, self.connections = store, launcher, connections
+        self.store = LimitedStore(store)
+        self.launcher = None if launcher is None else LimitedStore(launcher, beside=self.store)
+        self.connections = connections
         self.exit_code = exit_code
         self.worker, self.ranks = worker, ranks
         self.printed = self._has_noted = False
         self.busy_since: float | None = None
+        self.idle_since = time.monotonic()
+        self.doing: Callable[[], tuple[str, str]] | None = None
+        self._missed = ""
         self.on_question: Callable[[Store, int], bool] | None = None
         self._found: Failure | None = None
         self.grace_s, self.stay_s = _GRACE_S, _STAY_S
@@ -202,34 +217,87 @@ class FailureWatch:
         return self._write(Failure(worker, where, _words_of(error), kind.__name__, kind.__module__, trace, hint))
 
     def lost(self, peer: str, where: str, error: BaseException) -> Failure:
-        """A connection broke: give the peer's own report a moment to appear, else report that the peer is gone."""
+        """A connection broke, or a rank did not come: give its own report a moment to appear, else blame a rank.
+
+        That is the peer, or the one that the peer waits for, in its turn.
+        """
         self.known.set()
+        self._missed = peer
         noticed = f"{self.worker} noticed in {where}{_why(error)}"
+        is_late = bool(_LATE.search(str(error)))
         is_cut = self.connections is not None and bool(self.connections.silent)
-        mine = Failure(peer, "", f"its process is gone, cut off or stuck; {noticed}")
+        mine = Failure(peer, "", f"its process is gone, cut off or stuck; {noticed}", hint=_SILENT_HINT)
+        if is_late and self.doing is None:
+            mine = Failure(peer, "", f"it did not answer in time; {noticed}", hint=_LATE_HINT)
+        either = f"it did not answer for {SILENCE_S:g} s: its host is cut off, or that of {self.worker}"
+        if is_cut:
+            mine = Failure(peer, "", f"{either}; {noticed}", hint=_CUT_HINT)
         if is_cut and self.connections is not None and self.connections.is_alone():
             mine = Failure(self.worker, "", f"its host is cut off: no other host answers; {noticed}")
-        deadline = time.monotonic() + (0.0 if is_cut else _ASK_S)  # a host that is cut off reports nothing
+        begin, doings, asks = time.monotonic(), dict[int, waiting.Doing](), self.doing is not None and not is_cut
+        others = set(range(self.ranks)) - {self._rank}
         while True:
             try:
                 found = self._read()
-            except DistError:
+                if asks and found is None:
+                    if not doings:
+                        waiting.ask(self.store)
+                    doings.update(waiting.told(self.store, others - doings.keys()))
+            except DistError as lost:
                 if self._found is not None:  # the watching thread was in time
                     return self._found
-                return mine if mine.worker == self.worker else _host_gone(mine)
+                if mine.worker != self.worker:
+                    is_silent = isinstance(lost, StoreSilentError)
+                    mine = _host_gone(mine, is_silent=is_silent, state=either if is_cut else "")
+                mine.hand_over(to_tell_of=self.worker)
+                return mine
             if found is not None:
                 found.hand_over(to_tell_of=self.worker)
                 self._stay(found)
                 return found
-            if time.monotonic() >= deadline:
-                return self._write(mine)
+            waited_s = time.monotonic() - begin
+            if is_cut or waited_s >= (_ANSWER_S if asks and others - doings.keys() else _ASK_S):
+                return self._write(self._blamed(mine, doings, noticed, is_late=is_late) if asks else mine)
             time.sleep(_LOOK_S)
+
+    @property
+    def _rank(self) -> int:
+        return int(self.worker.partition("/")[0].removeprefix("worker:"))
+
+    def _blamed(self, mine: Failure, doings: Mapping[int, waiting.Doing], noticed: str, *, is_late: bool) -> Failure:
+        """Whom others wait for, by what the ranks do; `mine` blames the one that this rank misses."""
+        last = waiting.awaited_last(mine.worker, self._rank, doings, self.ranks)
+        is_peer = last is None or f"worker:{last[0]}" == mine.worker.partition("/")[0]
+        if last is not None and last[1] is None:  # it does not answer
+            return mine if is_peer else replace(mine, worker=f"worker:{last[0]}")
+        if is_peer and not is_late:
+            return replace(mine, error=f"the connection to it broke, and its process is there; {noticed}")
+        if last is None or last[1] is None:
+            error = f"it did not answer in time, and waits for another itself; {noticed}"
+            return replace(mine, error=error, hint=_LATE_HINT)
+        at, for_s = last[1].at, last[1].for_s
+        what = f"it is at {at}" if at else "it is in no call of the pipeline"
+        error = f"others wait for it in vain: {what}, for {for_s:.0f} s by now; {noticed}"
+        return Failure(last[1].worker, "", error, hint=_LATE_HINT)
+
+    def _tell_doing(self) -> None:
+        """What the main thread does, for a rank that asks."""
+        if self.doing is None or not waiting.is_asked(self.store):
+            return
+        busy = self.busy_since
+        at, peer = ("", "") if busy is None else self.doing()
+        since = self.idle_since if busy is None else busy
+        doing = waiting.Doing(self.worker, _shortened(at), self._missed or peer, max(0.0, time.monotonic() - since))
+        waiting.tell(self.store, self._rank, doing)
 
     def close(self) -> None:
         """Stop watching."""
         atexit.unregister(self.close)
         self.closed.set()
+        if self.store.is_silent:
+            self.store.close()
         self.thread.join(_END_S)
+        self.store.close()
 
     def _write(self, failure: Failure) -> Failure:
         self.known.set()
@@ -294,6 +362,11 @@ class FailureWatch:
                 number = None if self.on_question is None else asked_about(self.store)
                 if self.on_question is not None and number is not None and self.on_question(self.store, number):
                     self.on_question = None
+                if found is None:
+                    self._tell_doing()
+            except StoreSilentError:
+                self._end_without("the job's store does not answer", while_silent=True)
+                continue
             except DistError:  # its host has left, as it may: a rank that waits for somebody mostly finds it closed
                 self._end_without("the job's store is gone")
                 return
@@ -304,13 +377,19 @@ class FailureWatch:
                 self._end_without(f"{' and '.join(sorted(self.connections.silent))} does not answer")
                 return
 
-    def _end_without(self, noticed: str) -> None:
+    def _end_without(self, noticed: str, *, while_silent: bool = False) -> None:
         """No rank can tell a cause: end the process when its main thread stays where it is and comes to know of none.
 
         A wait for NCCL or for a GPU does not notice that a connection is closed.
+
+        Args:
+            noticed: Why nobody can.
+            while_silent: Come back once the store answers again.
         """
         since = time.monotonic()
         while not self.closed.wait(_POLL_S) and not self.known.is_set():
+            if while_silent and not self.store.is_silent:
+                return
             busy = self.busy_since
             if busy is not None and time.monotonic() - max(busy, since) > _BUSY_S:
                 mine = Failure(self.worker, "", f"it has waited for {_BUSY_S:g} s since {noticed}")
@@ -396,6 +475,7 @@ def joining(store: Store, name: str, worker: str, ranks: int) -> Iterator[Failur
     watch = FailureWatch(PrefixStore(f"{name} joining", store), worker, ranks=ranks, launcher=store)
     # a rank that waits for one that will not come learns of nothing by itself, and that one never knows
     watch.grace_s = watch.stay_s = _MOMENT_S
+    watch.busy_since = time.monotonic()
     try:
         yield watch
     except RuntimeError as error:  # torch has no type of its own for a connection that broke
@@ -410,12 +490,22 @@ def joining(store: Store, name: str, worker: str, ranks: int) -> Iterator[Failur
         watch.close()
 
 
-def _host_gone(noticed: Failure) -> Failure:
-    """Host 0 keeps the store, and does not answer: whoever lost a connection after that is no first cause."""
+def _host_gone(noticed: Failure, *, is_silent: bool, state: str = "") -> Failure:
+    """Host 0 keeps the store, and does not answer: whoever lost a connection after that is no first cause.
+
+    Args:
+        noticed: What this rank would say else.
+        is_silent: The store is there, and stopped.
+        state: What is known of the process that keeps it; empty: no more than that.
+    """
     one_host = os.environ.get("GROUP_WORLD_SIZE") == "1"  # its launcher is gone, and says why itself
+    if one_host and is_silent:
+        return replace(noticed, error=f"{noticed.error}; the launcher, which keeps the run's store, is stopped")
     if one_host or noticed.worker.partition("/")[0] == "worker:0":
         return noticed
-    return Failure("worker:0", "", f"its process is gone with the job's store, or cut off; after it, {noticed}")
+    what = "stopped, and so is the job's store" if is_silent else "gone with the job's store"
+    state = state or f"its process is {what}, or cut off"
+    return Failure("worker:0", "", f"{state}; after it, {noticed}", hint=_SILENT_HINT)
 
 
 def _is_own(error: RuntimeError) -> bool:

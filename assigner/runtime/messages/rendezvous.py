@@ -30,6 +30,7 @@ from assigner.formats.terms import Backend
 from assigner.launch.failurereport import LEFT, LEFT_HINT
 from assigner.launch.hostnames import wait_for_name
 from assigner.launch.launcherwatch import end_with_launcher
+from assigner.launch.limitedstore import limited
 from assigner.launch.seal import seal, unseal
 from assigner.launch.shutdown import is_done, local_store, take_leave
 from assigner.launch.sockets import Connections
@@ -53,6 +54,7 @@ _COMMON_PORT = 29_500  # torchrun's
 _FAREWELL_S = 5.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.002, 0.25
 _MOST_NAMES = 8
+_STORE_S = 30.0  # where ranks begin, processors are busy
 _JOIN_S = 300.0  # a rank that takes longer to come has died, or was never started
 
 _DIED = "a rank may have died before it came: its own output says why; srun -K and torchrun then end the others at once"
@@ -117,11 +119,11 @@ def _port(place: Launched) -> int:
 
 
 def job_store(place: Launched, timeout_s: float) -> Store:
-    """The run's store; the same connection at every call. Ranks wait for each other here where rank 0 hosts it.
+    """The run's store; the same connection at every call. Ranks wait for rank 0 here where that hosts it.
 
     Raises:
         UsageError: nothing says where it is, its host's name is unknown here, or rank 0 cannot open its port.
-        WorkerError: some ranks did not come.
+        WorkerError: it cannot be reached.
     """
     address, port = meeting_point(place)
     key = (address, port, place.rank, place.ranks)
@@ -129,7 +131,8 @@ def job_store(place: Launched, timeout_s: float) -> Store:
         host = f"[{address}]" if ":" in address else address
         source = "MASTER_ADDR" if os.environ.get("MASTER_ADDR") else _address(place, os.environ)[1]
         wait_for_name(address, source=source, limit_s=min(timeout_s, _JOIN_S))
-        url = f"tcp://{host}:{port}?rank={place.rank}&world_size={place.ranks}"
+        # rank 0 waits for itself alone here: torch says how many have come, and `_wait_for_all` which have not
+        url = f"tcp://{host}:{port}?rank={place.rank}&world_size=1"
         try:
             _keep_to_this_host(place, address, port)
             store = next(rendezvous(url, timeout=timedelta(seconds=min(timeout_s, _JOIN_S))))[0]
@@ -180,7 +183,8 @@ def join_group(place: Launched, timeout_s: float) -> None:
         name = f"assigner/{'' if place.launcher == 'torchrun' else place.job} group {next(_groups)}"
         own = PrefixStore(name, store)
         with joining(store.clone(), name, f"worker:{place.rank}", place.ranks) as watch:  # type: ignore[attr-defined]
-            _wait_for_all(own, store, place, min(timeout_s, _JOIN_S), watch)
+            with limited(own, limit_s=_STORE_S) as limited_own, limited(store, limit_s=_STORE_S) as jobs:
+                _wait_for_all(limited_own, jobs, place, min(timeout_s, _JOIN_S), watch)
             dist.init_process_group("gloo", store=own, rank=place.rank, world_size=place.ranks, timeout=timeout)
             opened.settle(_ends_of_others(own, place.rank, range(place.ranks), opened.ends()))
     except BaseException:
@@ -198,9 +202,13 @@ def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, wa
         place: This rank.
         limit_s: As long it waits.
         watch: Tells the others of its failure.
+
+    Raises:
+        UsageError: another rank has come that counts more ranks, or fewer.
+        WorkerError: some ranks did not come.
     """
     came = [f"assigner/came {rank}" for rank in range(place.ranks)]
-    store.set(came[place.rank], "")
+    store.set(came[place.rank], str(place.ranks))
     until = time.monotonic() + limit_s
     pause_s = _LEAST_PAUSE_S
     while not store.check(came):
@@ -214,6 +222,7 @@ def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, wa
         if done is not None:
             failure, worker = WorkerError(f"it {LEFT}", hint=LEFT_HINT), f"worker:{done}"
         elif missing and late:
+            _check_counts(store, {rank: name for rank, name in enumerate(came) if rank not in missing}, place, watch)
             names = ", ".join(f"worker:{rank}" for rank in missing[:_MOST_NAMES])
             names += ", ..." if len(missing) > _MOST_NAMES else ""
             failure = WorkerError(
@@ -226,6 +235,21 @@ def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, wa
             continue
         watch.report("joining the run", failure, worker)
         raise failure if worker is None else WorkerError(f"{worker} {LEFT}", hint=LEFT_HINT)
+    _check_counts(store, dict(enumerate(came)), place, watch)
+
+
+def _check_counts(store: Store, came: Mapping[int, str], place: Launched, watch: FailureWatch) -> None:
+    """Refuse ranks that have come, by where they say it, and count others than this one; else each waits for others."""
+    counts = zip(came, store.multi_get(list(came.values())), strict=True)
+    unlike = [(rank, int(told)) for rank, told in counts if told.isdigit() and int(told) != place.ranks]
+    if unlike:
+        rank, count = unlike[0]
+        failure = UsageError(
+            f"worker:{place.rank} was started as one of {place.ranks} ranks, and worker:{rank} as one of {count}",
+            hint="start every rank with the same count: WORLD_SIZE, or what its launcher sets in its place",
+        )
+        watch.report("joining the run", failure)
+        raise failure
 
 
 def _ends_of_others(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from assigner.runtime.failures.waiting import awaited, waiting_thread
 from assigner.runtime.messages.carriers import MessageUnderWay
 from assigner.runtime.messages.staging import computed
 from assigner.runtime.recording.recorder import RecordedSpan
@@ -50,13 +51,17 @@ def checked(peer: str, call: Callable[[], T]) -> T:
         LostConnectionError: it broke off.
         RuntimeError: this rank's own device failed, in torch's words.
     """
+    me = waiting_thread()
+    awaited[me] = peer  # it stays there where the call breaks off: others may ask then
     try:
-        return call()
+        made = call()
     except RuntimeError as error:
         found = _broken(peer, error)
         if found is error:
             raise
         raise found from error
+    awaited.pop(me, None)
+    return made
 
 
 def _broken(peer: str, error: RuntimeError) -> RuntimeError | LostConnectionError:
@@ -161,11 +166,14 @@ class PendingSends:
             checked(send.target, functools.partial(self._wait, send.work))
         with self._idle:
             seconds = self.timeout.total_seconds()
+            if self._unsent:
+                awaited[waiting_thread()] = next(iter(self._unsent.values()))
             left = self._idle.wait_for(lambda: not self._unsent or self._broken is not None, seconds)
             late = None if left else next(iter(self._unsent.values()))
         self.check()
         if late is not None:
             raise LostConnectionError(late, TimeoutError(f"it took no message for {seconds:g} s"))
+        awaited.pop(waiting_thread(), None)
 
     def close(self) -> None:
         """Stop the threads; what is still on its way is given up."""

@@ -20,6 +20,7 @@ from assigner.launch.stopping import StopSignals
 from assigner.location import rank_of
 from assigner.runtime.failures.failure import FailureWatch, watched_run
 from assigner.runtime.failures.inquiry import answer, ask
+from assigner.runtime.failures.waiting import awaited, waiting_thread
 from assigner.runtime.messages.rendezvous import farewell, group_connections, group_store, leave_group
 from assigner.runtime.messages.sending import LostConnectionError
 from assigner.runtime.messages.transport import Transport
@@ -87,6 +88,7 @@ class Membership:
         self._watch: FailureWatch | None = None
         self._left = False
         self._stop: StopSignals | None = None
+        self._thread = waiting_thread()
         self._owns_group = join_run(plan, timeout_s, backend)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.worker: str | None = None
@@ -94,7 +96,7 @@ class Membership:
         if dist.is_initialized():
             name = f"pipeline {next(_count)}"
             self._watch = watched_run(name, group_store(), self.name, group_connections(), ranks=self.world)
-            self._watch.on_question = self._answer
+            self._watch.on_question, self._watch.doing = self._answer, self._doing
         with self.guarded("taking its place in the run"):
             self.take_place(plan)
             if self._watch is not None:
@@ -214,6 +216,7 @@ class Membership:
         if self._left:
             raise UsageError("this pipeline has left its run: it was closed, or it failed", hint="make a new one")
         self.at = at
+        self._thread = waiting_thread()
         if self._watch is not None:
             self._watch.busy_since = time.monotonic()
         try:
@@ -227,7 +230,9 @@ class Membership:
             self.fail(str(self.at), error)
             raise
         finally:
+            awaited.pop(self._thread, None)
             if self._watch is not None:
+                self._watch.idle_since = time.monotonic()
                 self._watch.busy_since = None
 
     def blame(self, rank: int, error: UsageError) -> None:
@@ -284,6 +289,10 @@ class Membership:
             return False
         answer(store, self.rank, [each.record() for each in calls])
         return True
+
+    def _doing(self) -> tuple[str, str]:
+        """What the main thread is at, and the worker that it waits for, as the watching thread tells of it."""
+        return str(self.at), awaited.get(self._thread, "")
 
     def numbers(self, number: float) -> list[float]:
         """Every rank's number, in the ranks' order, on every rank; this rank's has left when it returns."""

@@ -116,8 +116,8 @@ class SolveOptions:
     micro_batches: Annotated[
         int | None,
         Flag(
-            help="Micro-batches in a step.", panel=PLAN, metavar="auto|N", form=count_or("auto"), unset="auto",
-            allowed=whole(1, MOST_MICRO_BATCHES),
+            help="Micro-batches in a step.", panel=PLAN, metavar="auto|N", form=count_or("auto", MOST_MICRO_BATCHES),
+            unset="auto", allowed=whole(1, MOST_MICRO_BATCHES),
         ),
     ] = None
     batch_size: Annotated[
@@ -134,8 +134,8 @@ class SolveOptions:
     max_replicas: Annotated[
         int | None,
         Flag(
-            help="Let no more workers share a stage.", panel=PLAN, metavar="all|N", form=count_or("all"), unset="all",
-            allowed=whole(1, MOST_RANKS),
+            help="Let no more workers share a stage.", panel=PLAN, metavar="all|N", form=count_or("all", MOST_RANKS),
+            unset="all", allowed=whole(1, MOST_RANKS),
         ),
     ] = None
     pins: Annotated[

@@ -1,0 +1,145 @@
+"""A run's store with an end to every call: torch waits for ever where the process that keeps it is stopped.
+
+    this thread     asks ············· 10 s: StoreSilentError     asks: the same at once      asks
+    its lane        in the store, which is stopped ······································· an answer
+
+A call is made by a thread of its own, the lane, which may stay in it: the process can go on, and end.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # without `__all__`
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LIMIT_S = 10.0  # a thread of torch answers, which may get little of a busy processor
+_SLICE_S = 0.25
+_END_S = 10.0
+
+
+class StoreSilentError(DistError):
+    """The process that keeps a store is stopped, or its host cut off."""
+
+
+class _StoreCall:
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+        self.done = threading.Event()
+        self.found: Any = None
+        self.error: Exception | None = None
+        self.is_given_up = False
+
+
+class _StoreLane:
+    """Makes calls in their order.
+
+    Attributes:
+        is_silent: One was given up, and none has ended since.
+        closed: Nobody waits any more.
+    """
+
+    def __init__(self) -> None:
+        self.is_silent = False
+        self.closed = threading.Event()
+        self._calls: queue.SimpleQueue[_StoreCall | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="assigner-store", daemon=True)
+        self._thread.start()
+
+    def made(self, make: Callable[[], Any], limit_s: float) -> Any:
+        call = _StoreCall(make)
+        self._calls.put(call)
+        # in slices: a process that was stopped itself, as by Ctrl-Z, has not waited meanwhile
+        for _ in range(0 if self.is_silent else math.ceil(limit_s / _SLICE_S)):
+            if call.done.wait(_SLICE_S):
+                if call.error is not None:
+                    raise call.error
+                return call.found
+            if self.closed.is_set():
+                break
+        call.is_given_up = self.is_silent = True
+        raise StoreSilentError(f"the run's store has not answered for {limit_s:g} s")
+
+    def close(self) -> None:
+        self.closed.set()
+        self._calls.put(None)
+        if not self.is_silent:
+            self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if call.is_given_up:
+                continue
+            try:
+                call.found = call.make()
+            except Exception as error:  # noqa: BLE001 - whoever waits raises it
+                call.error = error
+            self.is_silent = False
+            call.done.set()
+
+
+class LimitedStore(Store):
+    """A store whose calls end in time.
+
+    Args:
+        store: The store.
+        limit_s: How long a call may take; None: LIMIT_S.
+        beside: Another one, over the same connection: both have one lane.
+    """
+
+    def __init__(self, store: Store, *, limit_s: float | None = None, beside: LimitedStore | None = None) -> None:
+        super().__init__()
+        self._store, self._limit_s = store, LIMIT_S if limit_s is None else limit_s
+        self._lane: _StoreLane = _StoreLane() if beside is None else beside._lane
+
+    @property
+    def is_silent(self) -> bool:
+        """A call took too long, and the store has not answered since."""
+        return self._lane.is_silent
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+        return bool(self._lane.made(lambda: self._store.check(keys), self._limit_s))
+
+    def get(self, key: str) -> bytes:
+        """What stands at a key, which is there."""
+        found: bytes = self._lane.made(lambda: self._store.get(key), self._limit_s)
+        return found
+
+    def set(self, key: str, value: str) -> None:
+        """Write at a key."""
+        self._lane.made(lambda: self._store.set(key, value), self._limit_s)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Write at a key if it holds what is expected; what it holds then."""
+        found: bytes = self._lane.made(lambda: self._store.compare_set(key, expected, desired), self._limit_s)
+        return found
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the number at a key; what it is then."""
+        return int(self._lane.made(lambda: self._store.add(key, amount), self._limit_s))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """What stands at some keys."""
+        found: list[bytes] = self._lane.made(lambda: self._store.multi_get(keys), self._limit_s)
+        return found
+
+    def close(self) -> None:
+        """Make no more calls; whoever waits for one is told that it took too long."""
+        self._lane.close()
+
+
+@contextmanager
+def limited(store: Store, *, limit_s: float | None = None) -> Iterator[LimitedStore]:
+    """A store with an end to every call, for a block."""
+    found = LimitedStore(store, limit_s=limit_s)
+    try:
+        yield found
+    finally:
+        found.close()

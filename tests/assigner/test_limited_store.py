@@ -1,0 +1,77 @@
+"""Calls of a store that does not answer, as that of a process that was stopped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.distributed import DistError, HashStore, PrefixStore
+
+from assigner.launch.limitedstore import LimitedStore, StoreSilentError, limited
+from assigner.launch.shutdown import take_leave
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Stopped(HashStore):
+    """A store that answers once it goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def check(self, keys: list[str]) -> bool:
+        self.goes_on.wait()
+        return super().check(keys)
+
+    def add(self, key: str, amount: int) -> int:
+        self.goes_on.wait()
+        return super().add(key, amount)
+
+
+@pytest.fixture
+def stopped() -> Iterator[Stopped]:
+    found = Stopped()
+    yield found
+    found.goes_on.set()
+
+
+def test_a_call_ends_where_the_store_does_not_answer(stopped: Stopped) -> None:
+    """Also one through a prefix, and the next one; when it answers again, so does this one."""
+    with limited(stopped, limit_s=0.5) as store:
+        beside = LimitedStore(PrefixStore("run", stopped), beside=store)
+        for each in (store, beside, PrefixStore("run", store)):
+            with pytest.raises(StoreSilentError, match=r"has not answered for"):
+                each.check(["key"])
+        assert store.is_silent
+        assert beside.is_silent
+        stopped.goes_on.set()
+        while store.is_silent:
+            time.sleep(0.01)
+        stopped.set("key", "")
+    with limited(stopped) as store:
+        assert store.check(["key"])
+
+
+def test_what_the_store_says_is_passed_on() -> None:
+    """Values, and errors."""
+
+    class Gone(HashStore):
+        def get(self, _: str) -> bytes:
+            raise DistError("Connection reset by peer")
+
+    with limited(Gone()) as store:
+        assert store.compare_set("key", "", "value") == b"value"
+        assert store.multi_get(["key"]) == [b"value"]
+        assert (store.add("number", 2), store.add("number", 1)) == (2, 3)
+        with pytest.raises(DistError, match="reset by peer"):
+            store.get("key")
+        assert not store.is_silent
+
+
+def test_whoever_leaves_does_not_wait_for_a_stopped_store(stopped: Stopped) -> None:
+    """Its time is that of a store which is there."""
+    take_leave(stopped, 2, stays=True, limit_s=0.5)
