@@ -84,6 +84,7 @@ def test_each_row_is_a_workers_own_order(profile):
             assert row == [f"{each.stage}{each.kind.value[0].upper()}{each.micro_batch}" for each in order]
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 def test_it_trains_as_the_plain_model(forked, profile, tmp_path):
     """Two ranks train through torch.distributed.pipelining with both files; gradients are those of the plain model."""

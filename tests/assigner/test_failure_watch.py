@@ -391,7 +391,9 @@ class WordlessError(Exception):
     ("error", "words"),
     [
         (ValueError("x" * 5_000_000), "ValueError: x{50000} ... \\(4900000 characters left out\\) ... x{50000}"),
-        (WordlessError(), "WordlessError: \\(no text: its __str__ raised KeyError\\)"),
+        pytest.param(
+            WordlessError(), "WordlessError: \\(no text: its __str__ raised KeyError\\)", marks=pytest.mark.long
+        ),
     ],
     ids=["long", "without words"],
 )

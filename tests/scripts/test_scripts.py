@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 EXACT = 1e-9
-TRAINED = sweep(NAMES, quick=("nano_gpt", "word_lstm", "adversarial", "waves"))
+TRAINED = sweep(NAMES, quick=("word_lstm", "nano_gpt", "adversarial", "waves"))
 """In every run: gradients over several batches, state between batches, two optimizers, a closure."""
 
 
@@ -66,6 +66,7 @@ def test_two_ranks_give_what_the_plain_script_gives(name: str, ported: Ported) -
     check(name, ported(name, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_stopped_script_goes_on_in_the_middle_of_its_data(name: str, ported: Ported) -> None:
