@@ -220,9 +220,9 @@ class JoinedBenches:
             each.begin_backward(micro_batch)
         made = {Value(each.name, n): gradient for each in self.benches for n, gradient in enumerate(each.gradients)}
         gradients = [made[each.value] for each in self.island.outputs]
-        last = self.benches[-1]
-        if last.runner.finish is not None:
-            gradients += last.gradients
+        for each in self.benches:
+            if each.runner.finish is not None:
+                gradients += each.gradients
         self._laps.begin("backward", watch)
         self.island.runner.backward(ForwardPlace(0, 0, micro_batch), [], [], gradients)
         self._laps.end()

@@ -409,3 +409,31 @@ def test_a_sparse_gradient_has_each_place_once():
         for n in range(2):
             pipeline.step(made.make_batch(8, n))
         assert weight.grad.is_coalesced()
+
+
+def test_others_may_come_behind_the_models_last_partition(monkeypatch):
+    """In a stage's order, where it does not read what they make: the loss's graph is the last one's all the same."""
+
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.aside, self.last = (nn.Linear(WIDTH, width) for width in (WIDTH, WIDTH, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = self.first(x)
+            self.aside(made)
+            return self.last(made)
+
+    made = workload(Aside, "first", "aside", "last")
+    batch = made.make_batch(8, 0)
+    stage = [(0, ["first", "last", "aside"])]
+    with pipeline_of(made, make_plan(made, stage, micro_batches=2)) as pipeline:
+        pipeline.step(batch, update=False)
+        pipeline.optimizer.zero_grad()
+        assert backwards(monkeypatch, pipeline, batch) == 2
+        found = pipeline.gradients()
+    plain = Reference(made)
+    plain.loss(batch).backward()
+    wanted = {name: each.grad for name, each in plain.model.named_parameters() if each.grad is not None}
+    assert found.keys() == wanted.keys()
+    assert max((found[name] - wanted[name]).abs().max() for name in wanted) < 1e-14

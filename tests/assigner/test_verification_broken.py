@@ -109,16 +109,15 @@ def test_a_number_within_a_graph_in_the_place_of_the_batch_s_is_found(monkeypatc
             x = x * 2 if x.shape[0] > 2 else x - 1
             return super().forward(x)
 
-    def of_another(self, runner, micro_batch, neighbours):
-        return (
-            self.loss.gradients(micro_batch)
-            if runner.finish is not None
-            else plain(self, runner, micro_batch, neighbours)
-        )
+    def of_another(self, action, island):
+        gradients = self.loss.gradients
+        with monkeypatch.context() as patched:
+            patched.setattr(self.loss, "gradients", lambda _: gradients(action.micro_batch))
+            plain(self, action, island)
 
-    plain = Executor._output_gradients
+    plain = Executor._backward
     made = workload(Branching, "parts.*", "last")
     assert check_model(made, graph_of(made)).result == "equal"
-    monkeypatch.setattr(Executor, "_output_gradients", of_another)
+    monkeypatch.setattr(Executor, "_backward", of_another)
     with pytest.raises(MarkingError, match=r"it fails in backward of partition 'last', micro-batch 1"):
         check_model(made, graph_of(made))

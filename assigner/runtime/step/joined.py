@@ -159,6 +159,7 @@ class JoinedPartitions:
         self._all = f"partitions {self._names[0]!r} to {self._names[-1]!r}" if len(runners) > 1 else runners[0].at
         self.at, self.is_spent = self._all, False
         self._graphs = runners[0].graphs
+        self._ending = next((each for each in runners if each.finish is not None), None)
         self._users = [each for each in runners if each.is_users]
         self._counting = [each for each in runners if each.statistics is not None]
         self._moving = [each for each in runners if each.moves_values]
@@ -206,9 +207,11 @@ class JoinedPartitions:
             sizes: The numbers of all partitions.
 
         Returns:
-            What others read, then what the loss starts from where the last partition is one of these.
+            What others read, then what the backward of the loss starts from, where the model's last partition is one
+            of these.
         """
         values, is_hooked, packs = list(reads), False, packs_so_far()
+        ended: tuple[torch.Tensor, ...] = ()
         seeds = [each.seed(place) for each in self._runners]  # one after the other: between kernels each takes longer
         start = self.state.begin(runs_again=False)
         for call, seed in zip(self._calls, seeds, strict=True):
@@ -225,6 +228,8 @@ class JoinedPartitions:
                 check_asked(call.name, outputs[n], gradient=gradient, sent=False)
             if call.runner.finish is None:
                 values += outputs
+            else:  # in a stage's order others may come behind it, which it does not read
+                ended = finished
             for n in call.cut:
                 values[n] = values[n].detach()
         late = self.state.end(start)
@@ -233,12 +238,12 @@ class JoinedPartitions:
             edge_of(each) if gradient and each.requires_grad else None
             for each, (_, gradient) in zip(made, self._outputs, strict=True)
         ]
-        if self._last.finish is not None:
-            made += finished
-            roots += self._last.roots(finished)
+        if self._ending is not None:
+            made += ended
+            roots += self._ending.roots(ended)
         graph = Graph(roots, [], is_hooked)
         if self._is_watched or is_hooked or packs_so_far() != packs or torch.is_anomaly_enabled():
-            graph.entries = self._entries(values, finished)
+            graph.entries = self._entries(values, ended)
         if late is not None:
             self._end_late(late, graph, place)
         if self._moving and not place.is_alone and (is_hooked or self._has_functions):
@@ -247,12 +252,12 @@ class JoinedPartitions:
         return made
 
     def _entries(
-        self, values: Sequence[torch.Tensor], finished: Sequence[torch.Tensor]
+        self, values: Sequence[torch.Tensor], ended: Sequence[torch.Tensor]
     ) -> list[tuple[PartitionRunner, set[Node]]]:
-        """Where a backward comes into each partition; `finished`: what the last of them has made."""
+        """Where a backward comes into each partition; `ended`: what the model's last has made."""
         found = []
         for call in self._calls:
-            made = values[call.makes] if call.runner.finish is None else finished
+            made = values[call.makes] if call.runner.finish is None else ended
             found.append((call.runner, {root.node for root in call.runner.roots(made) if root is not None}))
         return found
 
