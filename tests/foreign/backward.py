@@ -379,19 +379,19 @@ class GradientAsBuffer(nn.Module):
         return self.last(torch.tanh(self.keeping(x)))
 
 
-class ComesAsDouble(AsksInVain):
+class ComesAsFloat(AsksInVain):
     def forward(self, x):
-        return self.lin.double()(x.double()).float()
+        return self.lin.float()(x.float()).to(x.dtype)
 
 
-@case("a partition's forward gives its weights another type", "double", "last", refusal="sets the gradient")
-class GradientAsDouble(nn.Module):
+@case("a partition's forward gives its weights another type", "twice", "last", refusal="sets the gradient")
+class WeightsAsFloat(nn.Module):
     def __init__(self):
         super().__init__()
-        self.double, self.last = ComesAsDouble(), nn.Linear(WIDTH, 1)
+        self.twice, self.last = ComesAsFloat(), nn.Linear(WIDTH, 1)
 
     def forward(self, x):
-        return self.last(torch.tanh(self.double(x)))
+        return self.last(torch.tanh(self.twice(x)))
 
 
 @case("autograd.grad at the root, of a marked module's output", "net", "last", refusal="grad|traced")
