@@ -939,6 +939,34 @@ def test_a_module_that_is_not_registered_is_named(marked):
         graph_of(workload(model, *(("0", "1") if marked else ("out",))))
 
 
+@pytest.mark.parametrize("marks", [("0", "1", "2"), ("0", "2")])
+def test_a_tensor_that_is_an_attribute_and_a_buffer_is_named(marks):
+    """And not what torch's own modules have by two names, as an LSTM its weights."""
+
+    class First(nn.LSTM):
+        def __init__(self) -> None:
+            super().__init__(WIDTH, WIDTH)
+            self.norm = nn.BatchNorm1d(WIDTH)
+
+        def forward(self, x):
+            return self.norm(super().forward(x)[0])
+
+    class Named(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(WIDTH, WIDTH)
+            self.table = torch.ones(WIDTH, dtype=torch.float64)
+            self.register_buffer("scale", self.table)
+
+        def forward(self, x):
+            return super().forward(x) * self.table
+
+    def model():
+        return nn.Sequential(First(), Named(), nn.Linear(WIDTH, 1))
+
+    with pytest.raises(MarkingError, match=r"a tensor in the attribute 1\.table .* has the memory of .* a buffer"):
+        graph_of(workload(model, *marks))
+
+
 def test_no_memory_for_a_capture_is_no_fault_of_the_model() -> None:
     """Nor is the plan then for another one."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from free_ports import free_ports
 from single_rank import be_only_rank
+from stopped_store import StoppedStore, stopped_store
 from torch.distributed import DistError, HashStore
 
 from assigner.errors import UsageError, WorkerError
@@ -191,25 +192,12 @@ def test_the_store_is_gone(exits: list[int], watching: Callable[..., FailureWatc
     assert exits == [7]
 
 
-class Stopped(HashStore):
-    """A store whose process is stopped."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.goes_on = threading.Event()
-
-    def check(self, keys: list[str]) -> bool:
-        self.goes_on.wait()
-        return super().check(keys)
-
-
 @pytest.fixture
-def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stopped]:
-    """It does not answer until the test is over; nobody waits long for it."""
+def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[StoppedStore]:
+    """Nobody waits long for it."""
     monkeypatch.setattr(limitedstore, "LIMIT_S", 0.5)
-    found = Stopped()
-    yield found
-    found.goes_on.set()
+    with stopped_store() as found:
+        yield found
 
 
 @pytest.mark.parametrize(
@@ -226,7 +214,7 @@ def test_a_store_that_is_stopped(
     exits: list[int],
     watching: Callable[..., FailureWatch],
     monkeypatch: pytest.MonkeyPatch,
-    stopped: Stopped,
+    stopped: StoppedStore,
     hosts: str,
     words: str,
 ) -> None:
@@ -240,7 +228,9 @@ def test_a_store_that_is_stopped(
     assert exits == [7]
 
 
-def test_a_store_that_answers_again(exits: list[int], watching: Callable[..., FailureWatch], stopped: Stopped) -> None:
+def test_a_store_that_answers_again(
+    exits: list[int], watching: Callable[..., FailureWatch], stopped: StoppedStore
+) -> None:
     """The watch goes on: a failure is told."""
     watch = watching(stopped)
     while not watch.store.is_silent:

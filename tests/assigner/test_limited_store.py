@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
+from stopped_store import StoppedStore, stopped_store
 from torch.distributed import DistError, HashStore, PrefixStore
 
 from assigner.launch.limitedstore import LimitedStore, StoreSilentError, limited
@@ -16,30 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Stopped(HashStore):
-    """A store that answers once it goes on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.goes_on = threading.Event()
-
-    def check(self, keys: list[str]) -> bool:
-        self.goes_on.wait()
-        return super().check(keys)
-
-    def add(self, key: str, amount: int) -> int:
-        self.goes_on.wait()
-        return super().add(key, amount)
-
-
 @pytest.fixture
-def stopped() -> Iterator[Stopped]:
-    found = Stopped()
-    yield found
-    found.goes_on.set()
+def stopped() -> Iterator[StoppedStore]:
+    with stopped_store() as found:
+        yield found
 
 
-def test_a_call_ends_where_the_store_does_not_answer(stopped: Stopped) -> None:
+def test_a_call_ends_where_the_store_does_not_answer(stopped: StoppedStore) -> None:
     """Also one through a prefix, and the next one; when it answers again, so does this one."""
     with limited(stopped, limit_s=0.5) as store:
         beside = LimitedStore(PrefixStore("run", stopped), beside=store)
@@ -72,6 +55,6 @@ def test_what_the_store_says_is_passed_on() -> None:
         assert not store.is_silent
 
 
-def test_whoever_leaves_does_not_wait_for_a_stopped_store(stopped: Stopped) -> None:
+def test_whoever_leaves_does_not_wait_for_a_stopped_store(stopped: StoppedStore) -> None:
     """Its time is that of a store which is there."""
     take_leave(stopped, 2, stays=True, limit_s=0.5)

@@ -103,9 +103,11 @@ def _unregistered(model: nn.Module) -> MarkingError | None:
                         hint="keep modules in an nn.ModuleList or nn.ModuleDict, or each as an attribute of its own,"
                         " and parameters likewise",
                     )
-    buffers = {id(each) for each in model.buffers()}
+    named = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     for where, each in reach({}, model.named_modules()):
-        if isinstance(each, torch.Tensor) and each.is_meta and each.grad_fn is None and id(each) not in buffers:
+        if not isinstance(each, torch.Tensor) or id(each) in registered or str(where) in named:
+            continue
+        if each.is_meta and each.grad_fn is None:
             return MarkingError(
                 f"a tensor in the attribute {where} trains, or has the memory of a parameter or a buffer, and"
                 " is not registered by that name: partitions have what is registered alone",
