@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from assigner.launch.limitedstore import LimitedStore
 from assigner.launch.seal import seal, unseal
 
 if TYPE_CHECKING:
@@ -23,11 +24,15 @@ class Exchange:
         store: The job's store.
         rank: This rank.
         ranks: How many there are.
-        timeout_s: A wait for another rank that takes longer fails.
+        timeout_s: A wait for another rank that takes longer fails; so does a call that the store does not answer.
     """
 
     def __init__(self, store: Store, rank: int, ranks: int, *, timeout_s: float) -> None:
-        self.store, self.rank, self.ranks, self.timeout_s = store, rank, ranks, timeout_s
+        self.store, self.rank, self.ranks, self.timeout_s = LimitedStore(store), rank, ranks, timeout_s
+
+    def close(self) -> None:
+        """Exchange no more; whoever waits for something is told that the store is silent."""
+        self.store.close()
 
     def to_first(self, name: str, value: T, kind: type[T]) -> list[T]:
         """Every rank's `value`, in their order, on rank 0; empty elsewhere."""

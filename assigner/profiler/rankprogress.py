@@ -123,7 +123,7 @@ class Heartbeat:
     """A thread that tells the others every few seconds that this process is there.
 
     Args:
-        table: What the ranks tell each other, through a connection of its own.
+        table: What the ranks tell each other, through a connection of its own; it is closed with this.
     """
 
     def __init__(self, table: Exchange) -> None:
@@ -137,6 +137,7 @@ class Heartbeat:
         """Stop."""
         atexit.unregister(self.close)
         self.closed.set()
+        self.table.close()
         self.thread.join(_BEAT_S)
 
     def _beat(self) -> None:

@@ -131,7 +131,7 @@ def profile_workload(
         with process_state_kept():
             session = RankSession(workload, entry, options, table, progress or (lambda _: None))
             profile = _measure(session, output, verification)
-            for each in (watch, heart):
+            for each in (watch, heart, table):
                 each.close()
             goodbye()  # the rank that hosts the run's store stays until nobody looks into it
             return profile
@@ -147,7 +147,8 @@ def profile_workload(
         with user_code(f"the measurement of {at}"):
             raise
     finally:
-        heart.close()
+        for each in (heart, table):
+            each.close()
         leave_group()
         watch.close()
 

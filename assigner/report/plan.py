@@ -92,7 +92,11 @@ def objective_text(objective: Objective, value: float) -> str:
     """A value of an objective with its unit and what it is."""
     if objective == "cost":
         return f"{1000 * value:.4g} per 1000 samples, in the unit of cost_per_hour"
-    what = {"step": "a step", "throughput": "a micro-batch in the steady state", "latency": "one forward"}[objective]
+    what = {
+        "step": "a step",
+        "throughput": "a micro-batch in the steady state of a long batch",
+        "latency": "one forward",
+    }[objective]
     return f"{fmt.seconds(value)} {what}"
 
 

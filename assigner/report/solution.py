@@ -13,11 +13,16 @@ from assigner.report.sharing import sharing
 from assigner.report.sheet import Column, Line, Report, Sheet, with_hosts
 from assigner.report.spread import doubt
 from assigner.report.whatif import what_if
+from assigner.schedule.cost import CostModel
+from assigner.schedule.objective import sustained_s
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan, SolverReport
     from assigner.formats.profile import Profile
     from assigner.solver import Progress, Solution
+
+_BEHIND = 0.01
+"""A schedule that stays behind the steady state by a smaller share is not worth a word."""
 
 FEW = 6
 """Candidates on a screen that does not list everything."""
@@ -36,7 +41,8 @@ def solution_report(solution: Solution, *, profile: Profile | None = None, every
     parts = (
         *asked(plan), *candidates(plan, most=None if everything else FEW), *frontier(solution), *headline(plan),
         stages(plan, everything=everything), *what_if(plan), *_unpriced(plan), *simple, *proof_lines(plan),
-        *_doubt(profile), *_extrapolated(plan, profile), *bottleneck(plan, profile), *sharing(plan, profile),
+        *_doubt(profile), *_extrapolated(plan, profile), *_sustained(plan, profile),
+        *bottleneck(plan, profile), *sharing(plan, profile),
     )  # fmt: skip
     return with_hosts(parts, profile)
 
@@ -56,6 +62,22 @@ def _extrapolated(plan: Plan, profile: Profile | None) -> Report:
         f"warning: micro-batches of {plan.micro_batch_size:,} are {plan.micro_batch_size / largest:.3g} times"
         f" the largest that were measured ({largest:,}): what they take is extrapolated, and may be far off (assigner"
         " profile --micro-batches)"
+    )
+    return (Line(told, "warning"),)
+
+
+def _sustained(plan: Plan, profile: Profile | None) -> Report:
+    """How far the plan's own schedule stays behind the steady state, if it does."""
+    if plan.objective != "throughput" or plan.solver is None or profile is None:
+        return ()
+    seconds = sustained_s(plan, CostModel(profile))
+    more = seconds / plan.solver.objective_s - 1
+    if more < _BEHIND:
+        return ()
+    why = "its forwards wait for no backwards" if plan.schedule == "gpipe" else "its warm-ups are short for its wires"
+    told = (
+        f"warning: in a long step of its {plan.schedule} one more micro-batch takes {fmt.seconds(seconds)},"
+        f" {fmt.percent(more)} more than in the steady state: {why}"
     )
     return (Line(told, "warning"),)
 

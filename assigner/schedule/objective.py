@@ -1,13 +1,15 @@
 """What a plan is worth under each objective, priced by the simulator.
 
 step         seconds of one step
-throughput   seconds per micro-batch in the steady state: the slowest worker, link or wire, for M without end
+throughput   seconds per micro-batch in the steady state: the slowest worker, link or wire, for M without end and
+             warm-ups that keep it at work
 latency      seconds of one forward of one micro-batch
 cost         money per sample, in the unit of the workers' `cost_per_hour`
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,7 +19,7 @@ from assigner.schedule.orders import counted
 from assigner.schedule.program import Payload, build_forward_program, build_program
 from assigner.schedule.replication import MicroBatchLane, lanes
 from assigner.schedule.simulate import run_program
-from assigner.schedule.timing import route_bytes, stage_s
+from assigner.schedule.timing import route_bytes, stage_s, step_s
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from assigner.schedule.cost import CostModel
 
 HOUR_S = 3600.0
+_MANY = 4
 
 
 def objective_value(plan: Plan, objective: Objective, cost: CostModel, *, step_s: float) -> float:
@@ -51,8 +54,11 @@ def objective_value(plan: Plan, objective: Objective, cost: CostModel, *, step_s
 def compared_value(plan: Plan, objective: Objective, cost: CostModel, *, step_s: float) -> float:
     """What searches compare, the less the better: of throughput seconds of a whole batch, else as `objective_value`.
 
-    So plans with different numbers of micro-batches compare.
+    So plans with different numbers of micro-batches compare. Inf: the steady state of a plan with fewer micro-batches
+    than workers, which never works on all of them at once.
     """
+    if objective == "throughput" and plan.micro_batches < len(plan.workers):
+        return math.inf
     value = objective_value(plan, objective, cost, step_s=step_s)
     return value * plan.micro_batches if objective == "throughput" else value
 
@@ -83,6 +89,23 @@ def steady_s(plan: Plan, cost: CostModel) -> float:
             load[route.source] += share * sender_s
             load[route.target] += share * receiver_s
     return max(load.values())
+
+
+def sustained_s(plan: Plan, cost: CostModel) -> float:
+    """Simulated seconds of one more micro-batch in a step of many, as the plan's own schedule runs it.
+
+    At least `steady_s`, and more where its warm-ups are too short to keep the slowest worker at work while messages
+    are under way, or where its forwards and backwards have other slowest workers and each come together (GPipe).
+
+    Raises:
+        UsageError: the plan lists its orders, which are those of its own number of micro-batches.
+    """
+    size, found = plan.micro_batch_size, []
+    for many in (_MANY, 2 * _MANY):
+        count = many * max(plan.micro_batches, len(plan.workers))  # each replica has as large a part as in the plan
+        found.append((count, step_s(plan.cut(count, size, batch_size=count * size), cost)))
+    (less, first_s), (more, second_s) = found
+    return (second_s - first_s) / (more - less)
 
 
 def latency_s(plan: Plan, cost: CostModel) -> float:

@@ -21,7 +21,7 @@ Each of these imports those below it alone:
     contest/    what settings have in common: the clock, the solver, the best plan
     methods/    the dynamic program, the local search
     ilp/        the integer programs that state the problem, in PuLP
-    problem/    what is asked for, and what everything costs: the one price table, what fits
+    problem/    what is asked for, and what everything costs, what fits
     limits/     what each search may spend, and when it ends
 
 The solvers (PuLP, HiGHS, CBC) and numpy are imported inside `solve`.

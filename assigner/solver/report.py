@@ -12,7 +12,6 @@ from assigner.formats.plan import Candidate, SolverReport
 from assigner.schedule.objective import objective_value
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver.contest.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
-from assigner.solver.ladder.shared import SharedSetting
 from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.problem.answer import Solution
@@ -140,13 +139,9 @@ def _candidates(search: Search, best: Proposal, bound: float) -> tuple[Candidate
     alike: dict[tuple[str, int], list[Setting]] = {}
     for setting in search.settings:  # along each order of a graph there is one
         alike.setdefault((setting.schedule, setting.micro_batches), []).append(setting)
-    shared = [each for each in search.settings if isinstance(each, SharedSetting)]
     plan, found = best.plan, list[Candidate]()
-    for (schedule, count), settings in alike.items():
-        # under other objectives than the step 1F1B's shared stages stand for GPipe's
-        stand_in = schedule == "gpipe" and not any(each in shared for each in settings)
-        bounds = [each.bound for each in shared if stand_in and each.micro_batches == count]
-        found.append(_candidate(search, settings, best, min([each.bound for each in settings] + bounds)))
+    for settings in alike.values():
+        found.append(_candidate(search, settings, best, min(each.bound for each in settings)))
     if best is search.contest.best or plan.objective != "step":
         return tuple(found)
     chosen = Candidate(

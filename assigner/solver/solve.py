@@ -27,8 +27,9 @@ def solve(
     """The best plan for the objective with one stage a worker, proven to within `options.stop_gap`, or a faster one.
 
     Any worker may be left out, in any order. Rematerialisation, the number of micro-batches, the schedule and its
-    warm-up depths are chosen together with the placement. Then, for the step time, plans with several stages a worker
-    and any order of actions are searched, of which is known how far from the best they may be at most.
+    warm-up depths are chosen together with the placement. Then, for the step time, plans whose stages several workers
+    share, proven beside these as far as `solver/ladder/shared.py` says, and plans with several stages a worker and any
+    order of actions, of which is known how far from the best they may be at most.
 
     Args:
         profile: The measurements.

@@ -7,6 +7,8 @@ from assigner.formats.plan import Candidate, SolverReport, WhatIf
 from assigner.report.sheet import Line, Sheet
 from assigner.report.solution import progress_text, proof_lines, solution_data, solution_report
 from assigner.report.spread import doubt
+from assigner.schedule.cost import CostModel
+from assigner.schedule.objective import steady_s
 from assigner.schedule.simulate import priced
 from assigner.solver import FrontierPoint, Progress, Solution, SolveOptions
 
@@ -148,3 +150,22 @@ def test_what_is_wrong_with_the_profile_stands_beside_the_claim(plan):
     assert report.index(f"warning: {told}") == next(n for n, text in enumerate(report) if "takes less than" in text) + 1
     assert solution_data(Solution(plan), profile=busy)["derived"]["doubt"] == told
     assert solution_data(Solution(plan), profile=PROFILE)["derived"]["doubt"] is None
+
+
+@pytest.mark.parametrize(("bandwidth", "schedule", "why"), [
+    (2e6, "1f1b", "its warm-ups are short for its wires"),
+    (2e6, "gpipe", ""),
+    (1e12, "1f1b", ""),
+])  # fmt: skip
+def test_a_schedule_that_stays_behind_the_steady_state_is_told(plan, bandwidth, schedule, why):
+    """And nothing is said where it keeps up, as GPipe does where all are slowest both ways."""
+    profile = make_profile(work=[2e-3] * 4, slowness=[1, 1], bandwidth=bandwidth, edge_bytes=4e3)
+    held = [(0, ["p0", "p1"]), (1, ["p2", "p3"])]
+    behind = replace(make_plan(profile, held, micro_batches=4), schedule=schedule, objective="throughput")
+    behind = replace(
+        priced(behind, profile),
+        solver=replace(plan.solver, objective_s=steady_s(behind, CostModel(profile)), bound_s=0.0, gap=1.0),
+    )
+    text = " ".join(lines(solution_report(Solution(behind), profile=profile)))
+    assert ("one more micro-batch takes" in text) is bool(why)
+    assert why in text

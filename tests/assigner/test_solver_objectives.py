@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 from brute_force import best_plan, random_instance
-from builders import make_profile, single
+from builders import make_plan, make_profile, single
 from every_placement import best_of_all
 from sweeps import sweep
 
 from assigner.errors import InfeasibleError, UsageError
 from assigner.schedule.cost import CostModel
-from assigner.schedule.objective import latency_s, money_per_sample, steady_s
+from assigner.schedule.objective import latency_s, money_per_sample, steady_s, sustained_s
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import solve
 
@@ -33,10 +33,9 @@ def draw(seed: int, *, graph: bool = False):
 
 
 def flows(plan):
-    """No stage warms up with fewer micro-batches than 1F1B itself has it: the pipeline stays full."""
-    return all(
-        stage.in_flight is None or stage.in_flight >= min(plan.micro_batches, len(plan.stages) - n)
-        for n, stage in enumerate(plan.stages)
+    """No stage warms up with fewer micro-batches than 1F1B has it where they do not end: the pipeline stays full."""
+    return plan.micro_batches >= len(plan.stages) and all(
+        stage.in_flight is None or stage.in_flight >= len(plan.stages) - n for n, stage in enumerate(plan.stages)
     )
 
 
@@ -176,3 +175,35 @@ def test_values_of_a_plan_by_hand():
     assert steady_s(plan, cost) == pytest.approx(6e-3)
     assert latency_s(plan, cost) == pytest.approx(1e-3 + cost.transfer_s(*plan.workers, 9e5) + 2e-3)
     assert money_per_sample(plan, cost, step_s=0.5) == pytest.approx(3.6 / 3600 * 0.5 / 4)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_more_micro_batches_take_no_less_than_the_steady_state(seed):
+    """Each one more, under either schedule and any depths; and where links are fast 1F1B takes what it says."""
+    profile = random_instance(seed, partitions=5, workers=3, busy=seed % 2 == 0)
+    cost = CostModel(profile)
+    for stages in ([(0, 2), (2, 5)], [(0, 1), (1, 3), (3, 5)], [(0, 5)]):
+        held = [(n, profile.order[first:last]) for n, (first, last) in enumerate(stages)]
+        for schedule in BOTH:
+            plan = replace(make_plan(profile, held), schedule=schedule)
+            assert sustained_s(plan, cost) >= steady_s(plan, cost) * (1 - 1e-9)
+    fast = make_profile(work=[2e-3] * 4, slowness=[1, 2], bandwidth=1e12, latency=1e-9)
+    plan = replace(make_plan(fast, [(0, ["p0", "p1", "p2"]), (1, ["p3"])]), schedule="1f1b")
+    assert sustained_s(plan, CostModel(fast)) == pytest.approx(steady_s(plan, CostModel(fast)), rel=1e-5)
+
+
+def test_gpipe_has_a_slowest_worker_for_forwards_and_one_for_backwards():
+    """Two workers, of which one is slow forwards and the other backwards."""
+    profile = make_profile(work=[2e-3] * 2, slowness=[1, 1], bandwidth=1e12, latency=1e-9)
+    seconds = {"p0": (3e-3, 1e-3), "p1": (1e-3, 3e-3)}
+    profile = replace(
+        profile,
+        measurements=tuple(
+            replace(each, forward_s=seconds[each.partition][0], backward_s=seconds[each.partition][1])
+            for each in profile.measurements
+        ),
+    )
+    plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"])], micro_batches=8)
+    cost = CostModel(profile)
+    assert steady_s(plan, cost) == pytest.approx(4e-3, rel=1e-4)
+    assert sustained_s(plan, cost) == pytest.approx(6e-3, rel=1e-4)

@@ -1,4 +1,4 @@
-"""What Python code can reach when it runs: one walk for whoever keeps it, compares it or names it.
+"""What Python code can reach when it runs: the walk of whoever keeps it, compares it or names it.
 
 Each object is met once, under the name of a place where it is found:
 

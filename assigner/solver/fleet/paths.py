@@ -95,7 +95,7 @@ class KindPaths:
 def _sweep(fleet: KindRelaxation) -> PathProgram:
     """The sweep of a fleet, with visits to hosts where that tells more and is small enough."""
     instance, kinds, links = fleet.instance, fleet.kinds, fleet.links
-    counts, most = [kind.count for kind in kinds], instance.problem.most_workers
+    counts, most = [kind.count for kind in kinds], instance.most_workers
     every, clock = links.between(kinds), instance.problem.clock
     inside, between = (links.between(kinds, where=where) for where in (links.same_host, links.apart))
     if not (links.same_host | links.apart).all() or not (between.seconds > inside.seconds).any():

@@ -109,7 +109,7 @@ class Bounds:
             [table.micro_batches * (p.forward_s + p.backward_s) + p.update_s if p else math.inf for p in row]
             for row in table.prices
         ]
-        self._weight, self._share, self._weights = split_among(np.array(work), table.problem.most_workers)
+        self._weight, self._share, self._weights = split_among(np.array(work), table.most_workers)
         self._sinks = [i for i in range(self.n) if not table.behind[i]]
 
     def least(self, where: Sequence[int], masks: Sequence[int]) -> tuple[float, list[Turn]]:

@@ -92,7 +92,7 @@ class Exhaustive:
     def _may(self, i: int, worker: int) -> bool:
         """False if a hint or a missing link forbids it, or a like worker stands for this one."""
         table, mask = self._table, self._masks[worker]
-        if not mask and sum(map(bool, self._masks)) >= table.problem.most_workers:
+        if not mask and sum(map(bool, self._masks)) >= table.most_workers:
             return False
         if not mask and any(table.group[w] == table.group[worker] and not self._masks[w] for w in range(worker)):
             return False

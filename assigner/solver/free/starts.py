@@ -97,7 +97,7 @@ def _pipelines(contest: Contest, table: SetPrices, order: Sequence[int], seconds
 def loop(table: SetPrices, times: int) -> Stages:
     """The partitions in their order, in pieces of about equal work, dealt to all workers `times` times."""
     workers = [w for w, row in enumerate(table.prices) if any(row)]
-    workers = workers[: table.problem.most_workers]
+    workers = workers[: table.most_workers]
     pieces = min(len(workers) * times, len(table.problem.order))
     work = [
         min((p.forward_s + p.backward_s for w in homes if (p := table.prices[w][i])), default=0.0)

@@ -52,7 +52,7 @@ class SteadyPricing:
             [table.micro_batches * (price.forward_s + price.backward_s) if price else math.inf for price in row]
             for row in table.prices
         ]
-        self._weight, self._share, self._weights = split_among(np.array(self._work), table.problem.most_workers)
+        self._weight, self._share, self._weights = split_among(np.array(self._work), table.most_workers)
         order = table.problem.options.order
         self._turn = [order.index(name) if name in order else 0 for name in table.names]
         self._load_s = cache(self._least_load_s)

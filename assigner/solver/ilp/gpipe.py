@@ -1,14 +1,9 @@
-"""The ILP of one micro-batch count: a path of segments with exact link prices.
+"""GPipe's step time as the objective of an ILP over pipelines; sets, x, y, flow and count are the package's.
 
-Sets      positions i, p = 0 .. n - 1; groups k of like workers with `count[k]` members; columns j = (first, last, k)
-Variables x[j] = 1: stage j is used; y[i, k, k'] = 1: the boundary before i lies between a worker of k and one of k'
-          mF, mB: slowest server forward, backward; m[p]: slowest server backward among stages that start at p or later
+Variables mF, mB: slowest server forward, backward; m[p]: slowest server backward among stages that start at p or later
           tail: by how much an update ends later than that of the first stage; o.F[i], ...: busy shares, see below
 
     minimise  sum (f + b) x + sum (c + c') y + (M-1) (mF + mB) + turn + update of the first stage + tail
-    flow      sum of x starting at 0 = 1;  sum of x ending at i-1 on k = sum over k' of y[i,k,k'];
-              sum of x starting at i on k' = sum over k of y[i,k,k']
-    count     sum of x on k <= count[k];  sum of x <= the most workers asked for
     slowest   for each position i: sum over j covering i of g[j] x[j] <= mF   (exactly one of them is 1: this is what
               makes the relaxation strong);  for each boundary: sum c y[i] <= mF;  the same with h, c', mB
     loads     for each group: sum of g x on k <= count[k] mF;  the same with h, mB

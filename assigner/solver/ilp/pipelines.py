@@ -1,14 +1,7 @@
 """What every ILP over pipelines has: a path of columns through the positions, with the boundaries between them.
 
-Sets      positions i = 0 .. n - 1; groups k of like workers with `count[k]` members; columns j = (first, last, k)
-Variables x[j] = 1: stage j is used; y[i, k, k'] = 1: the boundary before i lies between a worker of k and one of k'
-
-    flow      sum of x starting at 0 = 1;  sum of x ending at i-1 on k = sum over k' of y[i,k,k'];
-              sum of x starting at i on k' = sum over k of y[i,k,k']
-    count     sum of x on k <= count[k];  sum of x <= the most workers asked for
-
-Memory, and all hints but the number of workers, say which columns and boundaries there are. The objective is the
-schedule's: `gpipe.py` has GPipe's, `one_f_one_b.py` 1F1B's.
+The package's docstring has sets, variables and rows. Memory, and all hints but the number of workers, say which columns
+and boundaries there are. The objective is the schedule's: `gpipe.py` has GPipe's, `one_f_one_b.py` 1F1B's.
 """
 
 from __future__ import annotations
@@ -89,7 +82,7 @@ class PipelineModel(LinearModel, ABC):
         for k in groups:
             members = {self.x[j]: 1.0 for j, column in enumerate(self.columns) if column.group == k}
             self.add_row(members, pulp.LpConstraintLE, float(len(self.instance.groups[k])))
-        most = self.instance.problem.most_workers
+        most = self.instance.most_workers
         if most < min(self.n, sum(map(len, self.instance.groups))):
             self.add_row(dict.fromkeys(self.x, 1.0), pulp.LpConstraintLE, float(most))
 

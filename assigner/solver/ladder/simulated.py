@@ -261,7 +261,7 @@ class PipelineSetting(Setting):
 
     def _stages(self, stages: Sequence[tuple[int, int]]) -> tuple[StageOption, ...] | None:
         """The stage options, recomputing least, of stages as (start, who has it); None: one of them does not fit."""
-        if sum(many := [len(self.options.sets[number]) for _, number in stages]) > self.problem.most_workers:
+        if sum(many := [len(self.options.sets[number]) for _, number in stages]) > self.instance.most_workers:
             return None
         ends = [start for start, _ in stages[1:]] + [len(self.problem.order)]
         found = [

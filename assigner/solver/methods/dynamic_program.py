@@ -128,7 +128,7 @@ class DynamicProgram:
         self._clock = instance.problem.clock
         self._instance, self._stage_options, self._objective = instance, stage_options, objective
         self._n = len(instance.problem.order)
-        self._most = instance.problem.most_workers
+        self._most = instance.most_workers
         self._count = np.array([len(group) for group in instance.groups])
         self._place = np.cumprod([1, *(self._count + 1)])[:-1]
         self._rest = WorkBefore(instance)

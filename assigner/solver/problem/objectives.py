@@ -98,7 +98,7 @@ class PipelineObjective(Protocol):
 
     Attributes:
         adds_up: Times of several stages are added to a bound: of a graph, only of stages that wait for each other.
-        flows: The pipeline must stay full: no stage may warm up with fewer micro-batches than its schedule has it.
+        flows: The pipeline must stay full: no stage warms up with fewer micro-batches than workers follow and its own.
         nothing: The marks of one pipeline without a stage.
     """
 
@@ -273,7 +273,7 @@ class OneFOneBStep:
 
 @dataclass(frozen=True)
 class SteadyState:
-    """M times the slowest worker or link of the steady state: exact for chains.
+    """M times the slowest worker or link of the steady state: of a chain what `schedule.objective.steady_s` says.
 
     Marks: the price but for the newest stage; its load, its left boundary still unknown.
     """

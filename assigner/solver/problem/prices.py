@@ -1,4 +1,4 @@
-"""What everything costs at one micro-batch count: the one price table of all searches.
+"""What everything costs at one micro-batch count: the table that every search starts from.
 
 rows[group][i]            what partition i costs on a worker of a group of like workers
 option                    a stage that can be placed: an interval of the order on a worker of a group
@@ -128,6 +128,12 @@ class PriceTable:
         self._costs: dict[str, tuple[PartitionCost | None, ...]] = {}
         self._measured: dict[str, tuple[PartitionCost | None, ...]] = {}
         self.hop = cache(self._hop)
+
+    @property
+    def most_workers(self) -> int:
+        """No plan has more workers than this: of a steady state no more than micro-batches, so that all are at work."""
+        most = self.problem.most_workers
+        return min(most, self.micro_batches) if self.problem.options.objective == "throughput" else most
 
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:

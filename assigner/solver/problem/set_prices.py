@@ -177,7 +177,7 @@ class SetPrices(PriceTable):
         masks: dict[int, int] = {}
         for worker, mask in stages:
             masks[worker] = masks.get(worker, 0) | mask
-        if len(masks) > self.problem.most_workers:
+        if len(masks) > self.most_workers:
             return False
         for worker, mask in masks.items():
             for i in bits(mask):

@@ -32,18 +32,16 @@ if TYPE_CHECKING:
     from assigner.solver.problem.options import SolveOptions
 
 
-_ONE_STAGE: tuple[Schedule, ...] = ("gpipe", "1f1b")
-
-
 def settings_of(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     """Every setting that the options leave to choose from."""
     options = contest.options
     if options.objective == "step":
         return _step_settings(contest, counts)
-    schedules = tuple(each for each in _ONE_STAGE if options.schedule in ("auto", each))
+    # what is in flight does not count for latency, and of throughput 1F1B's full pipeline takes as long as GPipe's
+    schedule: Schedule = "gpipe" if options.schedule == "gpipe" else "1f1b"
     if options.objective == "throughput":  # of plans as good, one with many micro-batches has the shorter step
-        schedules, counts = schedules[::-1], counts[::-1]
-    found = [each for schedule in schedules for count in counts for each in _ladders(contest, schedule, count)]
+        counts = counts[::-1]
+    found = [each for count in counts for each in _ladders(contest, schedule, count)]
     return [*found, *_shared(contest, counts)]
 
 
