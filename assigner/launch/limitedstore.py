@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import queue
 import threading
+import time
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -70,8 +71,9 @@ class _StoreLane:
     def close(self) -> None:
         self.closed.set()
         self._calls.put(None)
-        if not self.is_silent:
-            self._thread.join(_END_S)
+        until = time.monotonic() + _END_S
+        while self._thread.is_alive() and not self.is_silent and time.monotonic() < until:
+            self._thread.join(_SLICE_S)  # whoever waits for a call gives it up meanwhile, where there is one
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -4,7 +4,10 @@ import threading
 
 import pytest
 import torch.distributed as dist
+from stopped_store import stopped_store
 
+from assigner.launch import limitedstore
+from assigner.launch.limitedstore import StoreSilentError
 from assigner.profiler import rankprogress
 from assigner.profiler.exchange import Exchange
 from assigner.profiler.rankprogress import Forecast, Heartbeat, RankProgress, RanksProgress
@@ -102,3 +105,20 @@ def test_nobody_waits_for_a_rank_that_is_lost(monkeypatch):
     heart.close()
     waiting.join(30)
     assert ended
+
+
+@pytest.mark.parametrize("ask", [
+    lambda table: table.to_all("size", 1, int),
+    lambda table: table.told(["size/1"], int),
+    lambda table: table.tell("size/1", 1),
+], ids=["to_all", "told", "tell"])  # fmt: skip
+def test_nobody_waits_for_a_store_that_is_stopped(monkeypatch, ask):
+    """Nor does a heart, which ends with its table."""
+    monkeypatch.setattr(limitedstore, "LIMIT_S", 0.5)
+    with stopped_store() as store:
+        store.set = store.wait = lambda *_: store.goes_on.wait()
+        with pytest.raises(StoreSilentError, match="has not answered"):
+            ask(Exchange(store, 0, 2, timeout_s=0.5))
+        heart = Heartbeat(Exchange(store, 0, 2, timeout_s=0.5))
+        heart.close()
+        assert not heart.thread.is_alive()
