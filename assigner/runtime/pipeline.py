@@ -23,7 +23,7 @@ from assigner.runtime.installation import Installation
 from assigner.runtime.messages.rendezvous import asked_backend
 from assigner.runtime.modelstate import ModelState
 from assigner.runtime.passes import without_training
-from assigner.runtime.plangraph import check_seeds, plan_graph
+from assigner.runtime.plangraph import check_origins, plan_graph
 from assigner.runtime.ranks.membership import Membership, outside_inference
 from assigner.runtime.ranks.memorycheck import check_memory
 from assigner.runtime.ranks.process import check_world, executed, start_computing
@@ -111,6 +111,7 @@ class Pipeline(ModelState):
         self._outside = OutsideValues(self.graph, self._member.device)
         self._loss_values = LossValues(workload)
         with self._member.guarded("the building of the partitions"):
+            check_origins(self.graph, self._member)
             if not training:
                 workload = without_training(workload)
             self._scaling = GradientScaling(scaler, workload.autocast, self._member)
@@ -131,7 +132,6 @@ class Pipeline(ModelState):
                 ranks=self._member.world,
             )
             self.optimizer.agree(self._member.numbers)
-            check_seeds(self.graph, self._member)
 
     @property
     def optimizer(self) -> PipelineOptimizer:

@@ -8,6 +8,7 @@ from torch.utils import _pytree as pytree
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError, MarkingError, UsageError
+from assigner.machine.generators import kept_python
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking import PartitionGraph, partition_graph
@@ -20,9 +21,16 @@ from assigner.runtime.stages.replicas import check_replicas
 from assigner.runtime.step.loss import check_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from assigner.formats.plan import Plan
     from assigner.model.workload import Workload
     from assigner.runtime.ranks.membership import Membership
+
+
+_DRAWN = (("Python's generator", "random.seed(...)"), ("NumPy's generator", "numpy.random.seed(...)"))
+_MOST_COMPARED = 4096
+"""So many places with numbers are told apart by name."""
 
 
 def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = None) -> PartitionGraph:
@@ -74,7 +82,8 @@ def _check_storages(plan: Plan, graph: PartitionGraph) -> None:
 
 
 def _found(workload: Workload, plan: Plan) -> PartitionGraph:
-    names = {name for name, _ in DeferredModel(workload.model, seed=workload.seed).model.named_modules()}
+    with kept_python():  # the builder is called once more below, and draws the same then
+        names = {name for name, _ in DeferredModel(workload.model, seed=workload.seed).model.named_modules()}
     found = [name for name in plan.partitions if name in names]
     try:
         graph = partition_graph(workload, found)
@@ -102,20 +111,51 @@ def _changed(workload: Workload, plan: Plan) -> str:
     return f"; it was made with {', '.join(changed)}" if changed else ""
 
 
-def check_seeds(graph: PartitionGraph, member: Membership) -> None:
-    """Each rank makes its own part of the model: all from one builder's draws. All ranks call it together.
+def check_origins(graph: PartitionGraph, member: Membership) -> None:
+    """Each rank makes its own part of the model: all from one builder's draws and numbers. All ranks call it together.
 
     Raises:
-        UsageError: another rank's builder draws from other seeds.
+        UsageError: another rank's builder draws from other seeds, or makes the model of other numbers.
     """
-    told = member.numbers(graph.deferred.seeds)
-    unlike = next((rank for rank, each in enumerate(told) if each != told[0]), None)
-    if unlike is not None:
+    if member.transport is None:
+        return
+    mine = graph.deferred.origins
+    told = member.numbers_of(dict.fromkeys(member.ranks, mine.numbers))
+    rank, what = _first_unlike(told)
+    if rank is None:
+        return
+    where = f"on worker:{rank} than on worker:0: their parts would be of two models"
+    if what == 0:
         raise UsageError(
-            f"the model's builder draws from other seeds on worker:{unlike} than on worker:0: their parts would be of"
-            " two models",
+            f"the model's builder draws from other seeds {where}",
             hint="seed by nothing that differs between ranks (a rank's number, the time), in Workload(seed=...) too",
         )
+    if what < len(_DRAWN) + 1:
+        generator, seed = _DRAWN[what - 1]
+        raise UsageError(
+            f"the model's builder draws from {generator}, which has another state {where}",
+            hint=f"{seed} before the model is made, with the same number on every rank: nothing else seeds it",
+        )
+    names, most = list(mine.values), _MOST_COMPARED
+    digests = [float(each) for each in mine.values.values()][:most]
+    padded = [*digests, *[0.0] * (most - len(digests))]
+    told = member.numbers_of(dict.fromkeys(member.ranks, padded))
+    rank, what = _first_unlike(told)
+    name = f"{names[what]!r}" if rank is not None and what < len(names) else "something"
+    raise UsageError(
+        f"the model's builder makes {name} of other numbers {where}",
+        hint="make it of nothing that differs between ranks: a generator that nobody seeds, the order of a set, the"
+        " number of a rank",
+    )
+
+
+def _first_unlike(told: Mapping[int, Sequence[float]]) -> tuple[int | None, int]:
+    """The first number in which a rank differs from the first rank, and that rank; None: there is none."""
+    for n, column in enumerate(zip(*told.values(), strict=True)):
+        for rank, each in zip(told, column, strict=True):
+            if each != column[0]:
+                return rank, n
+    return None, 0
 
 
 def _check_inputs(workload: Workload, plan: Plan) -> None:

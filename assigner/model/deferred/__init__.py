@@ -14,6 +14,7 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
     mutation                      which operations write
     likeness, outside             tensors with what the builder hung on them; objects that the script holds too
     originals                     the builder's own tensors, which are not those that are trained
+    origins                       what the builder made it from, for ranks to compare
     reach, memento                what code can reach when it runs, and that as it is at one time
     vocabulary, codenames         the names by which a forward can reach anything; those in one function's code
     contents, caches              what of it lies in C: generators, arrays; and in functions that keep what they make
@@ -26,7 +27,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,11 +34,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
+from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.draws import BuilderError
 from assigner.model.deferred.likeness import check_hung, in_likeness
 from assigner.model.deferred.memento import ABSENT, Memento
 from assigner.model.deferred.mutation import is_lent, is_view
 from assigner.model.deferred.originals import unwatched
+from assigner.model.deferred.origins import Origins, origins_of
 from assigner.model.deferred.outside import objects_outside
 from assigner.model.deferred.recorder import CallRecorder, LooksReal, is_meta
 from assigner.model.deferred.replay import Replay, ReplayedMemory, View
@@ -69,7 +71,7 @@ class DeferredModel:
     """
 
     def __init__(self, builder: Callable[[], nn.Module], *, seed: int) -> None:
-        kept = torch.get_rng_state()
+        kept, generators = torch.get_rng_state(), GeneratorStates.now()
         recorder = CallRecorder()
         try:
             torch.default_generator.manual_seed(seed)  # builders draw from no other, and the script goes on with those
@@ -87,6 +89,7 @@ class DeferredModel:
             recorder.keep_unseen(tensor, f"as {name}")
         check_hung(self.tensors())
         self._calls, self._storages = recorder.calls, recorder.storages
+        self._generators = generators, GeneratorStates.now()
         self._make_unregistered(recorder)
         self.outside = objects_outside(builder, self.model)
 
@@ -114,14 +117,10 @@ class DeferredModel:
         given = (leaf for call in views for leaf in pytree.tree_leaves(call.args))
         return [each for each in given if isinstance(each, torch.Tensor) and is_lent(each)]
 
-    @property
-    def seeds(self) -> int:
-        """48 bits that say from which seeds the builder draws: unlike ones make unlike weights."""
-        found = hashlib.blake2b(digest_size=6)
-        for call in self._calls:
-            if isinstance(call.source, torch.Tensor):
-                found.update(call.source.numpy().tobytes())
-        return int.from_bytes(found.digest(), "big")
+    @functools.cached_property
+    def origins(self) -> Origins:
+        """From which seeds, states and numbers the builder made the model: unlike ones make unlike models."""
+        return origins_of(self._calls, self.model, *self._generators)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer by name; names that share one tensor all stand here."""
