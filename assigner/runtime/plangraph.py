@@ -141,7 +141,7 @@ def check_origins(graph: PartitionGraph, member: Membership) -> None:
     padded = [*digests, *[0.0] * (most - len(digests))]
     told = member.numbers_of(dict.fromkeys(member.ranks, padded))
     rank, what = _first_unlike(told)
-    name = f"{names[what]!r}" if rank is not None and what < len(names) else "something"
+    name = names[what] if rank is not None and what < len(names) else "something"
     raise UsageError(
         f"the model's builder makes {name} of other numbers {where}",
         hint="make it of nothing that differs between ranks: a generator that nobody seeds, the order of a set, the"

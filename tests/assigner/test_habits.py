@@ -29,7 +29,8 @@ CASES = [
     "function in a dict", "module in an object", "function in a dict, shared",
     "hook, moved", "outside, moved", "outside by the script, moved", "slots, moved",
     "inference mode", "inference mode, remat",
-    "adaptive", "adaptive, one", "adaptive, remat", "drawn by rank", "unread head", "unread head, memory",
+    "adaptive", "adaptive, one", "adaptive, remat", "drawn by rank", "order drawn by rank", "mask drawn by rank",
+    "seeded by rank", "seeded alike", "unread head", "unread head, memory",
 ]  # fmt: skip
 
 

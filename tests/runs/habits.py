@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import random
 import re
 import sys
 import types
@@ -477,6 +478,44 @@ class Drawn(nn.Linear):
         super().__init__(WIDTH, WIDTH)
 
 
+class Ordered(nn.Module):
+    """Columns in an order that is drawn."""
+
+    def __init__(self, order: list[int]) -> None:
+        super().__init__()
+        self.order = order
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, self.order]
+
+
+class Masked(nn.Linear):
+    """A mask in a buffer, of numbers that are drawn."""
+
+    def __init__(self, drawn: random.Random) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("mask", torch.tensor([float(drawn.random() < 0.5) for _ in range(WIDTH)]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.mask
+
+
+def own_random() -> random.Random:
+    """A generator of each rank's own, as an unseeded one is."""
+    return random.Random(os.environ["RANK"])
+
+
+def ordered_alike() -> nn.Module:
+    """Where all ranks have seeded alike, by a draw; elsewhere a refusal."""
+    return Ordered(random.sample(range(WIDTH), WIDTH))
+
+
+def made_after(seed: int | str) -> Workload:
+    """Python's generator is seeded so by the script, which makes the model then."""
+    random.seed(seed)
+    return made_of(lambda: Net(second=ordered_alike()))
+
+
 class Doubled(torch.autograd.Function):
     """Its backward makes zeros of nothing."""
 
@@ -771,6 +810,17 @@ CASES = {
         micro_batches=1,
     ),
     "drawn by rank": Case(lambda: made_of(lambda: Net(second=Drawn())), "draws from other seeds on worker:1"),
+    "order drawn by rank": Case(
+        lambda: made_of(lambda: Net(second=Ordered(own_random().sample(range(WIDTH), WIDTH)))),
+        "makes 'second.order' of other numbers on worker:1",
+    ),
+    "mask drawn by rank": Case(
+        lambda: made_of(lambda: Net(second=Masked(own_random()))), "makes tensors of other numbers on worker:1"
+    ),
+    "seeded by rank": Case(
+        lambda: made_after(os.environ["RANK"]), "draws from Python's generator, which has another state on worker:1"
+    ),
+    "seeded alike": Case(lambda: made_after(3)),
     "unread head": Case(lambda: made_of(WithHeads, loss=first_head, optimizer=decayed), remat="always"),
     "unread head, memory": Case(lambda: made_of(WithHeads, loss=Counting(), optimizer=decayed), remat="always"),
     "clipped weights": Case(

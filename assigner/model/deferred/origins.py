@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from assigner.machine.generators import GeneratorStates
     from assigner.model.deferred.replay import Call
 
+TENSORS = "tensors"
+"""The place of all numbers and tensors that builders give to torch."""
+
 _NUMBERS = (bool, int, float, complex)
 _WHOLE = 16384
 _SAMPLED = 256
@@ -67,10 +70,10 @@ def origins_of(calls: Sequence[Call], model: nn.Module, before: GeneratorStates,
     """
     seeds = [call.source.numpy().tobytes() for call in calls if isinstance(call.source, torch.Tensor)]
     has_drawn = before.numpy is not None and before.numpy != after.numpy  # loaded by the builder: nobody knows
-    values = {"tensors": _digest(_given(calls))}
+    values = {TENSORS: _digest(_given(calls))}
     for where, value in reach({}, model.named_modules()):
         if numbers := list(_numbers(value)):
-            values[str(where)] = _digest(numbers)
+            values[repr(str(where))] = _digest(numbers)
     return Origins(
         _digest(seeds),
         _digest([repr(before.python)]) if before.python != after.python else 0,
