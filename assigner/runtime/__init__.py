@@ -1,8 +1,9 @@
 """The runtime: executes a plan's program with tensors.
 
     pipeline, modelstate            what a training script calls: steps; the run and the state of its model
-    installation, relocation        all that executes one plan on a rank; to another plan during a run, and what cannot
-                                    go there
+    installation, relocation        all that executes one plan on a rank; to another plan during a run
+    outsidevalues                   what partitions reach beside their own: what of it cannot go to another rank, and
+                                    what the script has changed of it
     earliermemory                   what of an earlier plan's memory the script still holds
     plangraph, passes               the partitions that a plan speaks of; batches through the graphs that they need, in
                                     training and without

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
     from assigner.runtime.installation import Installation
+    from assigner.runtime.outsidevalues import OutsideValues
     from assigner.runtime.ranks.membership import Membership
-    from assigner.runtime.relocation import OutsideValues
     from assigner.runtime.update.optimizer import PipelineOptimizer
     from assigner.runtime.update.scaling import GradientScaling
 

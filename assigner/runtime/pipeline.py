@@ -22,13 +22,14 @@ from assigner.runtime.forward.remat import Rematerialisation
 from assigner.runtime.installation import Installation
 from assigner.runtime.messages.rendezvous import asked_backend
 from assigner.runtime.modelstate import ModelState
+from assigner.runtime.outsidevalues import OutsideValues
 from assigner.runtime.passes import without_training
 from assigner.runtime.plangraph import check_origins, plan_graph
 from assigner.runtime.ranks.membership import Membership, outside_inference
 from assigner.runtime.ranks.memorycheck import check_memory
 from assigner.runtime.ranks.process import check_world, executed, start_computing
 from assigner.runtime.recording.memory import held_bytes
-from assigner.runtime.relocation import OutsideValues, relocate, removals
+from assigner.runtime.relocation import relocate, removals
 from assigner.runtime.stages.updaters import holder_counts, shares_of
 from assigner.runtime.step.results import StepResult, shared_result
 from assigner.runtime.tracing import traced

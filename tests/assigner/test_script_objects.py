@@ -22,7 +22,7 @@ from workloads import WIDTH, make_plan, workload
 from assigner import Pipeline, Workload
 from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import partition_graph
-from assigner.runtime.relocation import OutsideValues
+from assigner.runtime.outsidevalues import OutsideValues
 
 if TYPE_CHECKING:
     from pathlib import Path
