@@ -23,7 +23,7 @@ from assigner.profiler.exchange import Exchange
 from assigner.profiler.rank import RankSession
 from assigner.profiler.rankprogress import Heartbeat
 from assigner.profiler.tasks import RefusedError, Start, describe
-from assigner.runtime.failures.failure import watched_run
+from assigner.runtime.failures.joining import watched_run
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.messages.rendezvous import (
     check_backend,

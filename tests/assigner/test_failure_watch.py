@@ -19,7 +19,9 @@ from assigner.launch import limitedstore
 from assigner.launch.seal import SECRET, unseal
 from assigner.machine.launchedrank import Launched, launched
 from assigner.runtime.failures import failure, waiting
-from assigner.runtime.failures.failure import Failure, FailureWatch, joining
+from assigner.runtime.failures.cause import Failure
+from assigner.runtime.failures.failure import FailureWatch
+from assigner.runtime.failures.joining import joining
 from assigner.runtime.messages.rendezvous import _wait_for_all, join_group, leave_group
 
 if TYPE_CHECKING:
@@ -39,8 +41,8 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for name, seconds in (("_POLL_S", 0.01), ("_GRACE_S", 0.05), ("_LEAVE_S", 600.0), ("_BUSY_S", 0.1)):
         monkeypatch.setattr(failure, name, seconds)
-    for name in ("_STAY_S", "_MOMENT_S"):
-        monkeypatch.setattr(failure, name, 0.0)
+    monkeypatch.setattr(failure, "_STAY_S", 0.0)
+    monkeypatch.setattr("assigner.runtime.failures.joining._MOMENT_S", 0.0)
     monkeypatch.setattr(failure.FailureWatch, "_exit", ended)
     return codes
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from assigner.errors import UsageError, WorkerError
-from assigner.runtime.failures.remoteerrors import OtherWorkerError, remote_error
+from assigner.runtime.failures.cause import Failure, OtherWorkerError, remote_error
 
 ABOUT = {"worker": "worker:1/cpu", "where": "forward of partition 'a'", "trace": "Traceback ..."}
 
@@ -23,7 +23,7 @@ ABOUT = {"worker": "worker:1/cpu", "where": "forward of partition 'a'", "trace":
 )
 def test_the_type_is_the_same_and_a_workers(module, name, kind):
     """Whoever catches the type there catches it here; the message comes first, and it ends as a worker's error."""
-    error = remote_error(module, name, "no luck", hint="try again", **ABOUT)
+    error = remote_error(Failure(error="no luck", kind=name, module=module, hint="try again", **ABOUT))
     assert isinstance(error, kind)
     assert isinstance(error, WorkerError)
     assert str(error) == f"no luck\n({name} on worker:1/cpu, in forward of partition 'a')"
@@ -48,6 +48,6 @@ def test_the_type_is_the_same_and_a_workers(module, name, kind):
 )
 def test_any_other_type_is_a_plain_workers_error(module, name):
     """Nothing is imported for a name that comes over the wire, and only errors are made."""
-    error = remote_error(module, name, "no luck", **ABOUT)
+    error = remote_error(Failure(error="no luck", kind=name, module=module, **ABOUT))
     assert type(error) is OtherWorkerError
     assert str(error).startswith("no luck\n")

@@ -24,7 +24,7 @@ from torch import nn
 
 from assigner import Pipeline, Workload
 from assigner.errors import AssignerError
-from assigner.runtime.failures.remoteerrors import OtherWorkerError
+from assigner.runtime.failures.cause import OtherWorkerError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 

@@ -3,6 +3,7 @@
 callrecord      what a rank has called, where, and with what
 inquiry         what the others have called, asked for through the run's store
 waiting         who waits for whom
+cause           what failed first, and the error of it that other ranks raise
 failure         one failure, told to every rank
-remoteerrors    another rank's error, raised on this one
+joining         a run watched from its start, and while it makes its process group
 """

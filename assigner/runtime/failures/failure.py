@@ -24,38 +24,34 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]  # without `__all__`
+from torch.distributed import DistError
 
-from assigner import errors
 from assigner.errors import AssignerError, WorkerError
-from assigner.launch.failurereport import FailureReport, hand_over, place_in
 from assigner.launch.limitedstore import LimitedStore, StoreSilentError
 from assigner.launch.seal import clean, seal_first, unseal
 from assigner.launch.shutdown import read_host_failure
 from assigner.launch.sockets import SILENCE_S
 from assigner.runtime.failures import waiting
+from assigner.runtime.failures.cause import Failure, gloo_words, shortened, words_of
 from assigner.runtime.failures.inquiry import asked_about
-from assigner.runtime.failures.remoteerrors import remote_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
     from assigner.launch.sockets import Connections
 
 _KEY = "assigner/failure"
-_NO_ADDRESS = re.compile(r"tcp/device\.cc|Unable to (?:find|resolve)|makeDeviceFor|unsupported gloo device")
 _KNOWN = "assigner/failure known to"
 _WORKER = re.compile(r"worker:\d+")
 _POLL_S = 0.25
 _END_S = 10.0  # its thread ends after a poll; one that starves on a busy machine must not see the interpreter's end
 _STAY_S = 10.0
-_MOMENT_S = 0.6  # more than two polls
 _GONE_S = 1.5
 _ASK_S, _LOOK_S = 1.5, 0.05
 _ANSWER_S = 4.0  # sixteen looks of a watching thread
@@ -66,92 +62,6 @@ _LATE = re.compile(r"[Tt]imed out|[Tt]ime-?out|took no message")
 _LATE_HINT = "where a rank may be late, as with its data, Pipeline(timeout_s=...) has the others wait longer"
 _CUT_HINT = f"a network that fails for {SILENCE_S:g} s ends a run, whatever timeout_s is"
 _SILENT_HINT = "its own output, and its host, may say why"
-
-
-_LONGEST = 100_000
-"""Characters of a message or a traceback that others are told: one that prints a tensor has more, and says no more."""
-
-
-def _shortened(text: str) -> str:
-    """A text without its middle where it is long."""
-    left = len(text) - _LONGEST
-    half = _LONGEST // 2
-    return text if left <= 0 else f"{text[:half]} ... ({left} characters left out) ... {text[-half:]}"
-
-
-def _words_of(error: BaseException) -> str:
-    """What an error says; one whose own `__str__` fails says that."""
-    try:
-        return _shortened(str(error))
-    except Exception as why:  # noqa: BLE001 - it is the user's code, and the error before it is what counts
-        return f"(no text: its __str__ raised {type(why).__name__})"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The first cause.
-
-    Args:
-        worker: Who failed.
-        where: What it was doing; empty: nobody knows.
-        error: What it said.
-        kind: The type of the error; empty: there is none, the worker is gone.
-        module: Where that type is defined.
-        trace: Its traceback.
-        hint: What to do next.
-    """
-
-    worker: str
-    where: str
-    error: str
-    kind: str = ""
-    module: str = ""
-    trace: str = ""
-    hint: str | None = None
-
-    def __str__(self) -> str:
-        kind = f"{self.kind}: " if self.kind else ""
-        return f"{self.worker} failed{' in ' if self.where else ''}{self.where}: {kind}{self.error}"
-
-    def cleaned(self) -> Failure:
-        """The same as another process may show it on a screen."""
-        texts = {each.name: clean(text) for each in fields(self) if isinstance(text := getattr(self, each.name), str)}
-        return replace(self, **texts)
-
-    def hand_over(self, *, to_tell_of: str) -> bool:
-        """Give it to the launcher, if that is ours; see `assigner.launch.failurereport`.
-
-        Args:
-            to_tell_of: The worker of this process.
-        """
-        ours = self.module == AssignerError.__module__  # its message says it all
-        kind = f"{self.kind}: " if self.kind and not ours else ""
-        code = getattr(errors, self.kind, WorkerError).exit_code if ours else WorkerError.exit_code
-        what = f"{kind}{self.error}{', in ' if self.where and not ours else ''}{'' if ours else self.where}"
-        place = "" if ours else place_in(self.trace)
-        is_own = self.worker == to_tell_of
-        return hand_over(FailureReport(self.worker, what, self.hint, code, self.trace, place, is_own=is_own))
-
-    @property
-    def told(self) -> str:
-        """All of it, with the traceback."""
-        trace = f"\n--- traceback of {self.worker} ---\n{self.trace.rstrip()}\n---" if self.trace else ""
-        return f"{self}{trace}"
-
-    def to_error(self, *, traced: bool = True) -> WorkerError:
-        """The failure as an error on a rank that did not fail itself; where it was raised, of the same type.
-
-        Args:
-            traced: Note the traceback of its worker on it.
-        """
-        if not self.kind:
-            return WorkerError(str(self), hint=self.hint)
-        error = remote_error(
-            self.module, self.kind, self.error, worker=self.worker, where=self.where, trace=self.trace, hint=self.hint
-        )
-        if traced and self.trace:
-            error.add_note(f"--- traceback of {self.worker} ---\n{self.trace.rstrip()}\n---")
-        return error
 
 
 class FailureWatch:
@@ -211,10 +121,10 @@ class FailureWatch:
             error: What went wrong.
             worker: Whose fault it is; None: this rank's.
         """
-        kind, trace = type(error), _shortened("".join(traceback.format_exception(error)))
+        kind, trace = type(error), shortened("".join(traceback.format_exception(error)))
         hint = error.hint if isinstance(error, AssignerError) else None
         worker = worker or self.worker
-        return self._write(Failure(worker, where, _words_of(error), kind.__name__, kind.__module__, trace, hint))
+        return self._write(Failure(worker, where, words_of(error), kind.__name__, kind.__module__, trace, hint))
 
     def lost(self, peer: str, where: str, error: BaseException) -> Failure:
         """A connection broke, or a rank did not come: give its own report a moment to appear, else blame a rank.
@@ -223,7 +133,7 @@ class FailureWatch:
         """
         self.known.set()
         self._missed = peer
-        noticed = f"{self.worker} noticed in {where}{_why(error)}"
+        noticed = f"{self.worker} noticed in {where}{gloo_words(error)}"
         is_late = bool(_LATE.search(str(error)))
         is_cut = self.connections is not None and bool(self.connections.silent)
         mine = Failure(peer, "", f"its process is gone, cut off or stuck; {noticed}", hint=_SILENT_HINT)
@@ -287,7 +197,7 @@ class FailureWatch:
         busy = self.busy_since
         at, peer = ("", "") if busy is None else self.doing()
         since = self.idle_since if busy is None else busy
-        doing = waiting.Doing(self.worker, _shortened(at), self._missed or peer, max(0.0, time.monotonic() - since))
+        doing = waiting.Doing(self.worker, shortened(at), self._missed or peer, max(0.0, time.monotonic() - since))
         waiting.tell(self.store, self._rank, doing)
 
     def close(self) -> None:
@@ -430,66 +340,6 @@ class FailureWatch:
         os._exit(self.exit_code)
 
 
-def watched_run(
-    name: str,
-    store: Store,
-    worker: str,
-    connections: Connections | None,
-    exit_code: int = WorkerError.exit_code,
-    *,
-    ranks: int,
-) -> FailureWatch:
-    """Watch a run from now on, through a connection of its own.
-
-    Args:
-        name: The run's, the same on every rank.
-        store: Its process group's.
-        worker: This rank's worker.
-        ranks: How many the run has.
-        connections: See `FailureWatch`.
-        exit_code: See `FailureWatch`.
-    """
-    own = root = store.clone()  # type: ignore[attr-defined]
-    while isinstance(root, PrefixStore):
-        root = root.underlying_store
-    if connections is not None:
-        connections.guard()
-    return FailureWatch(
-        PrefixStore(name, own), worker, ranks=ranks, launcher=root, connections=connections, exit_code=exit_code
-    )
-
-
-@contextmanager
-def joining(store: Store, name: str, worker: str, ranks: int) -> Iterator[FailureWatch]:
-    """Watch while a block makes the process group: a launcher may tell of a rank that will not come.
-
-    Args:
-        store: The job's store, without prefixes; a connection of its own.
-        name: The group's, the same on every rank.
-        worker: This rank.
-        ranks: How many the group will have.
-
-    Raises:
-        WorkerError: the ranks lost each other, or this one cannot take part.
-    """
-    watch = FailureWatch(PrefixStore(f"{name} joining", store), worker, ranks=ranks, launcher=store)
-    # a rank that waits for one that will not come learns of nothing by itself, and that one never knows
-    watch.grace_s = watch.stay_s = _MOMENT_S
-    watch.busy_since = time.monotonic()
-    try:
-        yield watch
-    except RuntimeError as error:  # torch has no type of its own for a connection that broke
-        if _is_own(error):
-            watch.report("joining the run", error)
-            raise WorkerError(
-                f"{worker} cannot join the run{_why(error)}",
-                hint="GLOO_SOCKET_IFNAME names the network interface to use; without it, the host's name must resolve",
-            ) from error
-        raise watch.lost("another worker", "joining the run", error).to_error() from error
-    finally:
-        watch.close()
-
-
 def _host_gone(noticed: Failure, *, is_silent: bool, state: str = "") -> Failure:
     """Host 0 keeps the store, and does not answer: whoever lost a connection after that is no first cause.
 
@@ -506,14 +356,3 @@ def _host_gone(noticed: Failure, *, is_silent: bool, state: str = "") -> Failure
     what = "stopped, and so is the job's store" if is_silent else "gone with the job's store"
     state = state or f"its process is {what}, or cut off"
     return Failure("worker:0", "", f"{state}; after it, {noticed}", hint=_SILENT_HINT)
-
-
-def _is_own(error: RuntimeError) -> bool:
-    """Whether gloo found no interface or address of this host; all else that it says while it joins is of others."""
-    return not isinstance(error, DistError) and bool(_NO_ADDRESS.search(str(error)))
-
-
-def _why(error: BaseException) -> str:
-    """What gloo says of a broken connection, without the line of its source and its advice."""
-    text = re.sub(r"^\[\S+\] |\. This is typically.*", "", " ".join(str(error).split()))
-    return f" ({text[:160]})" if text else ""

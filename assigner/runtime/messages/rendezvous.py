@@ -35,7 +35,7 @@ from assigner.launch.seal import seal, unseal
 from assigner.launch.shutdown import is_done, local_store, take_leave
 from assigner.launch.sockets import Connections
 from assigner.machine.launchedrank import first_host, launcher_process
-from assigner.runtime.failures.failure import joining
+from assigner.runtime.failures.joining import joining
 from assigner.runtime.messages.mpi import load
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from assigner.errors import FormatError, UsageError
 from assigner.launch.stopping import StopSignals
 from assigner.location import rank_of
-from assigner.runtime.failures.failure import FailureWatch, watched_run
 from assigner.runtime.failures.inquiry import answer, ask
+from assigner.runtime.failures.joining import watched_run
 from assigner.runtime.failures.waiting import awaited, waiting_thread
 from assigner.runtime.messages.rendezvous import farewell, group_connections, group_store, leave_group
 from assigner.runtime.messages.sending import LostConnectionError
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Backend
     from assigner.runtime.failures.callrecord import CallRecord, CallSums
+    from assigner.runtime.failures.failure import FailureWatch
     from assigner.runtime.ranks.workergroups import WorkerGroup
 
 
