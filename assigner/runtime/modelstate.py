@@ -11,7 +11,8 @@ from assigner.errors import FormatError, UsageError
 from assigner.launch.stopping import GRACE_S, SIGNALS
 from assigner.model.marking.marks import matches
 from assigner.runtime.batch.callcomparison import LEAVING
-from assigner.runtime.checkpoints.checkpoint import Checkpoint, Saving, TrainingProgress
+from assigner.runtime.checkpoints.checkpoint import Checkpoint, TrainingProgress
+from assigner.runtime.checkpoints.saving import Saving
 from assigner.runtime.checkpoints.wholestate import UnreadState, WholeState
 from assigner.runtime.ranks.membership import outside_inference
 from assigner.runtime.ranks.packedvalues import PackedValue, broadcast

@@ -132,7 +132,7 @@ def test_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A save that breaks off leaves no folder of that name, and the next one succeeds."""
     with trained(skips()) as pipeline:
         with monkeypatch.context() as patch:
-            patch.setattr("assigner.runtime.checkpoints.checkpoint.write_index", lambda *_: 1 / 0)
+            patch.setattr("assigner.runtime.checkpoints.saving.write_index", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 pipeline.save(tmp_path / "new")
         assert not (tmp_path / "new").exists()

@@ -110,7 +110,7 @@ def test_two_runs_at_once_lose_nothing_where_a_file_system_has_no_locks(
                 seen.append(pipeline.load(tmp_path / "at"))
             write_index(part, name)
 
-        monkeypatch.setattr("assigner.runtime.checkpoints.checkpoint.write_index", meanwhile)
+        monkeypatch.setattr("assigner.runtime.checkpoints.saving.write_index", meanwhile)
         pipeline.save(tmp_path / "at", "own", force=True)
         assert [*seen, pipeline.load(tmp_path / "at")] == ["other", "own"]
         assert [path.name for path in tmp_path.iterdir()] == ["at"]
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_another_run_has_saved_meanwhile_is_not_replaced_witho
             next(others, lambda: None)()
             return SavingLock(folder)
 
-        monkeypatch.setattr("assigner.runtime.checkpoints.checkpoint.SavingLock", locked)
+        monkeypatch.setattr("assigner.runtime.checkpoints.saving.SavingLock", locked)
         with pytest.raises(UsageError, match="at exists"):
             pipeline.save(tmp_path / "at", "own")
         assert pipeline.load(tmp_path / "at") == "other"
@@ -180,7 +180,7 @@ def test_a_full_disk_keeps_what_stood_there(tmp_path: Path, monkeypatch: pytest.
         for name, error in (
             ("shards.save_file", SafetensorError("Error while serializing: No space left on device (os error 28)")),
             ("shards.flush", OSError(28, "No space left on device")),
-            ("checkpoint.put_in_place", OSError(28, "No space left on device")),
+            ("saving.put_in_place", OSError(28, "No space left on device")),
         ):
             with monkeypatch.context() as patch:
                 patch.setattr(f"assigner.runtime.checkpoints.{name}", mock.Mock(side_effect=error))

@@ -2,8 +2,7 @@
 
 The weights are safetensors shards with the index that Hugging Face reads; optimizer state lies beside them, keyed
 `PARAMETER/STATE`, with the plain numbers among it and each parameter's settings (`lr`, ...) in its index. Nothing is
-pickled, so a checkpoint can run no code. A folder is written under another name and takes its own when every rank has
-written: under its name it is always complete. All of it is read and checked before anything is overwritten.
+pickled, so a checkpoint can run no code. All of it is read and checked before anything is overwritten.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from safetensors import SafetensorError
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from assigner.errors import FormatError, UsageError
@@ -27,33 +24,23 @@ from assigner.formats.document import Range, decode, shown
 from assigner.model.plainvalues import dtype_name, from_json, to_json
 from assigner.runtime.batch.recurrence import StatePart
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
-from assigner.runtime.checkpoints.savedstate import check_saved, packed_state, read_state
-from assigner.runtime.checkpoints.shards import (
-    DAMAGED,
-    Index,
-    index_of,
-    nan_count,
-    read_json,
-    write_index,
-    write_json,
-    write_shard,
-)
-from assigner.runtime.checkpoints.swapping import SavingLock, flush, leftovers, part_of, put_in_place, remove
+from assigner.runtime.checkpoints.savedstate import read_state
+from assigner.runtime.checkpoints.shards import DAMAGED, Index, index_of, read_json
+from assigner.runtime.checkpoints.swapping import leftovers
 from assigner.runtime.checkpoints.wholestate import extra_key
 from assigner.runtime.ranks.packedvalues import PackedValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import StatePlace
-    from assigner.runtime.batch.recurrence import CarriedState
     from assigner.runtime.checkpoints.wholestate import UnreadState
     from assigner.runtime.stages.localpartitions import LocalPartitions
     from assigner.runtime.update.optimizer import PipelineOptimizer
 
-_FACTS = "training.json"  # written last
-_OURS = re.compile(r"training\.json|(model|optimizer|carried)(\.safetensors\.index\.json|-\d{5,9}\.(safetensors|json))")
+FACTS = "training.json"
+"""The file of a checkpoint that is written last: a folder that has it is whole."""
 
 _PART = f".{_EXTRA_STATE_KEY_SUFFIX}"  # of a module's name: its extra state
 
@@ -111,165 +98,6 @@ class TrainingProgress:
             raise FormatError(f"{path}: {error.message}", hint=DAMAGED) from error
 
 
-class Saving:
-    """A checkpoint on its way to the disk: stages, each of which begins when all ranks have ended the one before.
-
-    Args:
-        folder: Where to.
-        rank: This rank.
-        number: Of this save; see `part_of`. The same on every rank.
-        graph: The model's partitions.
-        share: Those of this rank.
-        unread: What no partition holds.
-        optimizer: Its optimizer.
-        carried: The state that goes from batch to batch, which is gathered.
-        progress: Where training is.
-        force: A checkpoint that is there is replaced.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        rank: int,
-        *,
-        number: str,
-        graph: PartitionGraph,
-        share: LocalPartitions,
-        unread: UnreadState,
-        optimizer: PipelineOptimizer,
-        carried: CarriedState,
-        progress: TrainingProgress,
-        force: bool,
-    ) -> None:
-        self._named, self._folder = folder, Path(os.path.realpath(folder))  # of a link, what it points to
-        self._rank, self._force = rank, force
-        self._graph, self._share, self._unread = graph, share, unread
-        self._optimizer, self._carried, self._progress = optimizer, carried, progress
-        self._number, self._part = number, part_of(self._folder, number)
-        self._lock: SavingLock | None = None
-
-    @property
-    def stages(self) -> tuple[Callable[[], None], ...]:
-        """Each raises UsageError where it cannot be done; then `abandon` is to be called."""
-        return self._check, self._begin, self._write, self._complete
-
-    def _check(self) -> None:
-        """Refuse before anything is written: what stands there, what cannot be kept, and what is not worth it."""
-        for name, tensor in self._share.state(kept=True).items():
-            if isinstance(tensor, torch.nn.Parameter) and (count := nan_count(tensor)):
-                raise UsageError(
-                    f"{name!r} holds {count} NaN: it is not saved, and what stands at {self._named} stays",
-                    hint="training has diverged: go on from an earlier checkpoint",
-                )
-        self._share.check_parameters()
-        _check_places(self._share.state(kept=True), self._graph, UsageError, "what is saved could not be loaded")
-        self._optimizer.memory.check_saved()
-        self._moments = OptimizerState.of(self._share.kept_updated, self._optimizer)
-        extra = self._share.extra_state(kept=True)
-        self._extra = {path: PackedValue.of(each, extra_key(path)) for path, each in extra.items()}
-        self._state = self._carried.joined()
-        check_saved(self._state, self._graph, self._carried.places)
-        if self._rank == 0:
-            with _written(self._named):
-                self._check_place(self._named)
-            self._facts = self._made_facts()
-
-    def _check_place(self, folder: Path) -> None:
-        if folder.exists() and not self._force:
-            raise UsageError(f"{folder} exists", hint="save to a new folder; save(folder, force=True) replaces it")
-        if folder.exists() and not (folder / _FACTS).is_file():
-            raise UsageError(f"{folder} is no checkpoint, and is not replaced", hint="save to a new folder")
-        for path in sorted(folder.iterdir()) if folder.exists() else ():
-            if not _OURS.fullmatch(path.name):
-                raise UsageError(
-                    f"{folder} holds {path.name!r}, which is no part of a checkpoint, and is not replaced",
-                    hint="move that elsewhere, or save to a new folder",
-                )
-
-    def _made_facts(self) -> dict[str, Any]:
-        try:
-            facts = {"fingerprint": self._graph.fingerprint, **self._progress.facts()}
-            json.dumps(facts, indent=1)
-            return facts
-        except (RecursionError, ValueError) as error:
-            if isinstance(error, UsageError):
-                raise
-            raise UsageError(
-                f"state cannot be saved: {error}", hint="keep less in it: a few numbers, texts, lists and dicts"
-            ) from error
-
-    def _begin(self) -> None:
-        """Rank 0 makes the empty folder that all write to."""
-        if self._rank == 0:
-            with _written(self._named):
-                self._part.parent.mkdir(parents=True, exist_ok=True)
-                self._lock = SavingLock(self._folder)
-                self._check_place(self._named)  # whoever had the lock may have saved there
-                self._remove_leftovers()
-                self._part.mkdir()
-
-    def _write(self) -> None:
-        """Write this rank's part."""
-        if not self._part.is_dir():
-            raise UsageError(
-                f"{self._part}: rank {self._rank} does not see it", hint="save to a file system that all hosts share"
-            )
-        shared = {name: first for name, first in self._graph.canonical.items() if name != first}
-        shared.update({k: v for k, v in self._graph.buffer_aliases.items() if k in self._graph.persistent})
-        extra = {_part_of(path, n): each for path, one in self._extra.items() for n, each in enumerate(one.tensors)}
-        sections: dict[str, Mapping[str, Any]] = {
-            "shared": shared,
-            "extra": {path: each.text for path, each in self._extra.items()},
-            "plain": self._graph.plain_names,
-        }
-        tensors = {**self._unread.state(), **self._share.state(kept=True), **extra}
-        moments = self._moments
-        with _written(self._named):
-            write_shard(self._part, f"model-{self._rank:05}", tensors, sections)
-            write_shard(self._part, f"optimizer-{self._rank:05}", moments.tensors, moments.sections())
-            if self._state is not None:
-                write_shard(self._part, f"carried-{self._rank:05}", *packed_state(self._state, self._rank))
-
-    def _complete(self) -> None:
-        """Rank 0 completes the folder and gives it its name."""
-        if self._rank == 0:
-            with _written(self._named):
-                write_index(self._part, "model")
-                write_index(self._part, "optimizer")
-                if self._state is not None:
-                    write_index(self._part, "carried")
-                flush(self._part)
-                write_json(self._part / _FACTS, self._facts)
-                put_in_place(self._part, self._folder, _FACTS)
-                self._remove_leftovers()
-
-    def _remove_leftovers(self) -> None:
-        """Those of others too where none of them can be at work; what is whole stays while nothing has the name."""
-        for path in leftovers(self._folder):
-            is_ours = (self._lock is not None and self._lock.is_held) or self._number in path.name
-            if is_ours and (self._folder.exists() or not (path / _FACTS).is_file()):
-                remove(path, _FACTS, self._number)
-
-    def abandon(self) -> None:
-        """Make room again after a stage that could not be done."""
-        if self._lock is not None:
-            remove(self._part, _FACTS, self._number)
-
-    def close(self) -> None:
-        """Nothing more is written: another run may save there."""
-        if self._lock is not None:
-            self._lock.close()
-
-
-@contextlib.contextmanager
-def _written(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UsageError(f"cannot write {folder}: {why}", hint="make room, or save to another place") from error
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """What one rank has read and checked.
@@ -320,8 +148,8 @@ class Checkpoint:
             FormatError: it is broken, of another model, or lacks a tensor of this shape and type.
         """
         state = share.state()
-        with _reading(folder, _FACTS):
-            path = folder / _FACTS
+        with _reading(folder, FACTS):
+            path = folder / FACTS
             facts = read_json(path)
             if facts.get("fingerprint") != graph.fingerprint:
                 raise FormatError(f"{folder} was saved from another model", hint=_hint_of_another(folder, graph))
@@ -329,7 +157,7 @@ class Checkpoint:
             index = Index.read(folder, "model")
             extra, others = share.extra_state(), unread.names
             names = [name for name in index.section("weight_map") if _PART not in name]
-            _check_places(names, graph, FormatError, str(index.path))
+            check_places(names, graph, FormatError, str(index.path))
             empty = share.empty(names)
             wanted = {*state, *empty, *others}
             found = index.tensors(lambda name: name in wanted or name.partition(_PART)[0] in extra)
@@ -372,10 +200,18 @@ def _hint_of_another(folder: Path, graph: PartitionGraph) -> str:
     return hint
 
 
-def _check_places(
-    names: Iterable[str], graph: PartitionGraph, kind: type[FormatError | UsageError], where: str
-) -> None:
-    """The model has all of these tensors, or can be given them."""
+def check_places(names: Iterable[str], graph: PartitionGraph, kind: type[FormatError | UsageError], where: str) -> None:
+    """The model has all of these tensors, or can be given them.
+
+    Args:
+        names: Theirs.
+        graph: The model's partitions.
+        kind: Of the error.
+        where: Its first words.
+
+    Raises:
+        FormatError, UsageError: as `kind` says, naming one that has no place.
+    """
     for name in names:
         if name not in graph.persistent and not graph.takes_buffer(name, graph.piece):
             raise kind(
@@ -407,8 +243,13 @@ def _aliases(index: Index) -> dict[str, str]:
     return found
 
 
-def _part_of(path: str, number: int) -> str:
-    """The key of a tensor of a module's extra state."""
+def extra_part(path: str, number: int) -> str:
+    """The key of a tensor of a module's extra state.
+
+    Args:
+        path: Of the module.
+        number: Of the tensor.
+    """
     return f"{extra_key(path)}/{number}"
 
 
@@ -420,7 +261,7 @@ def _extra_states(index: Index, found: Mapping[str, torch.Tensor], wanted: Itera
         try:
             text = told[path]
             made[path] = PackedValue(
-                text, tuple(found[_part_of(path, n)] for n in range(len(json.loads(text)[1])))
+                text, tuple(found[extra_part(path, n)] for n in range(len(json.loads(text)[1])))
             ).value
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             index.refuse(f"extra: {shown(path)}", told.get(path), f"what get_extra_state gave ({error!r})")
@@ -437,7 +278,7 @@ def _reading(folder: Path, first: str) -> Iterator[None]:
     """
     try:
         found, left = (folder / first).exists(), leftovers(Path(os.path.realpath(folder)))
-        told = " and ".join(f"{each}{' (whole)' if (each / _FACTS).is_file() else ''}" for each in left)
+        told = " and ".join(f"{each}{' (whole)' if (each / FACTS).is_file() else ''}" for each in left)
     except OSError as error:
         raise UsageError(
             f"{folder} cannot be read: {error.strerror}", hint="is this the path of a checkpoint?"

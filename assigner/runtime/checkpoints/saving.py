@@ -1,0 +1,197 @@
+"""A checkpoint that is written by all ranks: each its part, and rank 0 what is of all.
+
+A folder is written under another name and takes its own when every rank has written: under its name it is always
+complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+
+from assigner.errors import UsageError
+from assigner.runtime.checkpoints.checkpoint import FACTS, check_places, extra_part
+from assigner.runtime.checkpoints.optimizerstate import OptimizerState
+from assigner.runtime.checkpoints.savedstate import check_saved, packed_state
+from assigner.runtime.checkpoints.shards import nan_count, write_index, write_json, write_shard
+from assigner.runtime.checkpoints.swapping import SavingLock, flush, leftovers, part_of, put_in_place, remove
+from assigner.runtime.checkpoints.wholestate import extra_key
+from assigner.runtime.ranks.packedvalues import PackedValue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from assigner.model.marking import PartitionGraph
+    from assigner.runtime.batch.recurrence import CarriedState
+    from assigner.runtime.checkpoints.checkpoint import TrainingProgress
+    from assigner.runtime.checkpoints.wholestate import UnreadState
+    from assigner.runtime.stages.localpartitions import LocalPartitions
+    from assigner.runtime.update.optimizer import PipelineOptimizer
+
+_OURS = re.compile(r"training\.json|(model|optimizer|carried)(\.safetensors\.index\.json|-\d{5,9}\.(safetensors|json))")
+
+
+class Saving:
+    """A checkpoint on its way to the disk: stages, each of which begins when all ranks have ended the one before.
+
+    Args:
+        folder: Where to.
+        rank: This rank.
+        number: Of this save; see `part_of`. The same on every rank.
+        graph: The model's partitions.
+        share: Those of this rank.
+        unread: What no partition holds.
+        optimizer: Its optimizer.
+        carried: The state that goes from batch to batch, which is gathered.
+        progress: Where training is.
+        force: A checkpoint that is there is replaced.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        *,
+        number: str,
+        graph: PartitionGraph,
+        share: LocalPartitions,
+        unread: UnreadState,
+        optimizer: PipelineOptimizer,
+        carried: CarriedState,
+        progress: TrainingProgress,
+        force: bool,
+    ) -> None:
+        self._named, self._folder = folder, Path(os.path.realpath(folder))  # of a link, what it points to
+        self._rank, self._force = rank, force
+        self._graph, self._share, self._unread = graph, share, unread
+        self._optimizer, self._carried, self._progress = optimizer, carried, progress
+        self._number, self._part = number, part_of(self._folder, number)
+        self._lock: SavingLock | None = None
+
+    @property
+    def stages(self) -> tuple[Callable[[], None], ...]:
+        """Each raises UsageError where it cannot be done; then `abandon` is to be called."""
+        return self._check, self._begin, self._write, self._complete
+
+    def _check(self) -> None:
+        """Refuse before anything is written: what stands there, what cannot be kept, and what is not worth it."""
+        for name, tensor in self._share.state(kept=True).items():
+            if isinstance(tensor, torch.nn.Parameter) and (count := nan_count(tensor)):
+                raise UsageError(
+                    f"{name!r} holds {count} NaN: it is not saved, and what stands at {self._named} stays",
+                    hint="training has diverged: go on from an earlier checkpoint",
+                )
+        self._share.check_parameters()
+        check_places(self._share.state(kept=True), self._graph, UsageError, "what is saved could not be loaded")
+        self._optimizer.memory.check_saved()
+        self._moments = OptimizerState.of(self._share.kept_updated, self._optimizer)
+        extra = self._share.extra_state(kept=True)
+        self._extra = {path: PackedValue.of(each, extra_key(path)) for path, each in extra.items()}
+        self._state = self._carried.joined()
+        check_saved(self._state, self._graph, self._carried.places)
+        if self._rank == 0:
+            with _written(self._named):
+                self._check_place(self._named)
+            self._facts = self._made_facts()
+
+    def _check_place(self, folder: Path) -> None:
+        if folder.exists() and not self._force:
+            raise UsageError(f"{folder} exists", hint="save to a new folder; save(folder, force=True) replaces it")
+        if folder.exists() and not (folder / FACTS).is_file():
+            raise UsageError(f"{folder} is no checkpoint, and is not replaced", hint="save to a new folder")
+        for path in sorted(folder.iterdir()) if folder.exists() else ():
+            if not _OURS.fullmatch(path.name):
+                raise UsageError(
+                    f"{folder} holds {path.name!r}, which is no part of a checkpoint, and is not replaced",
+                    hint="move that elsewhere, or save to a new folder",
+                )
+
+    def _made_facts(self) -> dict[str, Any]:
+        try:
+            facts = {"fingerprint": self._graph.fingerprint, **self._progress.facts()}
+            json.dumps(facts, indent=1)
+            return facts
+        except (RecursionError, ValueError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                f"state cannot be saved: {error}", hint="keep less in it: a few numbers, texts, lists and dicts"
+            ) from error
+
+    def _begin(self) -> None:
+        """Rank 0 makes the empty folder that all write to."""
+        if self._rank == 0:
+            with _written(self._named):
+                self._part.parent.mkdir(parents=True, exist_ok=True)
+                self._lock = SavingLock(self._folder)
+                self._check_place(self._named)  # whoever had the lock may have saved there
+                self._remove_leftovers()
+                self._part.mkdir()
+
+    def _write(self) -> None:
+        """Write this rank's part."""
+        if not self._part.is_dir():
+            raise UsageError(
+                f"{self._part}: rank {self._rank} does not see it", hint="save to a file system that all hosts share"
+            )
+        shared = {name: first for name, first in self._graph.canonical.items() if name != first}
+        shared.update({k: v for k, v in self._graph.buffer_aliases.items() if k in self._graph.persistent})
+        extra = {extra_part(path, n): each for path, one in self._extra.items() for n, each in enumerate(one.tensors)}
+        sections: dict[str, Mapping[str, Any]] = {
+            "shared": shared,
+            "extra": {path: each.text for path, each in self._extra.items()},
+            "plain": self._graph.plain_names,
+        }
+        tensors = {**self._unread.state(), **self._share.state(kept=True), **extra}
+        moments = self._moments
+        with _written(self._named):
+            write_shard(self._part, f"model-{self._rank:05}", tensors, sections)
+            write_shard(self._part, f"optimizer-{self._rank:05}", moments.tensors, moments.sections())
+            if self._state is not None:
+                write_shard(self._part, f"carried-{self._rank:05}", *packed_state(self._state, self._rank))
+
+    def _complete(self) -> None:
+        """Rank 0 completes the folder and gives it its name."""
+        if self._rank == 0:
+            with _written(self._named):
+                write_index(self._part, "model")
+                write_index(self._part, "optimizer")
+                if self._state is not None:
+                    write_index(self._part, "carried")
+                flush(self._part)
+                write_json(self._part / FACTS, self._facts)
+                put_in_place(self._part, self._folder, FACTS)
+                self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Those of others too where none of them can be at work; what is whole stays while nothing has the name."""
+        for path in leftovers(self._folder):
+            is_ours = (self._lock is not None and self._lock.is_held) or self._number in path.name
+            if is_ours and (self._folder.exists() or not (path / FACTS).is_file()):
+                remove(path, FACTS, self._number)
+
+    def abandon(self) -> None:
+        """Make room again after a stage that could not be done."""
+        if self._lock is not None:
+            remove(self._part, FACTS, self._number)
+
+    def close(self) -> None:
+        """Nothing more is written: another run may save there."""
+        if self._lock is not None:
+            self._lock.close()
+
+
+@contextlib.contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UsageError(f"cannot write {folder}: {why}", hint="make room, or save to another place") from error
