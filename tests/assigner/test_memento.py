@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.distributions import AffineTransform, Categorical
 
-from assigner.model.deferred.memento import ABSENT, Memento
+from assigner.model.deferred.keepers import ABSENT
+from assigner.model.deferred.memento import Memento
 
 TOTAL = {"calls": 0}
 

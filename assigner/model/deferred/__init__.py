@@ -16,6 +16,7 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
     originals                     the builder's own tensors, which are not those that are trained
     origins                       what the builder made it from, for ranks to compare
     reach, memento                what code can reach when it runs, and that as it is at one time
+    keepers                       how what Python can change of an object is copied and put back
     vocabulary, codenames         the names by which a forward can reach anything; those in one function's code
     contents, caches              what of it lies in C: generators, arrays; and in functions that keep what they make
     distributions                 objects of torch.distributions: what they were given
@@ -36,8 +37,9 @@ from torch.utils import _pytree as pytree
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.draws import BuilderError
+from assigner.model.deferred.keepers import ABSENT
 from assigner.model.deferred.likeness import check_hung, in_likeness
-from assigner.model.deferred.memento import ABSENT, Memento
+from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import is_lent, is_view
 from assigner.model.deferred.originals import unwatched
 from assigner.model.deferred.origins import Origins, origins_of

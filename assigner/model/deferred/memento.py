@@ -8,12 +8,9 @@ generators. All else (tensors, torch's and Python's own objects) is kept as the 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import operator
 import os
-import types
-from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,19 +22,15 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import _disable_current_modes
 
 from assigner.model.deferred.codenames import filled_names, words_in
-from assigner.model.deferred.contents import ATOMS, CONTENTS, IN_C, ITERATORS, Keeper, keeper_of, memory_of
-from assigner.model.deferred.distributions import WITH_CODE, given_attributes, put_given
+from assigner.model.deferred.contents import ATOMS, IN_C, ITERATORS, Keeper, memory_of
+from assigner.model.deferred.keepers import ABSENT, SLOTS, is_as, keepers, named_keepers
 from assigner.model.deferred.reach import (
     FILE,
-    KEPT,
     MODULE,
     OUTER,
     Names,
     Place,
-    is_users,
     reach,
-    slot_names,
-    slots_of,
 )
 
 if TYPE_CHECKING:
@@ -130,7 +123,7 @@ class Memento:
             kind: type = type(value)
             if isinstance(value, nn.Module):
                 self._hooks += [(held, held.copy() or None) for held in map(value.__dict__.__getitem__, _HOOK_DICTS)]
-            for keeper in _keepers(kind) if vocabulary is None else _named_keepers(value, vocabulary):
+            for keeper in keepers(kind) if vocabulary is None else named_keepers(value, vocabulary):
                 self._kept.append(_Kept(keeper, value, keeper.copy(value), place))
             if isinstance(value, torch.Tensor) and not value.is_inference():
                 self.tensors.append(value)
@@ -235,15 +228,13 @@ class Memento:
             and all(map(operator.is_, itertools.chain.from_iterable(spaces), names))
             and sum(map(len, spaces)) == len(values)
         )
-        others = (each for each, space, then in self._spaces if (space or then) and not _is_as(space, then))
+        others = (each for each, space, then in self._spaces if (space or then) and not is_as(space, then))
         touched = [] if is_same else [*others]
         return not self.has_changed(among=[*touched, *rest])
 
     def _note_spaces(self) -> None:
         """Modules' attributes and the dicts that are kept; what is in them; those that are empty; and all else."""
-        in_dicts = [
-            each for each in self._kept if isinstance(each.held, nn.Module | dict) and each.keeper is not _SLOTS
-        ]
+        in_dicts = [each for each in self._kept if isinstance(each.held, nn.Module | dict) and each.keeper is not SLOTS]
         every = [(each, vars(each.held) if isinstance(each.held, nn.Module) else each.held) for each in in_dicts]
         self._spaces = [(each, space, dict(dict.items(space))) for each, space in every]
         spaces, empty = ([space for _, space in every if bool(space) is full] for full in (True, False))
@@ -401,45 +392,6 @@ def _put(kept: Iterable[_Kept]) -> None:
         keeper.put(held, values)
 
 
-@functools.cache
-def _keepers(kind: type) -> tuple[Keeper, ...]:
-    """Of what can change in an object of some type; none: nothing that Python could change."""
-    contents = keeper_of(kind, CONTENTS)
-    if contents is not None:
-        return (contents,)
-    entries, slots = keeper_of(kind, _ENTRIES), _SLOTS if slot_names(kind) else None
-    return tuple(each for each in (entries, slots) if each is not None)
-
-
-def _named_keepers(value: Any, vocabulary: Vocabulary) -> tuple[Keeper, ...]:
-    """How that is copied which code with these names can read; it is not put back."""
-    kind: Any = type(value)
-    copy, kept = vocabulary.copier(value), _keepers(kind)
-    return kept if copy is None else (Keeper(copy, lambda *_: None), *(each for each in kept if each is _SLOTS))
-
-
-def _is_as(space: dict[Any, Any], values: dict[Any, Any]) -> bool:
-    """The same objects under the same names, in the same order."""
-    if len(space) != len(values) or not all(map(operator.is_, dict.values(space), values.values())):
-        return False
-    return [*dict.keys(space)] == [*values]
-
-
-def _put_space(space: dict[Any, Any], values: dict[Any, Any]) -> None:
-    """Without what a class of the user's does when items are set."""
-    if not _is_as(space, values):
-        dict.clear(space)
-        dict.update(space, values)
-
-
-def _copy_module(module: nn.Module) -> dict[str, Any]:
-    return module.__dict__.copy()
-
-
-def _put_module(module: nn.Module, values: dict[str, Any]) -> None:
-    _put_space(module.__dict__, values)
-
-
 def _made_anew(held: Any) -> list[str]:
     """The attributes of a module that torch's hooks make anew of parameters before each forward."""
     if not isinstance(held, nn.Module) or not held._forward_pre_hooks:
@@ -451,93 +403,3 @@ def _made_anew(held: Any) -> list[str]:
 
 def _but(values: Any, names: Sequence[str] | None) -> Any:
     return {name: value for name, value in values.items() if name not in names} if names else values
-
-
-def _put_ordered(held: OrderedDict[Any, Any], values: dict[Any, Any]) -> None:
-    OrderedDict.clear(held)  # its order is not that of the dict below it
-    for name, value in values.items():
-        OrderedDict.__setitem__(held, name, value)
-
-
-def _put_deque(held: deque[Any], values: Iterable[Any]) -> None:
-    deque.clear(held)
-    deque.extend(held, values)
-
-
-def _put_set(held: set[Any], values: set[Any]) -> None:
-    set.clear(held)
-    set.update(held, values)
-
-
-def _copy_names(held: Names) -> dict[str, Any]:
-    return {name: held.space[name] for name in held.names if name in held.space}
-
-
-def _put_names(held: Names, values: dict[str, Any]) -> None:
-    for name in held.names:
-        if name not in values:
-            held.space.pop(name, None)
-        elif held.space.get(name, ABSENT) is not values[name]:
-            held.space[name] = values[name]
-
-
-def _put_slots(held: Any, values: dict[str, Any]) -> None:
-    """Have an object's slots hold what `slots_of` gave."""
-    kind: type = type(held)
-    for name in slot_names(kind):
-        if name in values:
-            object.__setattr__(held, name, values[name])
-        elif hasattr(held, name):
-            object.__delattr__(held, name)
-
-
-def _copy_cell(cell: types.CellType) -> list[Any]:
-    return [] if cell == types.CellType() else [cell.cell_contents]
-
-
-def _put_cell(cell: types.CellType, values: list[Any]) -> None:
-    if values:
-        cell.cell_contents = values[0]
-    elif cell != types.CellType():
-        del cell.cell_contents
-
-
-def _copy_partial(held: functools.partial[Any]) -> dict[str, Any]:
-    """What it is called with by place; what it has by name is a dict that is kept by itself."""
-    return {"args": held.args}
-
-
-def _put_partial(held: functools.partial[Any], values: dict[str, Any]) -> None:
-    if held.args is not values["args"]:
-        held.__setstate__((held.func, values["args"], held.keywords, held.__dict__))  # type: ignore[attr-defined]
-
-
-def _copy_class(kind: type) -> dict[str, Any]:
-    """What a class of the user's keeps for all of its objects: not its methods."""
-    if not is_users(kind.__module__):
-        return {}
-    return {name: value for name, value in vars(kind).items() if isinstance(value, KEPT) and not name.startswith("__")}
-
-
-def _put_class(kind: type, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        if vars(kind).get(name, ABSENT) is not value:
-            setattr(kind, name, value)
-
-
-ABSENT = object()
-_SLOTS = Keeper(slots_of, _put_slots)
-_ENTRIES = {
-    nn.Module: Keeper(_copy_module, _put_module),
-    type: Keeper(_copy_class, _put_class),
-    functools.partial: Keeper(_copy_partial, _put_partial),
-    types.CellType: Keeper(_copy_cell, _put_cell),
-    **dict.fromkeys(WITH_CODE, Keeper(given_attributes, put_given)),
-    Names: Keeper(_copy_names, _put_names),
-    OrderedDict: Keeper(dict, _put_ordered),
-    dict: Keeper(dict, _put_space),
-    set: Keeper(set, _put_set),
-    deque: Keeper(tuple, _put_deque),
-    list: Keeper(tuple, lambda held, values: list.__setitem__(held, slice(None), values)),
-    bytearray: Keeper(bytes, lambda held, values: bytearray.__setitem__(held, slice(None), values)),
-}

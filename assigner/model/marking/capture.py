@@ -24,7 +24,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.memento import ABSENT, Memento, StateChange
+from assigner.model.deferred.keepers import ABSENT
+from assigner.model.deferred.memento import Memento, StateChange
 from assigner.model.marking.casting import casting
 from assigner.model.marking.checks import Check, Checks
 from assigner.model.marking.domain import Domain, find_domain, input_key, input_structure
