@@ -19,13 +19,9 @@ from torch import nn
 
 from assigner.model.deferred.contents import CONTENTS, Keeper, keeper_of
 from assigner.model.deferred.distributions import WITH_CODE, given_attributes, put_given
-from assigner.model.deferred.reach import (
-    KEPT,
-    Names,
-    is_users,
-    slot_names,
-    slots_of,
-)
+from assigner.model.deferred.ownership import is_users, slot_names, slots_of
+from assigner.model.deferred.places import Names
+from assigner.model.deferred.reach import KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -21,16 +21,8 @@ import torch
 from torch import nn
 
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.reach import (
-    MOST_ITEMS,
-    OPEN,
-    STANDARD,
-    is_installed,
-    is_open,
-    is_users,
-    kept_objects,
-    slot_names,
-)
+from assigner.model.deferred.ownership import OPEN, STANDARD, is_installed, is_open, is_users, slot_names
+from assigner.model.deferred.reach import MOST_ITEMS, kept_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

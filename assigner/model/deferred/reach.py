@@ -11,16 +11,14 @@ What is torch's, Python's or this program's own is met and not looked into.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import operator
 import os
 import random
 import sys
-import threading
 import types
-from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
+from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,6 +28,19 @@ from torch import nn
 from assigner.model.deferred.codenames import imported_modules, read_names, written_names
 from assigner.model.deferred.contents import ATOMS, IN_C, cached_values
 from assigner.model.deferred.distributions import WITH_CODE, given_attributes
+from assigner.model.deferred.ownership import (
+    BARE,
+    FORWARD_HOOKS,
+    HOOKS,
+    OPEN,
+    attributes_of,
+    is_installed,
+    is_read_by_name,
+    is_users,
+    slots_of,
+    users_classes,
+)
+from assigner.model.deferred.places import DEFAULT, FILE, MODULE, OUTER, OWN, SPACE, Called, Names, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,116 +48,12 @@ if TYPE_CHECKING:
     from assigner.model.deferred.vocabulary import Vocabulary
 
 Top = Literal["followed", "read", "whole"]
-STANDARD = frozenset(nn.Module().__dict__) - {"training"}
 MOST_ITEMS = 10_000  # a larger container is met without its items
-_FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
-_BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
-OPEN = (
-    types.SimpleNamespace,
-    argparse.Namespace,
-    threading.local,
-    UserDict,
-    UserList,
-    UserString,
-    ChainMap,
-    *WITH_CODE,
-)
-"""Classes of Python's and torch's whose objects hold what a user has given them."""
-_HOLDING = (UserDict, UserList, UserString, ChainMap)
-_INSTALLED = ("site-packages", "dist-packages")
 _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
 KEPT: tuple[type, ...] = (*ATOMS, list, dict, set, deque, torch.Tensor)
 """What counts among the names at the top of a file, and of what a class keeps for all of its objects."""
 _CHANGING = (list, dict, set, deque, bytearray)
 _OF_FILES = ("types", "argparse", "_thread")
-_NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner", "numpy"}
-
-_ITEM, _ATTRIBUTE, _DEFAULT, _HOOK, _SPACE = "{}[{!r}]", "{}.{}", "{}()[{!r}]", "a hook of {}", "{}."
-ORIGINS = MODULE, FILE, OWN, OUTER = "module", "file", "own name", "outer name"
-"""Where names begin: a module; the file of a module's class; what else has a name; that, where the walk has come from
-the top of a file alone, by a class, a function or another file."""
-
-_PLAIN: dict[type, tuple[int, tuple[str, ...]]] = {}
-"""Torch's own modules: how many attributes they have, and which of these are neither numbers nor texts."""
-_LISTS = frozenset(
-    ("_reversed_padding_repeated_twice", "_flat_weight_refs", "_flat_weights_names", "_all_weights", "_flat_weights")
-)  # of theirs
-
-
-class Place(NamedTuple):
-    """Where an object is found.
-
-    Args:
-        form: How its name is made of the holder's and of the key; or where a name begins, which is the key then.
-        key: In the holder.
-        holder: None: the name begins here.
-    """
-
-    form: str
-    key: Any
-    holder: Place | None = None
-
-    def attribute(self, name: str) -> Place:
-        """Of an attribute of what is here."""
-        return Place(_ATTRIBUTE, name, self)
-
-    def hooks(self) -> Place:
-        """Of each of its hooks."""
-        return Place(_HOOK, None, self)
-
-    def item(self, key: Any) -> Place:
-        """Of an item of the dict that is here; if that has the attributes of an object, of the attribute."""
-        if self.form == _HOOK:
-            return self
-        return Place(_ITEM, key, self) if self.form != _SPACE or self.holder is None else self.holder.attribute(key)
-
-    @property
-    def origin(self) -> str:
-        """Where its name begins, of `ORIGINS`: what holds it in the end."""
-        place = self
-        while place.holder is not None:
-            place = place.holder
-        return place.form
-
-    def named(self, name: str) -> Place:
-        """Of what has a name of its own, and was found from here."""
-        return Place(OUTER if self.origin == OUTER else OWN, name)
-
-    def __str__(self) -> str:
-        """As code would name it: `loss.scale['a'][0]`; what a function closes over, by its own name."""
-        steps, place = list[Place](), self
-        while place.form not in ORIGINS and place.holder is not None:
-            steps.append(place)
-            place = place.holder
-        name = str(place.key)
-        for step in reversed(steps):
-            name = step.form.format(name, step.key)
-        return name
-
-
-class Names(NamedTuple):
-    """Some of the names at the top of a file: those that a function of it binds anew, or reads.
-
-    Args:
-        space: All that the file has.
-        names: Those.
-        code: Of the function that reads them; None: any code may.
-    """
-
-    space: dict[str, Any]
-    names: tuple[str, ...]
-    code: types.CodeType | None = None
-
-
-class Called(NamedTuple):
-    """What the script can change of a function beside its code: its defaults, and what hangs on it.
-
-    Args:
-        function: It.
-    """
-
-    function: types.FunctionType
 
 
 class _Extent(NamedTuple):
@@ -194,7 +101,7 @@ def reach(
         Where it is, and what: also cells of closures, and the `Names` of files that code binds, or as `top` says.
     """
     modules = list(modules)
-    extent = _Extent(HOOKS if backwards else _FORWARD_HOOKS, parameters, plain, top, vocabulary)
+    extent = _Extent(HOOKS if backwards else FORWARD_HOOKS, parameters, plain, top, vocabulary)
     known: dict[int, Any] = {id(each): each for each in itertools.chain((each for _, each in modules), beside)}
     waiting: deque[_Found] = deque()
     kinds: list[type] = list(dict.fromkeys(type(each) for _, each in modules))
@@ -271,9 +178,9 @@ def _of_module_alone(place: Place, module: nn.Module, extent: _Extent) -> list[_
         held = {name: value for name, value in held.items() if some.has_attribute(type(module), name)}
     found = [(place.attribute(name), value) for name, value in held.items()]
     if space["_buffers"] or is_users(type(module).__module__):  # a forward may register its first one
-        found.append((Place(_SPACE, None, place), space["_buffers"]))
+        found.append((Place(SPACE, None, place), space["_buffers"]))
     if extent.parameters and space["_parameters"]:
-        found.append((Place(_SPACE, None, place), space["_parameters"]))
+        found.append((Place(SPACE, None, place), space["_parameters"]))
     for hooks in extent.hooks:
         if space[hooks]:
             found += [(place.hooks(), each) for each in space[hooks].values()]
@@ -356,7 +263,7 @@ def _of_function(place: Place, value: types.FunctionType, extent: _Extent) -> li
         if value.__module__.partition(".")[0] not in _CAPTURED:
             found += [(place, Called(value)), *_of_read_names(value)]
     elif not is_installed(value.__module__):
-        found.append((Place(_SPACE, None, place), value.__dict__))
+        found.append((Place(SPACE, None, place), value.__dict__))
         if extent.top == "followed":
             found += [(Place(OWN, name), space[name]) for name in read_names(value.__code__) if name in space]
     return found
@@ -418,7 +325,7 @@ def _of_code(place: Place, value: types.FunctionType, extent: _Extent) -> list[_
     closed = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
     found: list[_Found] = [(place.named(name), cell) for name, cell in closed if name != "__class__"]  # of super()
     defaults = itertools.chain(enumerate(value.__defaults__ or ()), (value.__kwdefaults__ or {}).items())
-    found += [(Place(_DEFAULT, key, place), each) for key, each in defaults if extent.plain or type(each) not in ATOMS]
+    found += [(Place(DEFAULT, key, place), each) for key, each in defaults if extent.plain or type(each) not in ATOMS]
     if written := written_names(value.__code__):
         found.append((place.named(_short(value.__module__)), Names(value.__globals__, written)))
     return found
@@ -464,7 +371,7 @@ def _of_called(place: Place, value: Called, extent: _Extent) -> list[_Found]:
 
 def _of_partial(place: Place, value: functools.partial[Any], _: _Extent) -> list[_Found]:
     given = [(place.attribute("args"), value.args), (place.attribute("keywords"), value.keywords)]
-    return [(place, value.func), *given, (Place(_SPACE, None, place), value.__dict__)]
+    return [(place, value.func), *given, (Place(SPACE, None, place), value.__dict__)]
 
 
 def _of_cached(place: Place, value: functools._lru_cache_wrapper[Any], extent: _Extent) -> list[_Found]:
@@ -491,24 +398,9 @@ def _of_container(place: Place, value: Any, extent: _Extent) -> list[_Found]:
         items = dict.items(value) if isinstance(value, dict) else enumerate(value)
         with_plain = extent.plain and not is_set
         found = [(place.item(key), each) for key, each in items if with_plain or type(each) not in ATOMS]
-    if type(value) not in _BARE:
+    if type(value) not in BARE:
         found += _of_object(place, value, extent)
     return found
-
-
-@functools.cache
-def is_open(kind: type) -> bool:
-    """Whether objects of a type have attributes in a dict that are looked into: of the user's classes, and of `OPEN`.
-
-    A container's count with its items.
-    """
-    is_object = not issubclass(kind, (nn.Module, type, torch.Tensor, types.ModuleType, *_BARE, *_HOLDING))
-    return is_object and bool(kind.__dictoffset__) and (is_users(kind.__module__) or issubclass(kind, OPEN))
-
-
-def is_read_by_name(kind: type) -> bool:
-    """Whether all code that reads such attributes is the user's, which has their names."""
-    return is_open(kind) and not issubclass(kind, WITH_CODE)
 
 
 def _of_object(place: Place, value: Any, extent: _Extent) -> list[_Found]:
@@ -522,73 +414,6 @@ def _of_object(place: Place, value: Any, extent: _Extent) -> list[_Found]:
     elif type(space) is dict and issubclass(kind, WITH_CODE):
         found += [(place.attribute(name), each) for name, each in given_attributes(value).items()]
     elif type(space) is dict:
-        found.append((Place(_SPACE, None, place), space))
+        found.append((Place(SPACE, None, place), space))
     found += [(place.attribute(name), each) for name, each in slots_of(value).items()]
     return found + _classes(place, type(value))
-
-
-def attributes_of(module: nn.Module, plain: bool = False) -> dict[str, Any]:
-    """The attributes of a module beside those that each has; of torch's own, of those that are given something to call.
-
-    Args:
-        module: Without submodules.
-        plain: Numbers and texts too.
-    """
-    kind, space = type(module), module.__dict__
-    if not plain and kind in _PLAIN:
-        count, names = _PLAIN[kind]
-        is_plain = len(space) == count and all(name in space and _is_torchs(name, space[name]) for name in names)
-        if is_plain and not any(space[hooks] for hooks in HOOKS):
-            return {}
-    found = {
-        name: value for name, value in space.items() if name not in STANDARD and (plain or type(value) not in ATOMS)
-    }
-    of_torch = not plain and kind.__module__.startswith("torch.nn.modules.")
-    if of_torch and all(itertools.starmap(_is_torchs, found.items())):
-        _PLAIN[kind] = len(space), tuple(found)
-    return found
-
-
-def _is_torchs(name: str, value: Any) -> bool:
-    """What torch's own modules keep as attributes: sizes, types, functions of its own."""
-    if isinstance(value, tuple):
-        return all(type(each) in ATOMS for each in value)
-    is_torchs = name in _LISTS or isinstance(value, torch.dtype | torch.device | types.BuiltinFunctionType)
-    return is_torchs or (isinstance(value, types.FunctionType) and not is_users(value.__module__))
-
-
-@functools.cache
-def is_users(name: str | None) -> bool:
-    """Whether a Python module is the user's: neither torch's nor Python's own, nor this program's.
-
-    Args:
-        name: Of the module; what else a class written in C has for it is nobody's.
-    """
-    return (name if isinstance(name, str) else "").partition(".")[0] not in _NOT_LOOKED_INTO
-
-
-@functools.cache
-def is_installed(name: str | None) -> bool:
-    """Whether a Python module is a library's."""
-    file = getattr(sys.modules.get(name or ""), "__file__", None) or ""
-    return any(each in file for each in _INSTALLED)
-
-
-@functools.cache
-def users_classes(kind: type) -> tuple[type, ...]:
-    """The user's own among a class and its bases."""
-    return tuple(each for each in kind.__mro__ if is_users(each.__module__))
-
-
-@functools.cache
-def slot_names(kind: type) -> tuple[str, ...]:
-    """The attributes that a user's class has places for, without a dictionary; `__x` by the name that it has there."""
-    places = [vars(each) for each in kind.__mro__ if "__slots__" in vars(each) and is_users(each.__module__)]
-    every = itertools.chain.from_iterable(each.items() for each in places)
-    return tuple(name for name, place in every if isinstance(place, types.MemberDescriptorType))
-
-
-def slots_of(held: Any) -> dict[str, Any]:
-    """What an object's slots hold; those that hold nothing are left out."""
-    kind: type = type(held)
-    return {name: getattr(held, name) for name in slot_names(kind) if hasattr(held, name)}

@@ -29,12 +29,9 @@ from torch import nn
 
 from assigner.model.deferred.codenames import imported_modules, makes_names, read_names, words_in, words_of
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.reach import (
-    METHODS,
-    MOST_ITEMS,
+from assigner.model.deferred.ownership import (
     OPEN,
     STANDARD,
-    Called,
     attributes_of,
     is_open,
     is_read_by_name,
@@ -42,6 +39,8 @@ from assigner.model.deferred.reach import (
     slots_of,
     users_classes,
 )
+from assigner.model.deferred.places import Called
+from assigner.model.deferred.reach import METHODS, MOST_ITEMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

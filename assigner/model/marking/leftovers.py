@@ -22,7 +22,8 @@ from torch import nn
 from assigner.errors import MarkingError
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.keepers import ABSENT
-from assigner.model.deferred.reach import STANDARD, reach
+from assigner.model.deferred.ownership import STANDARD
+from assigner.model.deferred.reach import reach
 from assigner.usercode import is_asked_by_user
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from assigner import formatting as fmt
 from assigner.errors import MarkingError
-from assigner.model.deferred.reach import STANDARD, reach
+from assigner.model.deferred.ownership import STANDARD
+from assigner.model.deferred.reach import reach
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence

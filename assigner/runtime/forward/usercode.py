@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import fx, nn
 
-from assigner.model.deferred.reach import is_users, reach
+from assigner.model.deferred.ownership import is_users
+from assigner.model.deferred.reach import reach
 
 
 def changeable_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:

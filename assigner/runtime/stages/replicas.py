@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.reach import STANDARD, reach
+from assigner.model.deferred.ownership import STANDARD
+from assigner.model.deferred.reach import reach
 from assigner.model.marking.writing import STORES
 from assigner.runtime.failures.callrecord import checksum
 from assigner.runtime.forward.lossvalues import plain_values
