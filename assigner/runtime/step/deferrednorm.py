@@ -1,0 +1,316 @@
+"""One BatchNorm module of a partition, whose micro-batches leave their figures aside until the step's end.
+
+There is no second pass over the data: the module's own forward runs on a twin that shares its weights, has momentum 1,
+and whose running values are the place where the micro-batch's figures belong. A recompute writes the same figures into
+the same place again, so it does not count.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from operator import is_
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from assigner.errors import AssignerError, UsageError
+from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.mutation import storage_of
+from assigner.runtime.forward.randomness import kept_generators
+from assigner.runtime.step.batchfigures import BatchFigures, move
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+_RUNNING = ("running_mean", "running_var", "num_batches_tracked")
+_OF_TWINS = frozenset(("training", "momentum", "forward", "_buffers", *_RUNNING))
+MICRO_BATCH = "use batch_norm='micro_batch': each micro-batch then moves them, as a batch of its own would"
+"""The way out, as the hint of an error."""
+
+
+@dataclass(slots=True)
+class NormBackward:
+    """The backward of a partition that runs, in which a checkpoint may call its norms once more.
+
+    Args:
+        micro_batch: Of this micro-batch; None: none runs.
+        begun: The norms that it has called.
+    """
+
+    micro_batch: int | None = None
+    begun: list[DeferredNorm] = field(default_factory=list)
+
+
+class DeferredNorm:
+    """One BatchNorm module, whose forwards go to twins while it trains: one for its first call in a forward, ...
+
+    Args:
+        module: The pipeline's own copy of it.
+        name: In the model.
+        backward: Of its partition.
+        turns: Counts the calls of all modules.
+    """
+
+    def __init__(self, module: _BatchNorm, name: str, backward: NormBackward, turns: Iterator[int]) -> None:
+        self.module, self.name, self._backward, self._turns = module, name, backward, turns
+        self._is_own = not type(module).__module__.startswith("torch.")
+        self.twins: list[_BatchNorm] = []
+        self.seen: list[dict[int, BatchFigures]] = []  # for each twin, by micro-batch
+        self.now: list[BatchFigures] = []  # for each twin, of the micro-batch that runs
+        self.momenta: list[float | None] = []  # for each call of a forward in this step
+        self.turns: list[int] = []  # likewise, when it came first
+        self.calls: dict[int, int] = {}  # how many each micro-batch has made
+        self.micro_batch = self.called = 0
+        self.recording = self.under_way = False
+        self._held: list[torch.Tensor | None] = []  # its running statistics, as the forward has found them
+        self._tried: int | None = None  # the micro-batch of a step whose forward was compared
+        self._add_twin()
+        module.__dict__["forward"] = self.forward
+
+    def run_eagerly(self) -> None:
+        """Leave a forward of the user's own out of what is compiled around it: it could not be tried out there."""
+        if self._is_own:
+            self.module.__dict__["forward"] = torch.compiler.disable(self.forward)  # type: ignore[no-untyped-call]
+
+    def _add_twin(self) -> None:
+        twin = copy.copy(self.module)
+        twin._buffers = dict(self.module._buffers)
+        twin.training, twin.momentum, twin.num_batches_tracked = True, 1.0, None
+        self.twins.append(twin)
+        self.seen.append({})
+        self._point()
+
+    def begin(self, micro_batch: int) -> None:
+        """A forward of this micro-batch comes next; `commit` or `forget` ends the step."""
+        self.micro_batch, self.called, self.recording, self.under_way = micro_batch, 0, True, True
+        self._held = self._statistics()
+        self._point()
+
+    def _begin_again(self, micro_batch: int) -> None:
+        """A checkpoint in the backward of this micro-batch calls once more, and counts as in torch."""
+        self.begin(micro_batch)
+        self.called = self.calls.get(micro_batch, 0)
+        self._backward.begun.append(self)
+
+    def _point(self) -> None:
+        """Have the twins write where this micro-batch's figures belong."""
+        micro_batch = self.micro_batch
+        self.now = [self._figures(seen, micro_batch) for seen in self.seen]
+        for twin, figures in zip(self.twins, self.now, strict=True):
+            twin._buffers["running_mean"], twin._buffers["running_var"] = figures.mean, figures.variance
+
+    def _figures(self, seen: dict[int, BatchFigures], micro_batch: int) -> BatchFigures:
+        if micro_batch not in seen:
+            mean, variance = self.module.running_mean, self.module.running_var
+            assert mean is not None
+            assert variance is not None
+            mean, variance = (  # by shape: a forward may be watched for what it reads
+                torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in (mean, variance)
+            )
+            seen[micro_batch] = BatchFigures(mean, variance)
+        return seen[micro_batch]
+
+    def forward(self, input: torch.Tensor) -> Any:  # noqa: A002 - the name that it has in torch
+        """The module's own forward."""
+        if not (self.module.training and self.recording and self.module.track_running_stats):
+            self._check_evaluated()
+            return type(self.module).forward(self.module, input)
+        if not self.under_way and self._backward.micro_batch is not None:
+            self._begin_again(self._backward.micro_batch)
+        if not self.under_way and len(self.seen[0]) > 1:
+            raise UsageError(
+                "a BatchNorm runs again in a backward in two parts (torch.utils.checkpoint): which micro-batch's"
+                " statistics these are is not known then",
+                hint="leave the checkpoint out and have assigner recompute (rematerialise='always'); or"
+                " batch_norm='micro_batch'",
+            )
+        call, self.called = self.called, self.called + 1
+        if call == len(self.twins):
+            self._add_twin()
+        self._keep_momentum(call)
+        twin = self.twins[call]
+        if self._is_own and self._tried in (None, self.micro_batch) and not self.now[call].count:
+            output = self._tried_out(twin, input, self.now[call])
+        else:
+            output = self._as_the_module(twin, input) if self._is_own else type(twin).forward(twin, input)
+        self.now[call].count = input.numel() // input.shape[1]
+        return output
+
+    def _keep_momentum(self, call: int) -> None:
+        """Running values move at the step's end, by what the module's momentum is now: its parent may set it."""
+        momentum = self.module.momentum
+        if call == len(self.momenta):
+            self.momenta.append(momentum)
+            self.turns.append(next(self._turns))
+        elif self.momenta[call] != momentum:
+            self._refuse(f"whose momentum is {self.momenta[call]} in one micro-batch and {momentum} in another")
+
+    def _check_evaluated(self) -> None:
+        """A forward that has trained the module does not evaluate it behind that: the running values have not moved."""
+        if self.recording and self.under_way and self.called and not self.module.training:
+            raise UsageError(
+                f"{self.name} is called in eval mode behind a call in training mode of the same forward: its running"
+                " statistics are the whole batch's, and move at the step's end",
+                hint=MICRO_BATCH,
+            )
+
+    def _tried_out(self, twin: _BatchNorm, given: torch.Tensor, figures: BatchFigures) -> Any:
+        """A forward of the user's own, beside one on a copy that has all that the module has.
+
+        Twins lack some of it: momentum, and the count of batches. So in the first micro-batch of each step both are
+        run, and have to give the same, and to move the running values as torch's own forward does.
+        """
+        if any(True for child in self.module.children() for _ in child.buffers()):
+            self._refuse("which has modules with buffers of their own")
+        copied = self._copy()
+        with (
+            _disable_current_modes(),
+            torch.no_grad(),
+            kept_generators(given.device, draws=True),
+            Memento([("", self.module)]).put_back(),
+        ):
+            expected = type(copied).forward(copied, given.clone())
+        self._tried = self.micro_batch
+        try:
+            output = self._as_the_module(twin, given)
+        except AssignerError:
+            raise
+        except (TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
+            self._refuse(f"which reads its momentum or num_batches_tracked ({type(error).__name__}: {error})")
+        with _disable_current_modes(), torch.no_grad():
+            if not _are_close(pytree.tree_leaves(output), pytree.tree_leaves(expected)):
+                self._refuse("whose output depends on its running statistics, momentum or num_batches_tracked")
+            moved = self._copy()
+            move([(moved, figures.mean, figures.variance)], moved.momentum)
+            if not _are_close(list(copied._buffers.values()), list(moved._buffers.values())):
+                self._refuse("which moves its running statistics in a way of its own")
+        return output
+
+    def _copy(self) -> _BatchNorm:
+        """The module with buffers of its own."""
+        copied = copy.copy(self.module)
+        copied.__dict__.pop("forward", None)
+        with _disable_current_modes(), torch.no_grad():
+            copied._buffers = {
+                name: None if each is None else each.clone() for name, each in self.module._buffers.items()
+            }
+        return copied
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UsageError(
+            f"{self.name} is a {type(self.module).__qualname__}, {what}: running statistics are the whole batch's here,"
+            " and move at the step's end",
+            hint=MICRO_BATCH,
+        )
+
+    def _as_the_module(self, twin: _BatchNorm, given: torch.Tensor) -> Any:
+        """A forward of the user's own runs on a twin that has what the module has; what it sets there would be lost."""
+        spaces = [(vars(self.module), vars(twin)), (self.module._buffers, twin._buffers)]
+        for mine, theirs in spaces:
+            theirs.update((key, value) for key, value in mine.items() if key not in _OF_TWINS)
+        output = type(twin).forward(twin, given)
+        for mine, theirs in spaces:
+            changed = [
+                key for key, value in theirs.items() if key not in _OF_TWINS and mine.get(key, mine) is not value
+            ]
+            if changed:
+                raise UsageError(
+                    f"{self.name}: {type(twin).__qualname__}.forward sets its {changed[0]!r}, and runs on a copy of it:"
+                    " its running statistics are the whole batch's",
+                    hint=f"keep {changed[0]!r} elsewhere; or {MICRO_BATCH}",
+                )
+        return output
+
+    def storages(self) -> set[int]:
+        """Those of the running statistics, and of what stands for them while a step runs."""
+        held = [each._buffers[key] for each in (self.module, *self.twins) for key in _RUNNING]
+        return {storage_of(each) for each in held if each is not None}
+
+    def own_storages(self) -> set[int]:
+        """Those of the running statistics alone."""
+        return {storage_of(each) for each in self._statistics() if each is not None}
+
+    def end(self) -> bool:
+        """The forward has run; one that comes without a `begin` is a part of a backward.
+
+        Returns:
+            Whether it has left those running statistics in their places that its calls in training are to move.
+        """
+        self.under_way, self.calls[self.micro_batch] = False, self.called
+        return not self.called or all(map(is_, self._statistics(), self._held))
+
+    def _statistics(self) -> list[torch.Tensor | None]:
+        return [self.module._buffers[key] for key in _RUNNING]
+
+    def have_twins(self, count: int) -> None:
+        """Have so many twins, for figures that another worker has of as many calls."""
+        while len(self.twins) < count:
+            self._add_twin()
+
+    def packed(self, micro_batches: int) -> torch.Tensor:
+        """The figures of a step's micro-batches, one row for each call and each of them: zeros where there are none."""
+        rows = []
+        for seen in self.seen:
+            for n in range(micro_batches):
+                figures = self._figures(seen, n)
+                count = figures.mean.new_full((1,), figures.count, dtype=torch.float64)
+                rows.append(torch.cat([count, figures.mean.double(), figures.variance.double()]))
+        return torch.stack(rows)
+
+    def unpack(self, rows: torch.Tensor) -> None:
+        """Take over what `packed` gave on all workers together."""
+        each_call = rows.view(len(self.seen), -1, rows.shape[1])
+        for seen, found in zip(self.seen, each_call, strict=True):
+            for n, (row, count) in enumerate(zip(found, found[:, 0].tolist(), strict=True)):
+                figures = self._figures(seen, n)
+                mean, variance = row[1:].chunk(2)
+                figures.mean.copy_(mean)
+                figures.variance.copy_(variance)
+                figures.count = int(count)
+
+    def found(self, call: int) -> list[BatchFigures]:
+        """What the forwards' calls of a number have seen; of other workers' micro-batches alone where none ran here."""
+        seen = self.seen[call] if call < len(self.seen) else {}
+        return [figures for _, figures in sorted(seen.items()) if figures.count]
+
+    def momentum(self, call: int) -> float | None:
+        """By which a call of all forwards moves the running values."""
+        return self.momenta[call] if call < len(self.momenta) else self.module.momentum
+
+    def turn(self, call: int) -> float:
+        """When a call of all forwards moves them, where another module has them too; last: none ran here."""
+        return self.turns[call] if call < len(self.turns) else math.inf
+
+    def forget(self) -> list[torch.Tensor]:
+        """Leave the running values as they are; what is to be zero: an infinity in there would outlive momentum 1."""
+        self.recording, self._tried, self.momenta, self.turns, self.calls = False, None, [], [], {}
+        used = [figures for seen in self.seen for figures in seen.values() if figures.count]
+        for figures in used:
+            figures.count = 0
+        return [tensor for figures in used for tensor in (figures.mean, figures.variance)]
+
+
+def _are_close(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Equal but for rounding, by the root of the type's precision."""
+    if len(some) != len(others):
+        return False
+    for one, other in zip(some, others, strict=True):
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+            if type(one) is not type(other):
+                return False
+        elif one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        elif not one.dtype.is_floating_point:
+            if not torch.equal(one, other):
+                return False
+        elif one.numel():
+            allowed = math.sqrt(torch.finfo(one.dtype).eps)
+            if not torch.allclose(one.double(), other.double(), rtol=allowed, atol=allowed, equal_nan=True):
+                return False
+    return True
