@@ -479,11 +479,13 @@ class Drawn(nn.Linear):
 
 
 class Ordered(nn.Module):
-    """Columns in an order that is drawn."""
+    """Columns in an order that is drawn; it keeps settings in which a rank's number is one."""
 
     def __init__(self, order: list[int]) -> None:
         super().__init__()
-        self.order = order
+        self.order, self.rank = order, int(os.environ["RANK"])
+        self.args = types.SimpleNamespace(rank=self.rank, width=WIDTH)
+        self.settings = vars(self.args)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[:, self.order]

@@ -3,9 +3,10 @@
     seeds       the states of torch's generators from which a builder draws
     python      that of Python's generator, and
     numpy       of NumPy's, if it has drawn from them: nobody seeds these for it
-    values      numbers that it gives to torch, and those in lists, dicts, arrays and tensors of its modules
+    values      numbers that it gives to torch, and those in lists, sets, arrays and tensors of its modules, and in dicts
+                by number
 
-Numbers that are attributes, and texts, may differ: a rank's number, the time, a path.
+Numbers by themselves or by name, and texts, may differ: a rank's number, the time, a path.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _numbers(value: Any) -> Iterator[str | bytes]:
         yield from sorted(repr(each) for each in value if type(each) in _NUMBERS)
     elif isinstance(value, dict):
         pairs = (f"{key!r}: {each!r}" for key, each in value.items() if type(each) in _NUMBERS)
-        yield from sorted(pairs) if all(isinstance(key, str | int) for key in value) else ()
+        yield from sorted(pairs) if all(isinstance(key, int) for key in value) else ()
     elif "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].ndarray) and not value.dtype.hasobject:
         yield f"{value.dtype} {value.shape}"
         yield (value if value.size <= _WHOLE else value.flat[:: -(-value.size // _SAMPLED)]).tobytes()
