@@ -3,8 +3,8 @@
     seeds       the states of torch's generators from which a builder draws
     python      that of Python's generator, and
     numpy       of NumPy's, if it has drawn from them: nobody seeds these for it
-    values      numbers that it gives to torch, and those in lists, sets, arrays and tensors of its modules, and in dicts
-                by number
+    values      numbers that it gives to torch, and those in lists, sets, arrays, tensors and numbered dicts of its
+                modules
 
 Numbers by themselves or by name, and texts, may differ: a rank's number, the time, a path.
 """
