@@ -30,8 +30,6 @@ class BaselinePrices:
         self.problem, self._clock, self.most_replicas = problem, clock or problem.clock, most_replicas
         self.counts = problem.options.counts(problem.cost)
         self.seconds = cache(self._seconds)
-        self._pinned = {name for name in problem.order if problem.pins(name) or problem.forbidden(name)}
-        self._usable = set(self.workers)
 
     @cached_property
     def workers(self) -> tuple[str, ...]:
@@ -59,13 +57,6 @@ class BaselinePrices:
         seconds = {worker: sum(self.seconds_on(worker, count) or (math.inf,)) for worker in self.workers}
         chosen = set(sorted(self.workers, key=lambda worker: seconds[worker])[: self.problem.most_workers])
         return [worker for worker in self.workers if worker in chosen]
-
-    def may_hold(self, worker: str, names: Iterable[str] | None = None) -> bool:
-        """True if pins and the order asked for allow these partitions (None: all) on the worker."""
-        problem = self.problem
-        device = problem.profile.worker[worker]
-        pinned = self._pinned if names is None else self._pinned.intersection(names)
-        return worker in self._usable and all(problem.allowed(name, device) for name in pinned)
 
     def contiguous(self, count: int, workers: Sequence[str], sizes: Sequence[int]) -> Plan:
         """A split of the order: `sizes[k]` partitions on `workers[k]`; none is no stage."""
@@ -115,7 +106,7 @@ class BaselinePrices:
         """
         best: Plan | None = None
         best_s = math.inf
-        for candidate in filter(self.keeps_hints, candidates):
+        for candidate in filter(self.problem.keeps_hints, candidates):
             for plan in self._variants(candidate):
                 seconds = self.problem.step_s(plan)
                 if seconds < best_s:
@@ -137,30 +128,3 @@ class BaselinePrices:
                 for each in plan.stages
             )
             yield replace(plan, stages=tuple(stages))
-
-    def keeps_hints(self, plan: Plan) -> bool:
-        """True if every partition has a price where it is, may be shared if it is, and no hint is broken."""
-        problem, options = self.problem, self.problem.options
-        held = [(worker, stage.partitions) for stage in plan.stages for worker in stage.workers]
-        table = problem.prices(plan.micro_batches)
-        for worker, names in held:
-            prices = table.measured(worker)
-            if any(prices[problem.position[name]] is None for name in names):
-                return False
-        if not problem.may_be_shared(plan):
-            return False
-        workers = [worker for worker, _ in held]
-        place = {name: stage.workers[0] for stage in plan.stages for name in stage.partitions}
-        labels: dict[str, str] = {}
-        for name, worker in place.items():
-            label = problem.profile.partition[name].colocate
-            if label is not None and labels.setdefault(label, worker) != worker:
-                return False
-        if any(len({place[name] for name in group}) < len(group) for group in options.apart):
-            return False
-        turns = [options.order.index(worker) for worker in workers if worker in options.order]
-        return (
-            all(self.may_hold(worker, names) for worker, names in held)
-            and turns == sorted(turns)
-            and len(set(workers)) <= (problem.options.max_workers or len(workers))
-        )

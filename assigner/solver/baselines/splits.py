@@ -22,7 +22,8 @@ _LEAST_S = 1e-300
 
 def single(pricing: BaselinePrices) -> Iterator[Plan]:
     """Everything on one worker; of like workers the first is enough."""
-    allowed = {pricing.alike(worker): worker for worker in reversed(pricing.workers) if pricing.may_hold(worker)}
+    workers = filter(pricing.problem.may_hold, reversed(pricing.workers))
+    allowed = {pricing.alike(worker): worker for worker in workers}
     for count in pricing.counts:
         for worker in sorted(allowed.values(), key=pricing.workers.index):
             yield pricing.contiguous(count, [worker], [len(pricing.problem.order)])

@@ -107,7 +107,7 @@ def _shares(
     rows = [table.measured(worker) for worker in workers]
     held = [[[row[problem.position[name]] for name in unit] for row in rows] for unit in units]
     seconds = np.array([[_seconds(each) for each in unit] for unit in held])
-    allowed = np.isfinite(seconds) & [[pricing.may_hold(w, unit) for w in workers] for unit in units]
+    allowed = np.isfinite(seconds) & [[pricing.problem.may_hold(w, unit) for w in workers] for unit in units]
     if not allowed.any(axis=1).all():
         return None
     typical = np.array([row[np.isfinite(row)].mean() for row in seconds])

@@ -83,9 +83,8 @@ def with_orders(
 
 
 def _may_share(search: Search, plan: Plan) -> bool:
-    """Whether no stage of a plan has more workers than were asked for, nor than its partitions may be on."""
-    problem = search.problem
-    return max(len(stage.workers) for stage in plan.stages) <= problem.most_replicas and problem.may_be_shared(plan)
+    """Whether no stage of a plan, which keeps the hints else, has more workers than were asked for."""
+    return max(len(stage.workers) for stage in plan.stages) <= search.problem.most_replicas
 
 
 def _named(plan: Plan) -> Plan:

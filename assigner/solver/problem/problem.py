@@ -147,9 +147,19 @@ class Problem:
         free = not any(self.profile.matches(spec, worker) for spec in self.forbidden(name))
         return free and all(self.profile.matches(pin, worker) for pin in self.pins(name))
 
-    def may_place(self, stages: Iterable[Stage]) -> bool:
-        """True if no hint forbids any partition of stages on one worker each where it is."""
-        return all(self.allowed(name, self.profile.worker[each.worker]) for each in stages for name in each.partitions)
+    def may_hold(self, worker: str, names: Iterable[str] | None = None) -> bool:
+        """True if the worker may be used, and no hint forbids these partitions (None: all) on it."""
+        hinted = self._hinted if names is None else self._hinted.intersection(names)
+        return worker in self._usable and all(self.allowed(name, self._usable[worker]) for name in hinted)
+
+    @cached_property
+    def _usable(self) -> dict[str, Worker]:
+        return {worker.name: worker for worker in self.workers}
+
+    @cached_property
+    def _hinted(self) -> set[str]:
+        """The partitions that may not be everywhere."""
+        return {name for name in self.order if self.pins(name) or self.forbidden(name)}
 
     def forbidden(self, name: str) -> tuple[str, ...]:
         """The workers, kinds or hosts that a partition must not be on."""
@@ -217,13 +227,32 @@ class Problem:
         """Per position: may a stage that holds it have several workers?"""
         return tuple(self.profile.partition[name].one_worker is None for name in self.order)
 
-    def may_be_shared(self, plan: Plan) -> bool:
-        """Whether a plan has no partition on several workers that is marked for one."""
-        return all(
-            self.may_share[self.position[name]]
-            for stage in plan.stages
-            if len(stage.workers) > 1
-            for name in stage.partitions
+    def keeps_hints(self, plan: Plan) -> bool:
+        """True if every partition has a price where it is, may be shared if it is, and no hint is broken."""
+        held = [(worker, stage.partitions) for stage in plan.stages for worker in stage.workers]
+        table = self.prices(plan.micro_batches)
+        for worker, names in held:
+            prices = table.measured(worker)
+            if any(prices[self.position[name]] is None for name in names):
+                return False
+        shared = [name for stage in plan.stages if len(stage.workers) > 1 for name in stage.partitions]
+        if not all(self.may_share[self.position[name]] for name in shared):
+            return False
+        workers = [worker for worker, _ in held]
+        place = {name: stage.workers[0] for stage in plan.stages for name in stage.partitions}
+        labels: dict[str, str] = {}
+        for name, worker in place.items():
+            label = self.profile.partition[name].colocate
+            if label is not None and labels.setdefault(label, worker) != worker:
+                return False
+        if any(len({place[name] for name in group}) < len(group) for group in self.options.apart):
+            return False
+        order = self.options.order
+        turns = [order.index(worker) for worker in workers if worker in order]
+        return (
+            all(self.may_hold(worker, names) for worker, names in held)
+            and turns == sorted(turns)
+            and len(set(workers)) <= (self.options.max_workers or len(workers))
         )
 
     @cached_property

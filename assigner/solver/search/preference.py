@@ -122,7 +122,7 @@ def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: flo
     moved = replace(plan, stages=tuple(stages))
     if _unlike(moved, equal) >= _unlike(plan, equal):
         return light
-    value = problem.step_s(moved) if problem.may_place(stages) else math.inf
+    value = problem.step_s(moved) if problem.keeps_hints(moved) else math.inf
     return Proposal(moved, value, SIMPLER) if value <= most else light
 
 

@@ -75,5 +75,5 @@ def _candidates(search: Search, best: Proposal | None) -> Iterator[Plan]:
     pricing = BaselinePrices(search.problem)
     for make in (equal_shares, shares_by_speed):
         for candidate in make(pricing):
-            if candidate.is_replicated and pricing.keeps_hints(candidate):
+            if candidate.is_replicated and search.problem.keeps_hints(candidate):
                 yield candidate

@@ -383,5 +383,6 @@ def _with_exchange(problem: Problem, plan: Plan) -> Iterator[Plan]:
             continue
         to = {one: other, other: one}
         stages = tuple(replace(each, sole_worker=to.get(each.worker, each.worker)) for each in plan.stages)
-        if problem.may_place(stages):
-            yield replace(plan, stages=stages)
+        moved = replace(plan, stages=stages)
+        if problem.keeps_hints(moved):
+            yield moved
