@@ -210,10 +210,10 @@ class PriceTable:
     def kinds(self) -> tuple[WorkerKind, ...]:
         """Groups whose workers have the same kind, thread count and capacity."""
         worker = self.problem.profile.worker
-        found: dict[tuple[str, int, float], list[int]] = {}
+        found: dict[tuple[tuple[str, int], float], list[int]] = {}
         for number, group in enumerate(self.groups):
             first = worker[group[0]]
-            found.setdefault((first.kind, first.threads, first.tensor_bytes), []).append(number)
+            found.setdefault((first.alike, first.tensor_bytes), []).append(number)
         return tuple(WorkerKind(tuple(each), sum(len(self.groups[n]) for n in each)) for each in found.values())
 
     @cached_property

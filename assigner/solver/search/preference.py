@@ -113,7 +113,7 @@ def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: flo
     plan, options = light.plan, problem.options
     if options.order or len(plan.stages) != len(plan.workers):
         return light
-    kind = {worker.name: (worker.kind, worker.threads) for worker in problem.workers}
+    kind = {worker.name: worker.alike for worker in problem.workers}
     free, stages = dict(kind), []
     for stage in plan.stages:
         name = next(name for name in free if kind[name] == kind[stage.worker])

@@ -376,7 +376,7 @@ def _exchanged(problem: Problem, best: Proposal) -> Proposal:
 
 def _with_exchange(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """The plan with a worker of its own and another of the same kind in each other's place, as far as pins allow."""
-    kind = {worker.name: (worker.kind, worker.threads, worker.capacity_bytes) for worker in problem.workers}
+    kind = {worker.name: (worker.alike, worker.capacity_bytes) for worker in problem.workers}
     used = [name for name in plan.workers if name in kind]
     for one, other in itertools.product(used, kind):
         if one == other or kind[one] != kind[other] or (other in used and other < one):

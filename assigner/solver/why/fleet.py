@@ -91,7 +91,7 @@ def largest_of_kinds(workers: Iterable[Worker]) -> list[Worker]:
     """Of each kind of worker with its thread count the one with the most memory for plans, that one first."""
     largest: dict[tuple[str, int], Worker] = {}
     for worker in sorted(workers, key=lambda each: -each.capacity_bytes):
-        largest.setdefault((worker.kind, worker.threads), worker)
+        largest.setdefault(worker.alike, worker)
     return list(largest.values())
 
 
