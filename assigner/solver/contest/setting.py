@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
-from assigner.solver.contest.contest import INTEGER_PROGRAM, Proposal
+from assigner.solver.contest.contest import INTEGER_PROGRAM, RELAXATION, Proposal
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime
 from assigner.solver.limits.tuning import TIE
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Schedule
     from assigner.solver.contest.contest import Contest
+    from assigner.solver.ilp.backend import Outcome
     from assigner.solver.ilp.linear import LinearModel
     from assigner.solver.problem.problem import Problem
 
@@ -127,18 +128,29 @@ class Setting(ABC):
             self.decided = True
             self.contest.proofs.add(proof)
 
-    def bound_by(self, model: LinearModel) -> None:
-        """Raise the bound to what an ILP proves of all plans in this setting's share of the time.
+    def bound_by(self, model: LinearModel, *, relaxed: bool = False, most: float = math.inf) -> Outcome:
+        """Raise the bound to what a model proves of all plans, in seconds; returns what was proven.
+
+        Args:
+            model: What every plan is a solution of.
+            relaxed: By its linear relaxation, if that ends; else by the ILP, in this setting's share of the time.
+            most: The model has only the plans below this value.
 
         Raises:
             OutOfTime: less is left than it takes to hand the model over.
         """
         contest = self.contest
         model.check()
-        outcome = contest.backend.search(
-            model.problem, gap=contest.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
-        )
-        self.raise_bound(outcome.bound * model.unit, INTEGER_PROGRAM)
+        if relaxed:
+            outcome = contest.backend.relax(model.problem, time_limit=contest.clock.left_s)
+        else:
+            outcome = contest.backend.search(
+                model.problem, gap=contest.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
+            )
+        outcome = outcome.scaled(model.unit)
+        if outcome.finished or not relaxed:
+            self.raise_bound(min(outcome.bound, most), RELAXATION if relaxed else INTEGER_PROGRAM)
+        return outcome
 
     def over(self) -> Callable[[], bool]:
         """What tells, asked now and then, whether this setting's share of the time is over; it tells of progress."""

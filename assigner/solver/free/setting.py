@@ -11,7 +11,7 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.solver.contest.contest import EXHAUSTIVE, LOCAL, RELAXATION, TOTAL_WORK
+from assigner.solver.contest.contest import EXHAUSTIVE, LOCAL, TOTAL_WORK
 from assigner.solver.contest.setting import Setting
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
@@ -93,13 +93,9 @@ class FreeSetting(Setting):
 
     def tighten(self) -> None:
         """Bound a larger instance by the load model's relaxation."""
-        contest = self.contest
         model = None if self.certain else self._model()
         if model is not None:
-            model.check()
-            outcome = contest.backend.relax(model.problem, time_limit=contest.clock.left_s)
-            if outcome.finished:
-                self.raise_bound(outcome.bound * model.unit, RELAXATION)
+            self.bound_by(model, relaxed=True)
 
     def prove(self) -> None:
         """Local search, unless the instance is tiny; then look at every placement, or raise the bound by the ILP."""

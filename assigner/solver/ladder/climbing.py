@@ -12,15 +12,7 @@ import math
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
-from assigner.solver.contest.contest import (
-    DYNAMIC_PROGRAM,
-    ENUMERATION,
-    INTEGER_PROGRAM,
-    LOCAL,
-    PROVEN,
-    RELAXATION,
-    TOTAL_WORK,
-)
+from assigner.solver.contest.contest import DYNAMIC_PROGRAM, ENUMERATION, INTEGER_PROGRAM, LOCAL, PROVEN, TOTAL_WORK
 from assigner.solver.ilp.one_f_one_b import OneFOneBModel
 from assigner.solver.ladder.depth_search import DepthSearch
 from assigner.solver.ladder.simulated import PipelineSetting
@@ -240,12 +232,8 @@ class LadderSetting(PipelineSetting):
             if self.micro_batches * (option.forward_s + option.backward_s) < target
         ]  # fmt: skip
         model = self.statement(self.instance, options, unit=contest.unit, clock=contest.clock)
-        model.check()
-        outcome = contest.backend.relax(model.problem, time_limit=contest.clock.left_s).scaled(model.unit)
-        if not outcome.finished:
-            return
-        self.raise_bound(min(outcome.bound, target), RELAXATION)
-        if self.decided:
+        outcome = self.bound_by(model, relaxed=True, most=target)
+        if self.decided or not outcome.finished:
             return
         kept = [
             option for option, x in zip(model.columns, model.x, strict=True)
