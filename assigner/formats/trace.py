@@ -21,6 +21,8 @@ from assigner.formats.terms import RunRemat, Schedule
 from assigner.machine.reference import ReferenceTimes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from assigner.formats.plan import Plan
 
 MAJOR = 1
@@ -147,6 +149,21 @@ class Trace:
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @classmethod
+    def of_plan(cls, plan: Plan, workers: Sequence[WorkerTrace], *, steps: int, **run: Any) -> Trace:
+        """A trace of a plan's steps.
+
+        Args:
+            plan: What ran.
+            workers: What each of its workers did, in pipeline order.
+            steps: How many steps.
+            run: The fields that a run adds.
+        """
+        return cls(
+            workload=plan.workload, stages=plan.stages, schedule=plan.schedule, micro_batches=plan.micro_batches,
+            micro_batch_size=plan.micro_batch_size, steps=steps, workers=tuple(workers), **run,
+        )  # fmt: skip
 
     @cached_property
     def spans(self) -> tuple[tuple[float, float], ...]:

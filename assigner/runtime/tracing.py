@@ -128,7 +128,11 @@ def _gathered(mine: WorkerTrace, member: Membership) -> list[WorkerTrace]:
 def _trace(plan: Plan, workers: Sequence[WorkerTrace], *, remat: RunRemat, steps: int) -> Trace:
     """The whole trace, of all ranks' parts."""
     found = {each.worker: each for each in workers}
-    return Trace(
+    return Trace.of_plan(
+        plan,
+        _from_zero([found[worker] for worker in plan.workers]),
+        steps=steps,
+        remat=remat,
         created_at=now(),
         tool_version=__version__,
         environment={
@@ -138,14 +142,6 @@ def _trace(plan: Plan, workers: Sequence[WorkerTrace], *, remat: RunRemat, steps
             "float32": float32_precision(),
             "ranks": len(workers),
         },
-        workload=plan.workload,
-        stages=plan.stages,
-        schedule=plan.schedule,
-        micro_batches=plan.micro_batches,
-        micro_batch_size=plan.micro_batch_size,
-        remat=remat,
-        steps=steps,
-        workers=_from_zero([found[worker] for worker in plan.workers]),
     )
 
 

@@ -45,10 +45,7 @@ def rehearsed(timeline: Timeline, cost: CostModel, *, steps: int = 1) -> Trace:
         peak = worker_memory(cost, plan, worker).total
         shifted = [_shifted(each, n, n * timeline.step_s) for n in range(steps) for each in (whole, *once)]
         workers.append(WorkerTrace(worker, tuple(shifted), peak, 0.0))
-    return Trace(
-        workload=plan.workload, stages=plan.stages, schedule=plan.schedule, micro_batches=plan.micro_batches,
-        micro_batch_size=plan.micro_batch_size, steps=steps, workers=tuple(workers),
-    )  # fmt: skip
+    return Trace.of_plan(plan, workers, steps=steps)
 
 
 def _actions(
