@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 from assigner.report.candidates import candidates
 from assigner.report.collectives import collectives
-from assigner.report.comparison import Named, comparison_report
+from assigner.report.comparison import comparison_report
 from assigner.report.page import sections
 from assigner.report.page.figures import page_data
 from assigner.report.page.links import heat_maps
@@ -139,8 +139,7 @@ def _comparison(pages: Sequence[Shown], priced_by: str) -> str:
         return ""
     pairs = [(page.name, page.plan) for page in pages]
     runs = {run.name: run.trace for page in pages for run in page.runs}  # each once, if it is of several plans alike
-    named = [Named(page.name, page.plan, page.profile, page.notes) for page in pages]
-    report = comparison_report(named, traces=runs_by_plan(pairs, list(runs.items())), priced_by=priced_by)
+    report = comparison_report(pages, traces=runs_by_plan(pairs, list(runs.items())), priced_by=priced_by)
     return _section("comparison", "Plans side by side", placement_html(pages) + parts_html(report))
 
 

@@ -15,6 +15,7 @@ from assigner import formatting as fmt
 from assigner.formats.plan import Plan, Prediction, ProfileReference
 from assigner.formats.profile import Profile
 from assigner.formats.trace import Trace
+from assigner.report.comparison import Named
 from assigner.report.page.splits import Split, splits
 from assigner.report.plan import proven_gap
 from assigner.report.sheet import Line
@@ -27,8 +28,6 @@ from assigner.validation.steps import runs_by_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from assigner.report.comparison import Named
 
 
 @dataclass(frozen=True)
@@ -48,32 +47,27 @@ class Run:
     as_run: Shown | None = None
 
 
-@dataclass(frozen=True)
-class Shown:
+@dataclass(frozen=True, kw_only=True)
+class Shown(Named):
     """One plan with all that is drawn of it.
 
     Args:
-        name: Under which it is shown.
         plan: With the prediction and the name of the profile given, not its own; with the figures of its search
             (bound, candidates, what-ifs, baselines) as far as they hold for that.
-        stored: As its file has it.
         profile: What prices it.
+        stored: As its file has it.
         cost: The profile's prices.
         timeline: The simulated step.
         memory: Of that, by worker.
         runs: Traced runs of it.
-        notes: Why its figures are not those of its file, as `checked_plan` tells it.
     """
 
-    name: str
-    plan: Plan
-    stored: Plan
     profile: Profile
+    stored: Plan
     cost: CostModel
     timeline: Timeline
     memory: tuple[Occupancy, ...]
     runs: tuple[Run, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @property
     def predicted(self) -> Prediction:
@@ -117,7 +111,10 @@ def _simulated(name: str, plan: Plan, profile: Profile, source: ProfileReference
     own = source.sha256 == plan.profile.sha256 if source and plan.profile else None
     held, notes = checked_plan(plan, profile, own=own)
     now = replace(held, predicted=summary(timeline, cost), profile=source)
-    return Shown(name, now, plan, profile, cost, timeline, memory_over_time(timeline, cost), notes=notes)
+    return Shown(
+        name, now, profile=profile, notes=notes, stored=plan, cost=cost, timeline=timeline,
+        memory=memory_over_time(timeline, cost),
+    )  # fmt: skip
 
 
 def _run(page: Shown, name: str, trace: Trace) -> Run:
