@@ -13,6 +13,7 @@ from assigner.report.sheet import Column, Line, Report, Sheet, with_hosts
 from assigner.report.timeline import timeline, timeline_data
 from assigner.schedule.orders import in_flight, warm_up
 from assigner.schedule.simulate import overfull
+from assigner.validation.checkedplan import holds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +66,7 @@ def _against(plan: Plan, now: Prediction, *, own_profile: bool | None) -> Report
     if change is None:
         return ()
     whose, why = _ORIGINS[own_profile]
-    if _same(plan, now):
+    if holds(plan, now):
         return (Line(f"priced with {whose}: the same as the plan's own prediction"),)
     how = "as fast as before"
     if abs(change - 1) >= fmt.SHOWN:
@@ -89,20 +90,8 @@ _ORIGINS = {
 """What a plan was priced with, and what follows where its own prediction is another; by `own_profile`."""
 
 
-def _same(plan: Plan, now: Prediction) -> bool:
-    """The plan's own prediction has the same workers with the same times and memory, as far as they are printed."""
-    stored = plan.predicted_workers
-    if stored.keys() != {each.worker for each in now.workers}:
-        return False
-    pairs = [(now.step_s, plan.predicted_step_s or 0.0)]
-    for each in now.workers:
-        old = stored[each.worker]
-        pairs += [(each.compute_s, old.compute_s), (each.peak_bytes, old.peak_bytes)]
-    return all(fmt.alike(value, before) for value, before in pairs)
-
-
 def _workers(plan: Plan, now: Prediction) -> Sheet:
-    changed = plan.predicted is not None and not _same(plan, now)
+    changed = plan.predicted is not None and not holds(plan, now)
     time = fmt.time_unit(*(each.compute_s for each in now.workers))
     memory = fmt.byte_unit(*(each.peak_bytes for each in now.workers))
     limit = fmt.byte_unit(*(each.capacity_bytes for each in now.workers))

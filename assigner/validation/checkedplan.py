@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
-from assigner.schedule.cost import CostModel
-from assigner.schedule.simulate import check_fit, priced, step_s, worker_memory
+from assigner.schedule.simulate import predict
 
 if TYPE_CHECKING:
-    from assigner.formats.plan import Plan
+    from assigner.formats.plan import Plan, Prediction
     from assigner.formats.profile import Profile
 
 
@@ -47,6 +46,18 @@ def checked_plan(
         return _bare(plan), (f"the profile cannot price it: {error.message}{left_out}",)
 
 
+def holds(plan: Plan, now: Prediction) -> bool:
+    """Whether a plan's own prediction has the workers, times and memory of a new one, as far as they are printed."""
+    stored = plan.predicted_workers
+    if plan.predicted is None or stored.keys() != {each.worker for each in now.workers}:
+        return False
+    pairs = [(now.step_s, plan.predicted.step_s)]
+    for each in now.workers:
+        old = stored[each.worker]
+        pairs += [(each.compute_s, old.compute_s), (each.peak_bytes, old.peak_bytes)]
+    return all(fmt.alike(value, before) for value, before in pairs)
+
+
 def _strange(plan: Plan, *, misfit: bool) -> str:
     """What shows without a profile that a prediction is of another plan."""
     if plan.predicted is None:
@@ -61,29 +72,20 @@ def _strange(plan: Plan, *, misfit: bool) -> str:
 
 
 def _checked(plan: Plan, profile: Profile, *, own: bool | None) -> tuple[Plan, tuple[str, ...]]:
-    check_fit(plan, profile)
-    cost, stored = CostModel(profile), plan.predicted
-    if stored is not None and fmt.alike(step_s(plan, cost), stored.step_s) and _same_memory(plan, cost):
+    predicted, stored = predict(plan, profile), plan.predicted
+    if holds(plan, predicted):
         return plan, ()
-    now = priced(plan, profile, cost)
+    now = replace(plan, predicted=predicted)
     whose = "the profile it was solved from" if own else "the profile that was named"
-    if stored is None or now.predicted is None:
+    if stored is None:
         return _unpriced(now, own=own), (f"priced with {whose}: its file has no prediction",)
-    found = f"{fmt.seconds(now.predicted.step_s)} a step, where its file says {fmt.seconds(stored.step_s)}"
-    if fmt.alike(now.predicted.step_s, stored.step_s):
-        found = "the step is as its file says, and its workers' memory is not"
+    found = f"{fmt.seconds(predicted.step_s)} a step, where its file says {fmt.seconds(stored.step_s)}"
+    if fmt.alike(predicted.step_s, stored.step_s):
+        found = "the step is as its file says, and its workers' times or memory are not"
     why = "; it was changed since, or solved by another version" if own else ""
     proven = plan.solver is not None or plan.candidates or plan.what_if
     left_out = "; what was proven of it is left out" if proven else ""
     return _without_proof(now, own=own), (f"priced anew with {whose}: {found}{why}{left_out}",)
-
-
-def _same_memory(plan: Plan, cost: CostModel) -> bool:
-    """The prediction has the plan's workers, each with the peak that it has by the prices at hand."""
-    told = plan.predicted_workers
-    return told.keys() == set(plan.workers) and all(
-        fmt.alike(worker_memory(cost, plan, worker).total, each.peak_bytes) for worker, each in told.items()
-    )
 
 
 def _without_proof(plan: Plan, *, own: bool | None) -> Plan:

@@ -45,14 +45,15 @@ def test_an_edited_plan_is_priced_anew(plan):
     assert "what was proven of it is left out" in note
 
 
-def test_memory_alone_is_enough(plan):
-    """A deeper warm-up may cost no time: the stored memory is not the plan's all the same."""
-    deeper = replace(plan, predicted=replace(plan.predicted, workers=tuple(
-        replace(each, peak_bytes=each.peak_bytes / 2) for each in plan.predicted.workers
+@pytest.mark.parametrize("figure", ["peak_bytes", "compute_s"])
+def test_memory_or_a_workers_time_alone_is_enough(plan, figure):
+    """A deeper warm-up may cost no time, nor more work where there is time: what is stored is not the plan's."""
+    other = replace(plan, predicted=replace(plan.predicted, workers=tuple(
+        replace(each, **{figure: getattr(each, figure) / 2}) for each in plan.predicted.workers
     )))  # fmt: skip
-    found, (note,) = checked_plan(deeper, PROFILE)
+    found, (note,) = checked_plan(other, PROFILE)
     assert found.predicted == plan.predicted
-    assert "its workers' memory is not" in note
+    assert "its workers' times or memory are not" in note
 
 
 def test_another_profile(plan):
