@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from assigner.schedule.queues import Job, Queue, Timed
 
 __all__ = [
-    "Event", "Timeline", "check_fit", "overfull", "predict", "priced", "run_program", "simulated", "stages_memory",
-    "step_s", "summary", "worker_memory",
+    "Event", "Timeline", "check_fit", "overfull", "predict", "prediction_of", "priced", "run_program", "simulated",
+    "stages_memory", "step_s", "summary", "worker_memory",
 ]  # fmt: skip
 
 
@@ -175,18 +175,21 @@ def _covered_s(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def predict(plan: Plan, profile: Profile, cost: CostModel | None = None) -> Prediction:
+def predict(plan: Plan, profile: Profile) -> Prediction:
     """Price a plan: simulate its program and add up times, transfers and memory.
 
     Args:
         plan: What to price; its own `predicted` plays no part.
         profile: The measurements.
-        cost: The profile's cost model, where the caller has one already.
 
     Raises:
         FormatError: plan and profile do not fit together.
     """
-    cost = cost or CostModel(profile)
+    return prediction_of(plan, CostModel(profile))
+
+
+def prediction_of(plan: Plan, cost: CostModel) -> Prediction:
+    """The same by the prices of a profile."""
     return summary(simulated(plan, cost), cost)
 
 
@@ -256,9 +259,9 @@ def _transfers(timeline: Timeline, cost: CostModel) -> Iterator[TransferPredicti
         yield TransferPrediction(source, target, size, seconds)
 
 
-def priced(plan: Plan, profile: Profile, cost: CostModel | None = None) -> Plan:
+def priced(plan: Plan, profile: Profile) -> Plan:
     """The plan with its prediction filled in; errors as `predict`."""
-    return replace(plan, predicted=predict(plan, profile, cost))
+    return replace(plan, predicted=predict(plan, profile))
 
 
 def overfull(prediction: Prediction) -> tuple[WorkerPrediction, ...]:

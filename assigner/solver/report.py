@@ -10,7 +10,7 @@ from assigner import formatting as fmt
 from assigner.errors import AssignerError, InfeasibleError, LimitError
 from assigner.formats.plan import Candidate, SolverReport
 from assigner.schedule.objective import objective_value
-from assigner.schedule.simulate import overfull, predict
+from assigner.schedule.simulate import overfull, prediction_of
 from assigner.solver.contest.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
 from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.orders.bounds import least_of_all_s
@@ -44,7 +44,7 @@ def make_solution(
         simple: The baselines.
     """
     cost, plan, value = search.problem.cost, best.plan, best.value
-    prediction = predict(plan, cost.profile, cost)
+    prediction = prediction_of(plan, cost)
     unit = plan.micro_batches if plan.objective == "throughput" else 1  # the search compares whole batches
     _check(plan, value / unit, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
     _check_memory(prediction)

@@ -9,7 +9,7 @@ from assigner.errors import AssignerError
 from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
-from assigner.schedule.simulate import overfull, priced
+from assigner.schedule.simulate import overfull, prediction_of
 from assigner.solver import SolveOptions, solve, solve_baseline
 
 if TYPE_CHECKING:
@@ -88,9 +88,8 @@ def _skewed(profile: Profile) -> Plan | None:
         micro_batch_size=size,
         stages=tuple(stage for stage in stages if stage.partitions),
     )
-    plan = priced(plan, profile, cost)
-    assert plan.predicted is not None
-    if overfull(plan.predicted):
+    predicted = prediction_of(plan, cost)
+    if overfull(predicted):
         print("no plan 'skewed': it does not fit")
         return None
-    return replace(plan)
+    return replace(plan, predicted=predicted)

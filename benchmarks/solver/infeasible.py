@@ -33,7 +33,7 @@ from assigner.formats.profile import Link, LinkPoint
 from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.orders import SCHEDULES
-from assigner.schedule.simulate import overfull, predict, worker_memory
+from assigner.schedule.simulate import overfull, predict, prediction_of, worker_memory
 from assigner.solver import SolveOptions, solve
 from assigner.solver.problem.options import divisors
 
@@ -139,7 +139,7 @@ def _runs(plan: Plan, profile: Profile, cost: CostModel) -> bool:
     if plan.schedule not in SCHEDULES:  # not to be simulated yet: taken to run, so that it need not be proven not to
         return True
     try:
-        predict(plan, profile, cost)
+        prediction_of(plan, cost)
     except FormatError:  # a link is missing, or the stages wait for each other
         return False
     return True

@@ -15,7 +15,7 @@ from sweeps import sweep
 
 from assigner.formats.graph import topological_order
 from assigner.schedule.cost import CostModel
-from assigner.schedule.simulate import overfull, predict, step_s, worker_memory
+from assigner.schedule.simulate import overfull, predict, prediction_of, step_s, worker_memory
 from assigner.solver.contest.contest import Contest
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.arrangement import Arrangement, again_s, held_stages, joined
@@ -120,7 +120,7 @@ def test_rematerialisation_of_several_stages_is_joint(seed):
             replace(s, rematerialise=tuple(name for name in s.partitions if name in names)) for s in plan.stages
         )
         other = replace(plan, stages=again)
-        if not overfull(predict(other, profile, cost)):
+        if not overfull(prediction_of(other, cost)):
             steps.append((step_s(other, cost), sum(len(each.rematerialise) for each in again)))
     held = held_stages(stages)
     choices = [room.choices(worker, tuple(stages[n][1] for n in numbers)) for worker, numbers in held.items()]

@@ -159,13 +159,13 @@ def test_a_disagreement_with_the_simulator_is_a_bug_and_said(monkeypatch):
     """A formula that is wrong by a thousandth is not hidden."""
     from assigner.solver import report
 
-    real = report.predict
+    real = report.prediction_of
 
-    def other(plan, profile, cost):
-        found = real(plan, profile, cost)
+    def other(plan, cost):
+        found = real(plan, cost)
         return replace(found, step_s=found.step_s * 1.001)
 
-    monkeypatch.setattr(report, "predict", other)
+    monkeypatch.setattr(report, "prediction_of", other)
     with pytest.raises(AssignerError) as caught:
         solve(UNPROVEN, single(schedule="gpipe"))
     assert caught.value.exit_code == 1

@@ -18,7 +18,7 @@ from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import steady_s
-from assigner.schedule.simulate import overfull, predict
+from assigner.schedule.simulate import overfull, predict, prediction_of
 from assigner.solver import solve
 from assigner.solver.contest.contest import Contest
 from assigner.solver.free.branched import SteadySetting
@@ -86,7 +86,7 @@ def placements(profile, schedule):
                 stages=tuple(Stage(w, parts[w], twice) for w, twice in zip(row, again, strict=True)),
             )  # fmt: skip
             try:
-                predict(plan, profile, cost)
+                prediction_of(plan, cost)
             except FormatError:  # a link is missing
                 continue
             yield M * steady_s(plan, cost), plan

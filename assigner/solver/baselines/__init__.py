@@ -17,11 +17,11 @@ with one worker a stage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Baseline, Plan
-from assigner.schedule.simulate import priced
+from assigner.schedule.simulate import prediction_of
 from assigner.solver.baselines.prices import BaselinePrices
 from assigner.solver.baselines.splits import balanced, equal, least_bottleneck, proportional, single
 from assigner.solver.limits import tuning
@@ -103,4 +103,4 @@ def baseline_plan(problem: Problem, name: str, *, most_replicas: int | None = No
     """
     pricing = BaselinePrices(problem, most_replicas=most_replicas)
     plan, _ = pricing.best(_makers()[name](pricing))
-    return plan and priced(plan, problem.profile, problem.cost)
+    return plan and replace(plan, predicted=prediction_of(plan, problem.cost))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
-from assigner.schedule.simulate import predict
+from assigner.schedule.simulate import prediction_of
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
 from assigner.solver.search.search import Search
@@ -97,4 +97,4 @@ class Enquiry:
         plan = plan or self.plan(changed)
         if plan is None:
             return ()
-        return (Remedy(change, plan, predict(plan, changed.resolved[0], changed.cost).step_s),)
+        return (Remedy(change, plan, prediction_of(plan, changed.cost).step_s),)
