@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from assigner.runtime.failures.waiting import awaited, waiting_thread
+from assigner.runtime.failures.waiting import awaited
 from assigner.runtime.messages.ordering import Message
 from assigner.runtime.messages.sending import SMALL_BYTES, LostConnectionError, PendingSends, checked
 from assigner.runtime.messages.transport import Transport
@@ -108,7 +108,7 @@ def test_others_can_be_told_whom_a_rank_waits_for() -> None:
     def broken() -> None:
         raise RuntimeError("Timed out")
 
-    me = waiting_thread()
+    me = threading.get_ident()
     assert checked("worker:1", lambda: awaited[me]) == "worker:1"
     assert me not in awaited
     with pytest.raises(LostConnectionError):

@@ -403,7 +403,7 @@ def _asked_by_user(original: Callable[..., Any], libraries: Sequence[str] = _LIB
 
 
 def _grad_fn(tensor: torch.Tensor) -> Any:
-    if not within_call() and _caller(2) not in _LIBRARIES:
+    if not within_call() and _caller() not in _LIBRARIES:
         raise MarkingError(
             f"the forward looks at a tensor's grad_fn between partitions, at {running_line()}", hint=_LARGER
         )
@@ -411,7 +411,7 @@ def _grad_fn(tensor: torch.Tensor) -> Any:
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
-    if not within_call() and _caller(2) not in _LIBRARIES and tensor.requires_grad:
+    if not within_call() and _caller() not in _LIBRARIES and tensor.requires_grad:
         if isinstance(tensor, nn.Parameter):
             return True
         raise MarkingError(
@@ -421,9 +421,9 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
     return bool(_TRUE_IS_LEAF.__get__(tensor))
 
 
-def _caller(depth: int) -> str:
-    """The package of the code that called."""
-    return str(sys._getframe(depth).f_globals.get("__name__", "")).split(".")[0]
+def _caller() -> str:
+    """The package of the code that called what asks."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).split(".")[0]
 
 
 _MODELS, _ASKS_FOR_OTHERS = "transformers.models.", "transformers.utils.import_utils"

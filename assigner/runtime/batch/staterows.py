@@ -10,7 +10,7 @@ one that follows them in the model's output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,8 @@ from assigner.model.marking.graph import LEAF
 from assigner.model.marking.rows import Carry, RowLeaves, entries_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.utils._pytree import TreeSpec
 
     from assigner.model.marking import PartitionGraph
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from assigner.model.workload import StatePlace, Workload
 
 _ONE = "or use one micro-batch (solve with --micro-batches 1)"
-
-Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 def carried_input(place: StatePlace) -> str:

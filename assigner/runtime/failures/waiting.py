@@ -10,7 +10,6 @@ gloo closes all of a rank's connections at its first time-out, so that others lo
 from __future__ import annotations
 
 import re
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,8 @@ _QUESTION = "assigner/who waits"
 _RANK = re.compile(r"worker:(\d+)")
 
 awaited: dict[int, str] = {}
-"""By threads, the worker that one waits for, in words: "worker:1/cpu", or "another worker"; left where it broke off."""
+"""By threads (`get_ident`), the worker that one waits for, in words: "worker:1/cpu", or "another worker"; left where it
+broke off."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,6 @@ def told(store: Store, ranks: Iterable[int]) -> dict[int, Doing]:
             except WorkerError:  # a stranger's
                 continue
     return found
-
-
-def waiting_thread() -> int:
-    """This thread, as a key of `awaited`."""
-    return threading.get_ident()
 
 
 def awaited_last(peer: str, asker: int, doings: Mapping[int, Doing], ranks: int) -> tuple[int, Doing | None] | None:

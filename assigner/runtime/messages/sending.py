@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from assigner.runtime.failures.waiting import awaited, waiting_thread
+from assigner.runtime.failures.waiting import awaited
 from assigner.runtime.messages.carriers import MessageUnderWay
 from assigner.runtime.messages.staging import computed
 from assigner.runtime.recording.recorder import RecordedSpan
@@ -51,7 +51,7 @@ def checked(peer: str, call: Callable[[], T]) -> T:
         LostConnectionError: it broke off.
         RuntimeError: this rank's own device failed, in torch's words.
     """
-    me = waiting_thread()
+    me = threading.get_ident()
     awaited[me] = peer  # it stays there where the call breaks off: others may ask then
     try:
         made = call()
@@ -167,13 +167,13 @@ class PendingSends:
         with self._idle:
             seconds = self.timeout.total_seconds()
             if self._unsent:
-                awaited[waiting_thread()] = next(iter(self._unsent.values()))
+                awaited[threading.get_ident()] = next(iter(self._unsent.values()))
             left = self._idle.wait_for(lambda: not self._unsent or self._broken is not None, seconds)
             late = None if left else next(iter(self._unsent.values()))
         self.check()
         if late is not None:
             raise LostConnectionError(late, TimeoutError(f"it took no message for {seconds:g} s"))
-        awaited.pop(waiting_thread(), None)
+        awaited.pop(threading.get_ident(), None)
 
     def close(self) -> None:
         """Stop the threads; what is still on its way is given up."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,7 +21,7 @@ from assigner.launch.stopping import StopSignals
 from assigner.location import rank_of
 from assigner.runtime.failures.inquiry import answer, ask
 from assigner.runtime.failures.joining import watched_run
-from assigner.runtime.failures.waiting import awaited, waiting_thread
+from assigner.runtime.failures.waiting import awaited
 from assigner.runtime.messages.rendezvous import farewell, group_connections, group_store, leave_group
 from assigner.runtime.messages.sending import LostConnectionError
 from assigner.runtime.messages.transport import Transport
@@ -89,7 +90,7 @@ class Membership:
         self._watch: FailureWatch | None = None
         self._left = False
         self._stop: StopSignals | None = None
-        self._thread = waiting_thread()
+        self._thread = threading.get_ident()
         self._owns_group = join_run(plan, timeout_s, backend)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.worker: str | None = None
@@ -217,7 +218,7 @@ class Membership:
         if self._left:
             raise UsageError("this pipeline has left its run: it was closed, or it failed", hint="make a new one")
         self.at = at
-        self._thread = waiting_thread()
+        self._thread = threading.get_ident()
         if self._watch is not None:
             self._watch.busy_since = time.monotonic()
         try:
