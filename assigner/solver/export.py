@@ -252,8 +252,8 @@ def _legend(written: ModelFile, model: PipelineModel, setting: LadderSetting) ->
     for column, x in zip(model.columns, model.x, strict=True):
         again = _names(written.order[i] for i in column.rematerialise)
         told = [f"rematerialises {again}"] if again else []
-        if column.least < written.micro_batches:
-            told.append(f"{column.least} to {column.deepest} in flight")
+        if column.least_depth < written.micro_batches:
+            told.append(f"{column.least_depth} to {column.most_depth} in flight")
         if told:
             yield f"{x.name}: {'; '.join(told)}"
 

@@ -32,7 +32,7 @@ def _pipelines(profile, micro_batches, most=6):
 
 
 def _ranges(pipeline):
-    return [range(each.least, each.deepest + 1) for each in pipeline]
+    return [range(each.least_depth, each.most_depth + 1) for each in pipeline]
 
 
 def _chain(seed, micro_batches):
@@ -122,9 +122,9 @@ def test_no_sharing_takes_less_than_its_bound(seed):
     found = setting.program.run(width=5_000, dominance=False, most=5_000).pipelines
     compared = 0
     for _, pipeline in rng.sample(found, min(30, len(found))):
-        ways = list(ShareSearch(setting, pipeline, 1_000).ways())
+        ways = list(ShareSearch(setting, pipeline, 1_000).sharings())
         for shared in rng.sample(ways, min(3, len(ways))):
-            depths = list(falling([range(each.least, each.deepest + 1) for each in shared], most))
+            depths = list(falling([range(each.least_depth, each.most_depth + 1) for each in shared], most))
             low, high = (np.array(each) for each in (rng.choice(depths), rng.choice(depths)))
             low, high = np.minimum(low, high), np.maximum(low, high)
             boxes = DepthSearch(setting.options, most, [(0.0, shared)])

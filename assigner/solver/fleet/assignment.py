@@ -99,12 +99,12 @@ class WorkerAssignment:
         of_group: dict[int, int] = {}
         for flat in np.argsort(grown, axis=None, kind="stable"):
             row, column = divmod(int(flat), grown.shape[1])
-            if not np.isfinite(grown[row, column]) or len(kept) == tuning.CREW_WIDTH:
+            if not np.isfinite(grown[row, column]) or len(kept) == tuning.ASSIGNMENT_BEAM:
                 break
             workers = used[row].copy()
             workers[groups[column]] += 1
             key = workers.tobytes(), column
-            if of_group.get(column, 0) < tuning.CREW_PER_GROUP and key not in seen:
+            if of_group.get(column, 0) < tuning.ASSIGNMENTS_PER_GROUP and key not in seen:
                 seen.add(key)
                 of_group[column] = of_group.get(column, 0) + 1
                 kept.append((row, column))

@@ -47,7 +47,7 @@ class SteadySetting(FreeSetting):
     """
 
     one_stage = True
-    most_ways = tuning.SMALL_CONVEX
+    most_placements = tuning.SMALL_CONVEX
     most_certain = tuning.CERTAIN_STEADY
 
     def __init__(self, contest: Contest, schedule: Schedule, micro_batches: int) -> None:
@@ -62,7 +62,7 @@ class SteadySetting(FreeSetting):
     @property
     def closable(self) -> bool:
         """As `Setting` has it: where the search of all placements ends in a second or two."""
-        return self.ways <= tuning.CERTAIN
+        return self.placements <= tuning.CERTAIN
 
     def _starting(self) -> Iterator[Stages]:
         """The ladder's best along each of a few orders, and the best plan of all."""

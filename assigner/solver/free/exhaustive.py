@@ -116,8 +116,8 @@ class Exhaustive:
 
     def _finish(self, bound: float, turns: list[Turn]) -> None:
         """Time all rows of a whole assignment."""
-        ways = self._table.ways(self._where)
-        if ways is None:
+        values = self._table.travelling(self._where)
+        if values is None:
             return
         if self._pricing.one_stage:
             stages = self._table.in_order(self._masks)
@@ -127,7 +127,7 @@ class Exhaustive:
                 self._limit = self._take(found)
             return
         rows = StageOrders(
-            self._room, self._where, self._masks, ways, turns, take=self._take, limit=self._limit, tick=self._tick
+            self._room, self._where, self._masks, values, turns, take=self._take, limit=self._limit, tick=self._tick
         )
         self._limit = rows.search()
         if not rows.finished:

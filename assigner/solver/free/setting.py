@@ -35,22 +35,22 @@ class FreeSetting(Setting):
 
     Attributes:
         room: Prices and memory.
-        ways: How many ways there are to put the partitions on workers.
+        placements: How many ways there are to put the partitions on workers.
         small: Few enough for exhaustive search.
         certain: So few that it is sure to end.
     """
 
     schedule: Schedule = "interleaved"
     one_stage = False
-    most_ways = tuning.SMALL
+    most_placements = tuning.SMALL
     most_certain = tuning.CERTAIN
 
     def __init__(self, contest: Contest, micro_batches: int) -> None:
         super().__init__(contest, micro_batches)
         self.room = SetMemory(self.problem, micro_batches)
         self._starts: list[Arrangement] = []
-        self.ways = math.prod(max(1, len(homes)) for homes in self.room.table.homes)
-        self.small, self.certain = self.ways <= self.most_ways, self.ways <= self.most_certain
+        self.placements = math.prod(max(1, len(homes)) for homes in self.room.table.homes)
+        self.small, self.certain = self.placements <= self.most_placements, self.placements <= self.most_certain
 
     def _take(self, found: Arrangement, found_by: str = LOCAL) -> float:
         self.offer(found.value_s, lambda: found.plan(self.schedule), found_by)
@@ -134,4 +134,4 @@ class ConvexSetting(FreeSetting):
 
     schedule: Schedule = "gpipe"
     one_stage = True
-    most_ways = tuning.SMALL_CONVEX
+    most_placements = tuning.SMALL_CONVEX

@@ -32,7 +32,7 @@ class StageOrders:
         room: Prices and memory.
         where: The worker of each position.
         masks: The positions of each worker.
-        ways: The values that travel.
+        values: The values that travel.
         turns: Bounds of the assignment.
         take: Takes a better row; returns what the next one must beat.
         limit: What a row must beat, in seconds.
@@ -40,14 +40,14 @@ class StageOrders:
     """
 
     def __init__(
-        self, room: SetMemory, where: Sequence[int], masks: Sequence[int], ways: Sequence[TravellingValue],
+        self, room: SetMemory, where: Sequence[int], masks: Sequence[int], values: Sequence[TravellingValue],
         turns: Sequence[Turn], *, take: Callable[[Arrangement], float], limit: float, tick: Callable[[], bool],
     ) -> None:  # fmt: skip
-        self._room, self._table, self._masks, self._ways, self._turns = room, room.table, masks, ways, turns
+        self._room, self._table, self._masks, self._values, self._turns = room, room.table, masks, values, turns
         self._take, self._limit, self._tick = take, limit, tick
-        self._sweep = StepTiming(room.table, where, ways)
-        self._sends = [sum(1 << n for n, way in enumerate(ways) if way.maker == i) for i in range(len(where))]
-        self._reads = [sum(1 << n for n, way in enumerate(ways) if i in way.readers) for i in range(len(where))]
+        self._sweep = StepTiming(room.table, where, values)
+        self._sends = [sum(1 << n for n, way in enumerate(values) if way.maker == i) for i in range(len(where))]
+        self._reads = [sum(1 << n for n, way in enumerate(values) if i in way.readers) for i in range(len(where))]
         self._row: list[tuple[int, int]] = []
         self._all = sum(masks)
         self.finished = self._more = True

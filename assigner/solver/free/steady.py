@@ -80,7 +80,7 @@ class SteadyPricing:
             masks[w] = mask
             for i in bits(mask):
                 where[i] = w
-        if table.ways(where) is None:
+        if table.travelling(where) is None:
             return None
         busy, links = self._messages(where)
 

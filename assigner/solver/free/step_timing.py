@@ -30,7 +30,7 @@ class StepTiming:
     Args:
         table: The prices.
         where: The worker of each position.
-        ways: The values that travel (`SetPrices.ways`).
+        values: The values that travel (`SetPrices.travelling`).
 
     Attributes:
         free: When each worker is free.
@@ -38,12 +38,12 @@ class StepTiming:
         there: When each activation arrives, by way and micro-batch.
     """
 
-    def __init__(self, table: SetPrices, where: Sequence[int], ways: Sequence[TravellingValue]) -> None:
-        self.table, self.where, self.ways = table, where, ways
+    def __init__(self, table: SetPrices, where: Sequence[int], values: Sequence[TravellingValue]) -> None:
+        self.table, self.where, self.values = table, where, values
         count = len(table.names)
         self.free = [0.0] * count
         self.links = [[0.0] * count for _ in range(count)]
-        self.there: list[list[float]] = [[] for _ in ways]
+        self.there: list[list[float]] = [[] for _ in values]
 
     def forward(self, worker: int, positions: Sequence[int], receives: Sequence[int], sends: Sequence[int]) -> float:
         """Time a stage's forwards; returns the end of the last one.
@@ -57,12 +57,12 @@ class StepTiming:
         row, busy = self.table.forward_s[worker], 0.0
         seconds = sum([row[i] for i in positions])
         for n in receives:
-            busy += self.ways[n].there.receiver_s
+            busy += self.values[n].there.receiver_s
         arrivals = [self.there[n] for n in receives]
         mine = self.links[worker]
         out: list[Sent] = []
         for n in sends:
-            way = self.ways[n]
+            way = self.values[n]
             busy += way.there.sender_s
             made = [0.0] * self.table.micro_batches
             self.there[n] = made
@@ -80,7 +80,7 @@ class StepTiming:
         """
         free, links = list(self.free), [list(row) for row in self.links]
         into, out = self._back_ways(stages)
-        back = [[0.0] * self.table.micro_batches for _ in self.ways]
+        back = [[0.0] * self.table.micro_batches for _ in self.values]
         first = {worker: s for s, (worker, _) in reversed(list(enumerate(stages)))}
         ties: list[tuple[int, float]] = []
         for s in range(len(stages) - 1, -1, -1):
@@ -92,7 +92,7 @@ class StepTiming:
                 busy += wire.receiver_s
             for n, wire in out[s]:
                 busy += wire.sender_s
-                sends.append((back[n], self.ways[n].source, wire.seconds))
+                sends.append((back[n], self.values[n].source, wire.seconds))
             arrivals = [back[n] for n, _ in into[s]]
             order = range(self.table.micro_batches - 1, -1, -1)
             end, now = _play(order, free[worker], seconds, busy, arrivals, sends, mine)
@@ -108,7 +108,7 @@ class StepTiming:
         stage_of = {i: s for s, (_, positions) in enumerate(stages) for i in positions}
         into: Messages = [[] for _ in stages]
         out: Messages = [[] for _ in stages]
-        for n, way in enumerate(self.ways):
+        for n, way in enumerate(self.values):
             if way.back is not None:
                 into[stage_of[way.maker]].append((n, way.back))
                 out[min(stage_of[i] for i in way.graded)].append((n, way.back))
@@ -151,14 +151,14 @@ def row_step_s(table: SetPrices, stages: Row, again_s: Sequence[float]) -> float
     for worker, positions in stages:
         for i in positions:
             where[i] = worker
-    ways = table.ways(where)
-    if ways is None:
+    values = table.travelling(where)
+    if values is None:
         return None
-    sweep = StepTiming(table, where, ways)
+    sweep = StepTiming(table, where, values)
     got: set[int] = set()
     makes: dict[int, list[int]] = {}
     reads: dict[int, list[int]] = {}
-    for n, way in enumerate(ways):
+    for n, way in enumerate(values):
         makes.setdefault(way.maker, []).append(n)
         for i in way.readers:
             reads.setdefault(i, []).append(n)

@@ -84,5 +84,5 @@ class OneFOneBModel(PipelineModel):
         """What a warm-up depth costs beyond one micro-batch's trip: forwards that wait for the first, or last, trip."""
         forward, backward = self._seconds(column)
         binds = self.instance.problem.exact or (forward > 0 and backward > 0)
-        later = max(0, self.more + 1 - column.promised) if binds else 0
+        later = max(0, self.more + 1 - column.bound_depth) if binds else 0
         return max(self.more * backward + later * forward, self.more * forward + later * backward)

@@ -172,7 +172,7 @@ class LadderSetting(PipelineSetting):
                 self.cut_short = True
                 break
             for bound, pipeline, depths in search.split(self.contest.target):
-                if any(depth > option.deepest for option, depth in zip(pipeline, depths, strict=True)):
+                if any(depth > option.most_depth for option, depth in zip(pipeline, depths, strict=True)):
                     open_ = min(open_, bound)  # with more recomputing than an option stands for
                 elif bound < self.contest.target:
                     open_ = min(open_, self._least_at(bound, pipeline, depths))
@@ -199,7 +199,7 @@ class LadderSetting(PipelineSetting):
                 return
             self.simulate(pipeline, price)
             self._deepen(pipeline)
-            deeper = any(option.promised > option.deepest for option in pipeline)  # warm-ups that no option stands for
+            deeper = any(each.bound_depth > each.most_depth for each in pipeline)  # that no option stands for
             if self.objective == "step" and (deeper or not self._tried_all(pipeline)):
                 open_ = min(open_, price)
                 self.cut_short |= not deeper
@@ -248,7 +248,7 @@ class LadderSetting(PipelineSetting):
                 nodes=contest.nodes,
             ).scaled(model.unit)  # fmt: skip
             pipeline = model.chosen() if found.found else ()
-            told = self._all_depths(pipeline) and all(option.promised <= option.deepest for option in pipeline)
+            told = self._all_depths(pipeline) and all(option.bound_depth <= option.most_depth for option in pipeline)
             if pipeline and told:
                 self.cuts.append((pipeline, self.simulate(pipeline, found.bound, found_by=INTEGER_PROGRAM)))
                 model.cut(*self.cuts[-1])

@@ -127,7 +127,7 @@ class DepthSearch:
         options: What the stages are of; of a chain.
         micro_batches: M.
         pipelines: Lower bounds of what pipelines take, in seconds, and their stages. A stage's depth is any from its
-            option's `least` to its `promised`; a shared one's `named` and `shares` say who has what of it.
+            option's `least_depth` to its `bound_depth`; a shared one's `named` and `shares` say who has what of it.
 
     Attributes:
         boxes: How many were bounded.
@@ -149,7 +149,7 @@ class DepthSearch:
         columns = [self._column(pipeline) for pipeline in self._pipelines]
         rest = np.array(columns).reshape(-1, len(fields(_Times)) - 2, self._stages)
         self._times = _Times(*self._alone(), *rest.transpose(1, 2, 0))
-        low, high = ([self._depths(each, name) for each in self._pipelines] for name in ("least", "promised"))
+        low, high = ([self._depths(each, name) for each in self._pipelines] for name in ("least_depth", "bound_depth"))
         self._open = _Boxes(
             np.array(low, dtype=np.int64).reshape(-1, self._stages).T,
             np.array(high, dtype=np.int64).reshape(-1, self._stages).T,

@@ -53,10 +53,10 @@ class ShareSearch:
 
     def least(self) -> float:
         """No plan of the pipeline has a lower value; the best of them is offered. -inf: nothing is known."""
-        if any(option.promised > option.deepest for option in self._pipeline):
+        if any(option.bound_depth > option.most_depth for option in self._pipeline):
             return -math.inf  # warm-ups that no option stands for
         found = self._target
-        for shared in self.ways():
+        for shared in self.sharings():
             if self._setting.program.price(shared) < self._target:
                 found = min(found, self._least(shared))
             if self.room <= 0 or self._setting.contest.clock.left_s <= 0:
@@ -64,7 +64,7 @@ class ShareSearch:
                 break
         return found if self.room > 0 else -math.inf
 
-    def ways(self) -> Iterator[Pipeline]:
+    def sharings(self) -> Iterator[Pipeline]:
         """The pipeline with every sharing for which no worker computes until the target, while there is room."""
         for shared in itertools.product(*(list(self._ways(option)) for option in self._pipeline)):
             self.room -= 1

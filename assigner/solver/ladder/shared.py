@@ -172,7 +172,7 @@ class SharedSetting(LadderSetting):
         for price, pipeline in pipelines:
             self.contest.clock.check()
             search = ShareSearch(self, pipeline, room)
-            found += ((price, shared) for shared in search.ways())
+            found += ((price, shared) for shared in search.sharings())
             room = search.room
             if room <= 0:
                 self.cut_short, open_ = True, min(open_, price)

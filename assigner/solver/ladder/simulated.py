@@ -143,7 +143,7 @@ class PipelineSetting(Setting):
 
     def _all_depths(self, pipeline: Sequence[StageOption]) -> bool:
         """True if every choice of warm-up depths is simulated; of a chain, of those that do not grow."""
-        ranges = [range(option.least, option.deepest + 1) for option in pipeline]
+        ranges = [range(option.least_depth, option.most_depth + 1) for option in pipeline]
         choices = falling_count(ranges, self.micro_batches) if self.problem.exact else math.prod(map(len, ranges))
         return choices <= self.most_depths * self.effort
 
@@ -165,7 +165,7 @@ class PipelineSetting(Setting):
         """The warm-up depths that each stage may have."""
         full = self._additive().flows
         return [
-            range(max(option.least, self._usual(pipeline, n) if full else 0), option.deepest + 1)
+            range(max(option.least_depth, self._usual(pipeline, n) if full else 0), option.most_depth + 1)
             for n, option in enumerate(pipeline)
         ]
 

@@ -148,7 +148,7 @@ TELL_S = 0.2
 NARROW_CELL = 1e-5
 """Cells whose width matters less than this share of the bound are not cut any more: the bound stays theirs."""
 
-CREW_WIDTH, CREW_PER_GROUP = 200, 6
+ASSIGNMENT_BEAM, ASSIGNMENTS_PER_GROUP = 200, 6
 """Partial lines that the beam keeps, and of those with the same last worker."""
 
 # Stages of any shape

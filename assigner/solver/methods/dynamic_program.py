@@ -95,7 +95,7 @@ class _OptionArrays:
         both = exact | (times > 0).all(axis=1)
         shared_s = np.array([option.busiest_s for option in options]).reshape(-1)
         alone = shared_s == 0
-        promised = np.array([float(option.promised) for option in options])
+        promised = np.array([float(option.bound_depth) for option in options])
         ends = exact | (times[:, 1] > 0)  # its update may be the last of a way
         self.number = np.arange(len(options))
         self.first = np.array([c.first for c in options], dtype=np.int64)
@@ -103,7 +103,7 @@ class _OptionArrays:
             times[:, 0], times[:, 1],
             np.array([c.update_s for c in options]) * ends, np.array([c.tied_s for c in options]) * ends,
             np.where(both, promised, instance.micro_batches),
-            np.array([float(option.least) for option in options]) * exact,
+            np.array([float(option.least_depth) for option in options]) * exact,
             np.where(alone, instance.micro_batches * times.sum(axis=1), shared_s * both), alone,
         )  # fmt: skip
         self.ending: dict[tuple[int, int], list[int]] = {}
@@ -297,7 +297,7 @@ class DynamicProgram:
                 front = _pick(options.front, which)
                 count = len(which)
                 labels = _Labels(
-                    self._objective.last(front), front.least, np.full(count, uses @ self._place),
+                    self._objective.last(front), front.least_depth, np.full(count, uses @ self._place),
                     np.full(count, uses.sum()), np.full(count, number), np.full(count, 1), options.number[which],
                     np.full(count, -1), self._serials(count),
                 )  # fmt: skip
@@ -338,10 +338,10 @@ class DynamicProgram:
         marks = self._objective.grow(labels.marks[:, :, None], hop, front)
         need = labels.need[:, None]
         least = np.maximum(need, self._stage_options.usual(stage) if self._objective.flows else 0)
-        marks[0] = np.where(front.promised >= least, marks[0], np.inf)  # else the stage behind would wait for ever
+        marks[0] = np.where(front.bound_depth >= least, marks[0], np.inf)  # else the stage behind would wait for ever
         many, count = len(which), len(labels.used)
         grown = _Labels(
-            marks.reshape(len(marks), -1), np.maximum(need, front.least).ravel(),
+            marks.reshape(len(marks), -1), np.maximum(need, front.least_depth).ravel(),
             np.repeat(labels.used + uses @ self._place, many), np.repeat(labels.workers + uses.sum(), many),
             np.full(many * count, left),
             np.full(many * count, stage), np.tile(options.number[which], count), np.repeat(labels.serial, many),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FrontStages:
-    """Stages about to be put in front, as arrays that broadcast: seconds, and the deepest and least warm-up.
+    """Stages about to be put in front, as arrays that broadcast: seconds, and the warm-up depths to reckon with.
 
     Of several workers that share a stage, seconds are those of the fastest one. `load` is what the busiest of them
     computes in a step; `alone` says that one worker has the stage; `update` and `tied` are as of `StageOption`.
@@ -36,8 +36,8 @@ class FrontStages:
     backward: Floats
     update: Floats
     tied: Floats
-    promised: Floats
-    least: Floats
+    bound_depth: Floats
+    least_depth: Floats
     load: Floats
     alone: Floats
 
@@ -252,7 +252,7 @@ class OneFOneBStep:
 
     def _window(self, stage: FrontStages, trip: Floats) -> Floats:
         """What the warm-up depth costs: rounds of d, and what cannot be done while the first or last trip lasts."""
-        m, f, b, d = self.micro_batches, stage.forward, stage.backward, stage.promised
+        m, f, b, d = self.micro_batches, stage.forward, stage.backward, stage.bound_depth
         rounds = np.ceil(m / d) * trip
         first = trip + (m - 1) * b + (m - d) * f
         last = trip + (m - 1) * f + (m - d) * b

@@ -41,9 +41,9 @@ class StageOption:
         update_s: The optimizer's update, behind all that keeps the worker busy; where workers share the stage, with
             the reduction in front of it.
         rematerialise: Positions of the partitions that run forward again.
-        least: Micro-batches in flight, at least; fewer would fit with less recomputing.
-        deepest: The most micro-batches in flight that fit.
-        promised: The most that a bound must reckon with; `deepest`, or M where deeper levels were left out.
+        least_depth: Micro-batches in flight, at least; fewer would fit with less recomputing.
+        most_depth: The most micro-batches in flight that fit.
+        bound_depth: The most that a bound must reckon with; `most_depth`, or M where deeper levels were left out.
         shares: Micro-batches of each worker that shares the stage, in the order of the set; empty: one has them all.
         busiest_s: What the busiest of them computes in a step, at least; 0: one has them all.
         named: The groups of these workers in the order in which a plan names them; empty: that of the set.
@@ -58,9 +58,9 @@ class StageOption:
     backward_s: float
     update_s: float
     rematerialise: tuple[int, ...]
-    least: int
-    deepest: int
-    promised: int
+    least_depth: int
+    most_depth: int
+    bound_depth: int
     shares: tuple[int, ...] = ()
     busiest_s: float = 0.0
     named: tuple[int, ...] = ()
@@ -140,9 +140,9 @@ class PriceTable:
         """The workers that may be used in groups of like ones, in the order of their first members.
 
         Two are alike if they have the same capacity and prices at this micro-batch size, the same pins allow them, and
-        swapping them leaves all `Problem.ways` as they were: a model needs them once, with a count. Swaps compose, so
-        it is enough to compare with one of each group. Beside others in a shared stage it may matter which one is there
-        (`Problem.rings_differ`).
+        swapping them leaves all `Problem.link_class` as they were: a model needs them once, with a count. Swaps
+        compose, so it is enough to compare with one of each group. Beside others in a shared stage it may matter which
+        one is there (`Problem.rings_differ`).
         """
         problem = self.problem
         groups: list[list[str]] = []
@@ -418,7 +418,7 @@ class StageOptions:
             stages: As for `usual`.
         """
         levels, usual = self.levels(first, last, group), self.usual(stages)
-        found = next((each for each in levels if each.deepest >= usual), levels[-1] if levels else None)
+        found = next((each for each in levels if each.most_depth >= usual), levels[-1] if levels else None)
         return found if found is None or found.group == group else replace(found, group=group)
 
     def levels(self, first: int, last: int, group: int) -> tuple[StageOption, ...]:
@@ -495,7 +495,7 @@ class StageOptions:
 
 def _swap(problem: Problem, first: str, second: str) -> bool:
     """True if swapping two workers leaves all links, and what all-reduces take on each, as they are."""
-    way = problem.ways
+    way = problem.link_class
     one, other = way[first], way[second]
     others: Sequence[str] = [name for name in way if name not in (first, second)]
     return (

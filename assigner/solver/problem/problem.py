@@ -178,7 +178,7 @@ class Problem:
         return twins
 
     @cached_property
-    def ways(self) -> dict[str, dict[str, int]]:
+    def link_class(self) -> dict[str, dict[str, int]]:
         """For each ordered pair of workers a number; pairs whose links are alike have the same one.
 
         Where stages may be shared their all-reduces are alike, too.
@@ -205,7 +205,7 @@ class Problem:
         So it is with which ones the others are neighbours, if links are not all alike.
         """
         names = [worker.name for worker in self.workers]
-        all_alike = len({self.ways[one][other] for one in names for other in names if one != other}) <= 1
+        all_alike = len({self.link_class[one][other] for one in names for other in names if one != other}) <= 1
         return self.most_replicas > 1 and not all_alike and self.cost.rings.go_by_rank(names)
 
     @cached_property

@@ -305,7 +305,7 @@ class ReplicaOptions(StageOptions):
         found = np.full((most + 1, len(levels)), np.inf)
         for n, options in enumerate(levels):
             for option in options:
-                held = slice(option.least, option.promised + 1)
+                held = slice(option.least_depth, option.bound_depth + 1)
                 found[held, n] = counts[held] * (option.forward_s + option.backward_s)
         found[0] = 0.0
         return found

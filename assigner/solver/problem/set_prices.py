@@ -219,7 +219,7 @@ class SetPrices(PriceTable):
             del needs[chosen]
         return tuple(stages)
 
-    def ways(self, where: Sequence[int]) -> tuple[TravellingValue, ...] | None:
+    def travelling(self, where: Sequence[int]) -> tuple[TravellingValue, ...] | None:
         """All values that travel when position i is on worker `where[i]`; None: a link that they need is missing.
 
         In the order in which a stage sends them (schedule/program.py).
@@ -236,15 +236,15 @@ class SetPrices(PriceTable):
                     old[1].append(reader)
                     if gradient:
                         old[2].append(reader)
-        ways = []
+        values = []
         for (value, target), (maker, readers, graded) in found.items():
             source, wires = where[maker], self.wires[value]
             there, back = wires[source][target], wires[target][source] if graded else None
             if math.isinf(there.seconds) or (back is not None and math.isinf(back.seconds)):
                 return None
-            ways.append(TravellingValue(maker, source, target, tuple(readers), tuple(graded), there, back))
+            values.append(TravellingValue(maker, source, target, tuple(readers), tuple(graded), there, back))
         for members, wires in self.ties:
             holders = {where[i] for i in members}
             if any(math.isinf(wires[u][v].seconds) for u in holders for v in holders if u != v):
                 return None
-        return tuple(ways)
+        return tuple(values)
