@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from workloads import WIDTH, Language, graph_of, kept_workload, next_token, tokens
 
 if TYPE_CHECKING:
@@ -77,6 +79,13 @@ class Renaming(nn.Module):
         return self.last(self.inner(x))
 
 
+def checkpointed() -> nn.Module:
+    """Parts in torch's wrapper, which leaves its own name out of what it lists, and out of its state."""
+    first = checkpoint_wrapper(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)))
+    last = nn.Sequential(checkpoint_wrapper(nn.Linear(WIDTH, WIDTH)), nn.Linear(WIDTH, 1))
+    return nn.Sequential(OrderedDict(first=first, last=last))
+
+
 class Transposing(nn.Module):
     """Its state_dict holds a weight transposed, under another name, and it takes that."""
 
@@ -135,6 +144,7 @@ MODELS: dict[str, tuple[Callable[[], Workload], list[list[str]]]] = {
     ),
     "renamed": (lambda: kept_workload(Renaming, "inner", "last"), [["inner"], ["last"]]),
     "transposed": (lambda: kept_workload(Transposing, "first", "last"), [["first"], ["last"]]),
+    "checkpointed": (lambda: kept_workload(checkpointed, "first", "last"), [["first"], ["last"]]),
     "growing": (lambda: kept_workload(growing, "*"), [["0"], ["1"]]),
 }  # fmt: skip
 

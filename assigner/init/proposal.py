@@ -10,6 +10,7 @@ from torch import nn
 
 from assigner.init.draft import MarkPattern
 from assigner.model.marking.marks import matches
+from assigner.model.members import parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,7 +63,7 @@ def not_proposed(model: nn.Module, called: Called | None = None) -> tuple[list[s
 
 def _large(model: nn.Module, called: Called | None) -> list[MarkPattern]:
     """Patterns of what is repeated or large enough, and called."""
-    total = sum(parameter.numel() for parameter in model.parameters()) or 1
+    total = sum(parameter.numel() for parameter in parameters(model)) or 1
     repeats = any(map(_is_repeated, model.modules()))
     found = _visit(model, "", lambda each: _parameters(each) >= LEAST_SHARE * total if repeats else _has_matrix(each))
     names = dict(model.named_modules()) if called is None else called
@@ -74,7 +75,8 @@ def _visit(module: nn.Module, prefix: str, counts: Callable[[nn.Module], bool]) 
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         if _is_repeated(child):
-            yield MarkPattern(f"{path}.*", len(child)), f"{path}.{next(iter(dict(child.named_children())))}"  # type: ignore[arg-type]
+            first = next(name for name, _ in child.named_children())
+            yield MarkPattern(f"{path}.*", len(_items(child))), f"{path}.{first}"
         elif not _has_forward(child) or any(map(_is_repeated, child.modules())):
             yield from _visit(child, f"{path}.", counts)
         elif counts(child):
@@ -83,10 +85,16 @@ def _visit(module: nn.Module, prefix: str, counts: Callable[[nn.Module], bool]) 
 
 def _is_repeated(module: nn.Module) -> bool:
     """True for a container whose items are alike and are called one by one."""
-    if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
+    if not isinstance(module, nn.ModuleList | nn.Sequential):
         return False
-    classes = Counter(type(each) for each in module if _parameters(each))
-    return all(map(_has_forward, module)) and bool(classes) and classes.most_common(1)[0][1] > 1
+    items = _items(module)
+    classes = Counter(type(each) for each in items if _parameters(each))
+    return all(map(_has_forward, items)) and bool(classes) and classes.most_common(1)[0][1] > 1
+
+
+def _items(module: nn.Module) -> list[nn.Module]:
+    """The modules of a container, one that it has twice both times; some places may hold None."""
+    return [each for each in module._modules.values() if each is not None]
 
 
 def _has_forward(module: nn.Module) -> bool:
@@ -94,8 +102,8 @@ def _has_forward(module: nn.Module) -> bool:
 
 
 def _has_matrix(module: nn.Module) -> bool:
-    return any(parameter.dim() > 1 for parameter in module.parameters())
+    return any(parameter.dim() > 1 for parameter in parameters(module))
 
 
 def _parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    return sum(parameter.numel() for parameter in parameters(module))

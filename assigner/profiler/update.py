@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from assigner.model.deferred.likeness import in_likeness
+from assigner.model.members import named_parameters, parameters
 from assigner.profiler.memory import peak_bytes, storage_bytes
 from assigner.profiler.sampling import Stopwatch
 from assigner.runtime.update.building import built_optimizer, stand_ins
@@ -93,12 +94,12 @@ class UpdateBench:
 
 def trained(module: nn.Module) -> list[nn.Parameter]:
     """The parameters that an optimizer updates."""
-    return [each for each in module.parameters() if each.requires_grad]
+    return [each for each in parameters(module) if each.requires_grad]
 
 
 def optimizer_share(workload: Workload, graph: PartitionGraph, device: torch.device) -> float:
     """Bytes of state that the user's optimizer keeps for a byte of parameters, found on a small one of each group."""
-    model = dict(graph.deferred.model.named_parameters())
+    model = dict(named_parameters(graph.deferred.model))
     _, groups = built_optimizer(workload, stand_ins(model.items()), {})
     trained = [[name for name in names if model[name].requires_grad] for names in groups]
     chosen = [min(names, key=lambda name: _strangeness(model[name])) for names in trained if names]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from assigner.errors import FormatError, UsageError
 from assigner.launch.stopping import GRACE_S, SIGNALS
 from assigner.model.marking.marks import matches
+from assigner.model.members import named_buffers
 from assigner.runtime.batch.callcomparison import LEAVING
 from assigner.runtime.checkpoints.checkpoint import Checkpoint, TrainingProgress
 from assigner.runtime.checkpoints.saving import Saving
@@ -155,6 +156,9 @@ class ModelState:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """This rank's parameters and buffers under the model's own names; a shared parameter by its first name.
 
+        The names are those of `named_parameters`; where the plain model's own state_dict has other keys (wrappers and
+        parametrizations change them), `full_state_dict` has these.
+
         Raises:
             UsageError: a forward has registered a parameter, or put another one in the place of one that is trained.
         """
@@ -241,7 +245,7 @@ class ModelState:
         Raises:
             UsageError: a pattern matches no buffer of the model, or the pipeline moved to another plan in the block.
         """
-        names = [name for name, _ in self.graph.deferred.model.named_buffers(remove_duplicate=False)]
+        names = [name for name, _ in named_buffers(self.graph.deferred.model, remove_duplicate=False)]
         for pattern in patterns:
             if not any(matches(pattern, name) for name in names):
                 raise UsageError(

@@ -20,6 +20,7 @@ from assigner.machine.generators import kept_python
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.recorder import is_meta
 from assigner.model.marking.modules import batch_norms
+from assigner.model.members import parameters
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.ranks.process import settle_vector_maths
 from assigner.runtime.update.building import built_optimizer, stand_ins
@@ -358,5 +359,4 @@ def _uncut(error: UsageError) -> str:
 
 def _side_bytes(graph: PartitionGraph) -> int:
     """Bytes that one side has while it trains, without activations: those of so few rows count little beside."""
-    parameters = {id(each): each for each in graph.deferred.model.parameters()}.values()
-    return sum(each.nbytes for each in parameters) * _COPIES
+    return sum(each.nbytes for each in parameters(graph.deferred.model)) * _COPIES

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.model.deferred import settle_mode
 from assigner.model.marking.casting import casting
+from assigner.model.members import named_buffers, named_parameters, parameters
 from assigner.runtime.batch.staterows import state_of, with_states
 from assigner.runtime.step.batchnorm import DeferredStatistics
 from assigner.runtime.step.metrics import StepMetrics
@@ -64,7 +65,7 @@ class PlainModel:
         )
         self._loss: torch.Tensor | None = None
         self._autocast = workload.autocast
-        self._parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        self._parameters = dict(named_parameters(self.model, remove_duplicate=False))
         self.per_micro_batch: set[str] = set()
         self.failed, self._watches = False, True
         self._states: dict[tuple[bool, int], dict[StatePlace, Any]] = {}
@@ -80,7 +81,7 @@ class PlainModel:
     @contextlib.contextmanager
     def _hooks_apart(self) -> Iterator[None]:
         """Call the hooks of parameters on the gradient of a whole step, as a loop without micro-batches does."""
-        hooked = {each: each._backward_hooks for each in self.model.parameters() if each._backward_hooks}
+        hooked = {each: each._backward_hooks for each in parameters(self.model) if each._backward_hooks}
         for parameter in hooked:
             parameter._backward_hooks = None
         try:
@@ -109,7 +110,7 @@ class PlainModel:
         self._drop()
 
     def _drop(self) -> None:
-        for parameter in self.model.parameters():
+        for parameter in parameters(self.model):
             parameter.grad = None
 
     def evaluate(self) -> None:
@@ -173,7 +174,7 @@ class PlainModel:
             target: state_of(outputs, source) for target, source in (workload.carried or {}).items()
         }
         self.per_micro_batch |= {
-            name for name, buffer in self.model.named_buffers() if name in before and not before[name].equal(buffer)
+            name for name, buffer in named_buffers(self.model) if name in before and not before[name].equal(buffer)
         }
         return outputs
 
@@ -193,7 +194,7 @@ class PlainModel:
         return value.detach()
 
     def _snapshot(self) -> dict[str, torch.Tensor]:
-        return {name: buffer.clone() for name, buffer in self.model.named_buffers() if buffer.layout is torch.strided}
+        return {name: buffer.clone() for name, buffer in named_buffers(self.model) if buffer.layout is torch.strided}
 
     def epsilon(self, exercise: Exercise) -> float:
         """The relative step between neighbouring numbers of the loss of an exercise."""
@@ -213,7 +214,7 @@ class PlainModel:
         if item.quantity == "gradient":
             return self._parameters[item.name].grad
         found = self._parameters.get(item.name)
-        return found if found is not None else dict(self.model.named_buffers(remove_duplicate=False)).get(item.name)
+        return found if found is not None else dict(named_buffers(self.model, remove_duplicate=False)).get(item.name)
 
     def outputs(self) -> list[str]:
         """The names of the outputs that were heard last."""
@@ -224,7 +225,7 @@ class PlainModel:
 def _nudge(model: torch.nn.Module, epsilon: float) -> None:
     """Move every parameter by one unit in the last place, up or down."""
     generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
+    for parameter in parameters(model):
         if parameter.is_floating_point():
             signs = torch.randint(0, 2, parameter.shape, generator=generator, dtype=torch.int8, device="cpu") * 2 - 1
             unit = max(epsilon, torch.finfo(parameter.dtype).eps)

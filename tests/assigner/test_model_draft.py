@@ -144,6 +144,25 @@ def test_a_forward_that_decides_by_values():
     assert "head" in try_inputs(Checks()).called
 
 
+@pytest.mark.parametrize(("places", "patterns"), [
+    ([None, 0, 1], ["parts.*", "head"]), ([0, None, 0], ["parts.*", "head"]), ([0, None], ["parts.0", "head"]),
+    ([None], ["head"]),
+])  # fmt: skip
+def test_a_list_with_places_that_hold_none(places, patterns):
+    """The modules in it are looked at, and nothing else: a list may have a place for each layer, used or not."""
+
+    class Gaps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            made = [nn.Linear(8, 8), nn.Linear(8, 8)]
+            self.parts = nn.ModuleList(None if each is None else made[each] for each in places)
+            self.head = nn.Linear(8, 1)
+
+    found = propose(Gaps())
+    assert [mark.pattern for mark in found] == patterns
+    assert found[0].count == sum(each is not None for each in places) or patterns[0] != "parts.*"
+
+
 def test_modules_that_others_lead_back_to_are_not_proposed():
     """A layer that is called again with its own results alone, or with other inputs, can still be a partition."""
     model = Round()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MODULES = (
     "inplace", "backward", "hooks", "checkpoints", "buffers", "written", "python_state", "randomness", "aliases",
     "containers", "outputs", "calls", "control_flow", "optimizers", "loops", "torchs_own", "sequences", "vision",
-    "patches", "training_habits", "sciences", "decoders", "encoders", "towers",
+    "patches", "wrappers", "training_habits", "sciences", "decoders", "encoders", "towers",
     "blind_tensors", "blind_models", "blind_python", "blind_habits",
 )  # fmt: skip
 """Of this folder, in the order of the table."""

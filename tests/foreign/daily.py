@@ -57,6 +57,12 @@ DAILY = frozenset(
         "checkpoint inside marked blocks behind the root's own requires_grad_ of a frozen result",
         "checkpoint inside marked blocks behind the detached one of two results of a partition",
         "blind: selective checkpoint by a policy, at the root",
+        # wrappers, and modules that others have made
+        "apply_activation_checkpointing: every marked layer in a CheckpointWrapper",
+        "a model that lists a part of its parameters: the optimizer trains these",
+        "a CheckpointWrapper around the whole model",
+        "model.compile() of the whole model",
+        "a torch.fx graph as the model, with a hook",
         # buffers
         "moving mean by assignment, unmarked",
         "moving mean by a chain of in-place operations, marked",

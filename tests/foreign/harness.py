@@ -167,6 +167,16 @@ def modes_alike(model: torch.nn.Module, made: Workload, batch: Any) -> bool:
     return found[0] == found[1]
 
 
+def held(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and what else belongs to its state, by the names under which they lie, whatever it calls them."""
+    found: dict[str, torch.Tensor] = dict(torch.nn.Module.named_parameters(model, remove_duplicate=False))
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, each in module._buffers.items():
+            if each is not None and name not in module._non_persistent_buffers_set:
+                found[f"{path}.{name}".lstrip(".")] = each
+    return found
+
+
 def plain(made: Workload, micro_batches: int, loop: Loop | None = None, device: str = "cpu") -> Record:
     """The same training in plain torch, its micro-batches one after another."""
     torch.manual_seed(made.seed)
@@ -179,24 +189,25 @@ def plain(made: Workload, micro_batches: int, loop: Loop | None = None, device: 
     if any(type(each).train is not torch.nn.Module.train for each in model.modules()):
         model.train()  # a loop's own call; it changes nothing for other models
     record = Record([], [], [])
-    firsts = {id(each): name for name, each in reversed(model.state_dict(keep_vars=True).items())}
-    start = {name: each.detach().clone() for name, each in model.state_dict().items()}
+    firsts = {id(each): name for name, each in reversed(held(model).items())}
+    start = {name: each.detach().clone() for name, each in held(model).items()}
     for n, rows in enumerate(RAGGED):
         batch = put(made.make_batch(rows, n), device)
         if loop is not None:
             loop(n, dict(model.named_parameters()), optimizer)
         seeded(n)
-        model.zero_grad()
+        for _, each in torch.nn.Module.named_parameters(model):
+            each.grad = None
         total = 0.0
         for (args, kwargs), targets, weight in pieces(made, batch, micro_batches):
             loss = made.compute_loss(model(*args, **kwargs), targets) * weight
             loss.backward()
             total += loss.item()
         optimizer.step()
-        grads = {name: each.grad for name, each in model.named_parameters(remove_duplicate=False)}
+        grads = {name: each.grad for name, each in torch.nn.Module.named_parameters(model, remove_duplicate=False)}
         record.gradients.append({name: None if each is None else each.clone() for name, each in grads.items()})
         record.losses.append(total)
-        record.states.append({name: each.detach().clone() for name, each in model.state_dict().items()})
+        record.states.append({name: each.detach().clone() for name, each in held(model).items()})
     record.moved = frozenset(name for name in firsts.values() if distance(record.states[-1][name], start.get(name)))
     model.eval()
     seeded(len(RAGGED))

@@ -48,6 +48,7 @@ from assigner.model.deferred.outside import objects_outside
 from assigner.model.deferred.recorder import CallRecorder, LooksReal, is_meta
 from assigner.model.deferred.replay import Replay, ReplayedMemory, View
 from assigner.model.deferred.vocabulary import Vocabulary, vocabulary_of
+from assigner.model.members import buffers, named_buffers, named_parameters
 from assigner.usercode import user_code, user_line
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ class DeferredModel:
         memento.exchange(made)
         self.replaced = [each for each, _ in views.values()]
         self.for_gpus = [made[key] for key, (_, view) in views.items() if view.storage in recorder.on_gpus]
-        buffers = {each.untyped_storage()._cdata for each in self.model.buffers() if is_meta(each)}
-        self.lent = self._lent(buffers | {view.storage for _, view in views.values()})
+        registered = {each.untyped_storage()._cdata for each in buffers(self.model) if is_meta(each)}
+        self.lent = self._lent(registered | {view.storage for _, view in views.values()})
 
     def _lent(self, storages: set[int]) -> list[torch.Tensor]:
         """Those in the memory of arrays with which these storages would share theirs, if they had values."""
@@ -127,8 +128,8 @@ class DeferredModel:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer by name; names that share one tensor all stand here."""
-        found: dict[str, torch.Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
-        found.update(self.model.named_buffers(remove_duplicate=False))
+        found: dict[str, torch.Tensor] = dict(named_parameters(self.model, remove_duplicate=False))
+        found.update(named_buffers(self.model, remove_duplicate=False))
         return found
 
     @contextlib.contextmanager
@@ -136,7 +137,8 @@ class DeferredModel:
         """The model in the mode that it was built in (training), or after its own `eval()`, while the block runs."""
         with Memento(self.model.named_modules()).put_back(), unwatched():
             if not training:
-                self.model.eval()
+                with user_code("the model's eval()"):
+                    self.model.eval()
             yield
 
     @functools.cached_property

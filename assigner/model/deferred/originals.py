@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assigner.errors import UsageError
+from assigner.model.members import buffers, parameters
 from assigner.usercode import is_asked_by_user, is_own_call
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def is_outdated(model: nn.Module) -> bool:
 
     What has no values yet is made anew for each pipeline.
     """
-    return model in _trained and any(each in _names and not each.is_meta for each in model.parameters())
+    return model in _trained and any(each in _names and not each.is_meta for each in parameters(model))
 
 
 def keep_left(model: nn.Module, left: Mapping[nn.Module, Mapping[str, str]]) -> None:
@@ -260,7 +261,7 @@ def keep_left(model: nn.Module, left: Mapping[nn.Module, Mapping[str, str]]) -> 
 
 
 def _has_originals(module: nn.Module | None) -> bool:
-    return module is not None and any(each in _names for each in (*module.parameters(), *module.buffers()))
+    return module is not None and any(each in _names for each in (*parameters(module), *buffers(module)))
 
 
 class _Left(NamedTuple):

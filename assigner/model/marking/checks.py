@@ -34,6 +34,7 @@ from assigner.errors import MarkingError
 from assigner.model.deferred.memento import Memento
 from assigner.model.marking.decisions import answering
 from assigner.model.marking.opaque import within_call
+from assigner.model.members import parameters
 from assigner.usercode import running_line, user_line
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class Checks:
         Args:
             inputs: Its inputs, without values.
         """
-        mode = detect_fake_mode([*pytree.tree_leaves(inputs), *self.model.parameters()])
+        mode = detect_fake_mode([*pytree.tree_leaves(inputs), *parameters(self.model)])
         self._asked = 0
         if mode is None or mode.shape_env is None:
             yield

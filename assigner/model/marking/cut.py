@@ -30,6 +30,7 @@ from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.piece import PieceBuilder
 from assigner.model.marking.realforward import Examples, learn
 from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows, batch_rows, find_carriers
+from assigner.model.members import named_parameters
 from assigner.model.workload import call_arguments
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     """
     deferred = DeferredModel(workload.model, seed=workload.seed)
     check_mode(workload, deferred)
+    check_names(workload, deferred)
     marked = find_marks(deferred.model, workload.marks if marks is None else tuple(marks))
     example = workload.make_batch(EXAMPLE_ROWS, workload.seed)
     rows = batch_rows(workload, example)
@@ -87,6 +89,26 @@ def check_mode(workload: Workload, deferred: DeferredModel) -> None:
             hint="end the builder with model.train(), which a training loop calls; parts that are to stay in eval mode"
             " behind that: model.backbone.eval()",
         )
+
+
+def check_names(workload: Workload, deferred: DeferredModel) -> None:
+    """Refuse to train a model that tells its optimizer other names than those under which it holds its parameters.
+
+    Raises:
+        UsageError: the workload has an optimizer, and the model's own `named_parameters` gives other names.
+    """
+    if workload.optimizer is None:
+        return
+    held = dict(named_parameters(deferred.model, remove_duplicate=False))
+    for name, parameter in deferred.model.named_parameters():
+        if held.get(name) is not parameter:
+            true = next((each for each, other in held.items() if other is parameter), "none of its own")
+            raise UsageError(
+                f"{type(deferred.model).__name__}, the model, has a named_parameters of its own, by which {true!r} is"
+                f" called {name!r}: its optimizer, checkpoints and partitions could not agree about it",
+                hint="give the model without the wrapper around all of it, and wrap its parts; or leave"
+                " named_parameters to nn.Module",
+            )
 
 
 def _captured(

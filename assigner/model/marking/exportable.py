@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from assigner.errors import MarkingError
@@ -33,9 +33,34 @@ def exportable(
     """
     with (
         fake_tensors(model, mode), _given_momenta(model), _symbolic_lengths(model),
-        _named_keywords(model, args, kwargs), any_names(),
+        _named_keywords(model, args, kwargs), _as_written(model), any_names(),
     ):  # fmt: skip
         yield
+
+
+@contextlib.contextmanager
+def _as_written(model: nn.Module) -> Iterator[None]:
+    """The model is a plain module while the block runs.
+
+    It names its tensors by where they are, what is compiled by its own `compile()` runs as it is written, and a graph
+    of torch.fx is called: torch.export would interpret it, without its hooks.
+    """
+    kind = type(model)
+    own = [
+        (model.__dict__, name, getattr(nn.Module, name).__get__(model))
+        for name in ("named_parameters", "named_buffers")
+        if getattr(type(model), name) is not getattr(nn.Module, name) or name in model.__dict__
+    ]
+    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
+    with placed([*own, *((module.__dict__, "_compiled_call_impl", None) for module in compiled)]):
+        if not issubclass(kind, fx.GraphModule):
+            yield
+            return
+        model.__class__ = type(kind.__name__, (nn.Module,), {"forward": kind.forward, "__module__": kind.__module__})
+        try:
+            yield
+        finally:
+            model.__class__ = kind
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from assigner.model.marking.marks import Mark
 from assigner.model.marking.partitionmodule import around_module, build_module
 from assigner.model.marking.realforward import Examples
 from assigner.model.marking.rows import BatchRows
+from assigner.model.members import named_buffers, named_parameters
 
 LEAF = object()
 
@@ -293,7 +294,7 @@ class PartitionGraph:
     def canonical(self) -> dict[str, str]:
         """For each parameter's name the first of its names in the model: a shared one has several."""
         first: dict[int, str] = {}
-        tensors = dict(self.deferred.model.named_parameters(remove_duplicate=False))
+        tensors = dict(named_parameters(self.deferred.model, remove_duplicate=False))
         return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
 
     @cached_property
@@ -304,7 +305,7 @@ class PartitionGraph:
     @cached_property
     def buffer_aliases(self) -> dict[str, str]:
         """Names of buffers that no partition holds -> the name under which one holds the same tensor."""
-        tensors = dict(self.deferred.model.named_buffers(remove_duplicate=False))
+        tensors = dict(named_buffers(self.deferred.model, remove_duplicate=False))
         held = {name for piece in self.pieces for name in piece.buffers}
         first: dict[int, str] = {}
         for name, tensor in tensors.items():

@@ -47,6 +47,7 @@ from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.modules import check_hooks
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
 from assigner.model.marking.writing import hooked, still_required, wanted
+from assigner.model.members import named_parameters
 from assigner.model.singleprocess import as_single_process
 from assigner.usercode import is_asked_by_user, running_line
 
@@ -94,7 +95,7 @@ class Interceptions:
         self.changes: list[StateChange] = []
         self.made: list[str] = []
         self.flags: dict[str, bool] = {}
-        parameters = model.named_parameters(remove_duplicate=False)
+        parameters = named_parameters(model, remove_duplicate=False)
         self._hung = {name: {**vars(each)} for name, each in parameters if vars(each)}
 
     @contextlib.contextmanager
@@ -134,7 +135,7 @@ class Interceptions:
                 `requires_grad`.
         """
         values = Memento(self.model.named_modules(), parameters=True, top="whole")
-        trained = {name: each.requires_grad for name, each in self.model.named_parameters()}
+        trained = {name: each.requires_grad for name, each in named_parameters(self.model)}
         draws, seed = GeneratorStates.now(), torch.default_generator.initial_seed()
         yield
         self.changes = values.changes()
@@ -148,7 +149,7 @@ class Interceptions:
                 hint="draw with torch's default generator and tensor operations (torch.rand, torch.where), or mark a"
                 " larger module that contains the line",
             )
-        for each, parameter in self.model.named_parameters():
+        for each, parameter in named_parameters(self.model):
             if parameter.requires_grad != trained[each]:
                 raise MarkingError(
                     f"the forward of {name} changes requires_grad of {each!r}",
@@ -285,7 +286,7 @@ class Interceptions:
         requires = bool(_TRUE_REQUIRES_GRAD.__get__(tensor))
         if not within_call() and is_asked_by_user():
             if isinstance(tensor, nn.Parameter):
-                names = (name for name, each in self.model.named_parameters() if each is tensor)
+                names = (name for name, each in named_parameters(self.model) if each is tensor)
                 self.flags.update(dict.fromkeys(names, requires))
             elif requires:
                 self._look_at(tensor)

@@ -15,6 +15,7 @@ from assigner import formatting as fmt
 from assigner.errors import MarkingError
 from assigner.model.deferred.ownership import STANDARD
 from assigner.model.deferred.reach import reach
+from assigner.model.members import named_buffers, parameters
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -88,7 +89,7 @@ def unregistered_named(model: nn.Module) -> Iterator[None]:
 
 def _unregistered(model: nn.Module) -> MarkingError | None:
     """Of the first attribute of a module that holds weights, or a part of them, which it does not register."""
-    registered = {id(each) for each in model.modules()} | {id(each) for each in model.parameters()}
+    registered = {id(each) for each in model.modules()} | {id(each) for each in parameters(model)}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name in STANDARD:
@@ -96,7 +97,7 @@ def _unregistered(model: nn.Module) -> MarkingError | None:
             place = f"{path}.{name}".lstrip(".")
             items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
             for each in items:
-                has_weights = isinstance(each, nn.Module) and any(True for _ in each.parameters())
+                has_weights = isinstance(each, nn.Module) and any(True for _ in parameters(each))
                 if id(each) not in registered and (has_weights or isinstance(each, nn.Parameter)):
                     return MarkingError(
                         f"a {type(each).__name__} in {place}, a {type(value).__name__} of Python's, is not registered:"
@@ -104,7 +105,7 @@ def _unregistered(model: nn.Module) -> MarkingError | None:
                         hint="keep modules in an nn.ModuleList or nn.ModuleDict, or each as an attribute of its own,"
                         " and parameters likewise",
                     )
-    named = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    named = {name for name, _ in named_buffers(model, remove_duplicate=False)}
     for where, each in reach({}, model.named_modules()):
         if not isinstance(each, torch.Tensor) or id(each) in registered or str(where) in named:
             continue

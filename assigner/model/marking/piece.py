@@ -20,6 +20,7 @@ from assigner.model.marking.graph import Piece, Size, Value
 from assigner.model.marking.nodes import is_item
 from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
 from assigner.model.marking.writing import ONCE
+from assigner.model.members import named_buffers, named_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -228,11 +229,11 @@ class PieceBuilder:
         model = self.cutter.deferred.model
         parameters: dict[str, None] = {}
         buffers: dict[str, None] = {}
-        known = dict(model.named_parameters(remove_duplicate=False))
+        known = dict(named_parameters(model, remove_duplicate=False))
         for module in self.modules:
             held = model.get_submodule(module)
-            parameters.update(dict.fromkeys(f"{module}.{n}" for n, _ in held.named_parameters(remove_duplicate=False)))
-            buffers.update(dict.fromkeys(f"{module}.{n}" for n, _ in held.named_buffers(remove_duplicate=False)))
+            parameters.update(dict.fromkeys(f"{module}.{n}" for n, _ in named_parameters(held, remove_duplicate=False)))
+            buffers.update(dict.fromkeys(f"{module}.{n}" for n, _ in named_buffers(held, remove_duplicate=False)))
         for name in self.direct:
             (parameters if name in known else buffers)[name] = None
         return tuple(parameters), tuple(buffers)

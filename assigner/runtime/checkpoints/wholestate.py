@@ -25,6 +25,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX, _IncompatibleKeys
 from assigner.errors import UsageError
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.originals import unwatched
+from assigner.model.members import named_buffers, named_parameters
 from assigner.model.plainvalues import DTYPES
 from assigner.runtime.failures.callrecord import checksum
 from assigner.runtime.ranks.packedvalues import (
@@ -234,8 +235,8 @@ class _GivenState:
             except Exception as error:
                 raise UsageError(f"the state_dict does not fit the model: {' '.join(str(error).split())}") from error
             tensors: dict[str, torch.Tensor] = {}
-            parameters = model.named_parameters(remove_duplicate=False)
-            for name, tensor in (*parameters, *model.named_buffers(remove_duplicate=False)):
+            parameters = named_parameters(model, remove_duplicate=False)
+            for name, tensor in (*parameters, *named_buffers(model, remove_duplicate=False)):
                 if name not in graph.persistent:
                     continue
                 if not tensor.is_meta:

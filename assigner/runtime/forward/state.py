@@ -28,6 +28,7 @@ from assigner.model.deferred.caches import cached_functions
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.reach import kept_objects
+from assigner.model.members import buffers, parameters
 from assigner.runtime.forward.heldtensors import HeldTensor, as_they_were, is_strided, on_copies
 from assigner.runtime.forward.moduletensors import ModuleTensors
 from assigner.runtime.forward.usercode import changeable_modules
@@ -358,8 +359,8 @@ def _uncounted(module: nn.Module) -> list[torch.Tensor]:
 
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
+    yield from parameters(module)
+    yield from buffers(module)
 
 
 def _versions(memento: Memento | None) -> list[int]:

@@ -1,0 +1,145 @@
+"""Wrappers around modules, and modules that others have made: they name, call or list in ways of their own."""
+
+from __future__ import annotations
+
+import torch
+from foreign.case import case
+from torch import fx, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from workloads import WIDTH, sgd, workload
+
+MARKS = ("first", "second", "last")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+@case("apply_activation_checkpointing: every marked layer in a CheckpointWrapper")
+def _():
+    def build():
+        net = Net()
+        apply_activation_checkpointing(net, check_fn=lambda each: isinstance(each, nn.Linear))
+        return net
+
+    return workload(build, *MARKS)
+
+
+@case("a CheckpointWrapper inside a marked module", *MARKS)
+class WrappedInside(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = nn.Sequential(checkpoint_wrapper(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))))
+
+
+class Renaming(nn.Module):
+    """Lists what it wraps without its own part of the name, buffers too, as wrappers for sharding do."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.wrapped = inner
+
+    def forward(self, x):
+        return self.wrapped(x)
+
+    def named_parameters(self, *args, **words):
+        for name, each in super().named_parameters(*args, **words):
+            yield name.replace("wrapped.", ""), each
+
+    def named_buffers(self, *args, **words):
+        for name, each in super().named_buffers(*args, **words):
+            yield name.replace("wrapped.", ""), each
+
+
+class Counted(nn.Linear):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+@case("a wrapper of one's own that renames parameters and buffers, marked", *MARKS)
+class Renamed(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = Renaming(Counted(WIDTH, WIDTH))
+
+
+class Adapted(nn.Linear):
+    """Shows its adapter alone to who asks for parameters, as modules for fine-tuning do."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.adapter = nn.Linear(inputs, outputs, bias=False)
+
+    def forward(self, x):
+        return super().forward(x) + self.adapter(x)
+
+    def named_parameters(self, *args, **words):
+        return ((name, each) for name, each in super().named_parameters(*args, **words) if name.startswith("adapter"))
+
+    def parameters(self, recurse=True):
+        return self.adapter.parameters(recurse)
+
+
+@case("a marked module that lists a part of its parameters", *MARKS)
+class ListsAPart(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = Adapted(WIDTH, WIDTH)
+
+
+@case("a model that lists a part of its parameters: the optimizer trains these", *MARKS)
+class ModelListsAPart(Net):
+    def named_parameters(self, *args, **words):
+        return ((name, each) for name, each in super().named_parameters(*args, **words) if "second" not in name)
+
+
+@case("a CheckpointWrapper around the whole model", refusal="named_parameters of its own")
+def _():
+    return workload(lambda: checkpoint_wrapper(Net()), *(f"_checkpoint_wrapped_module.{each}" for each in MARKS))
+
+
+@case("model.compile() of the whole model")
+def _():
+    def build():
+        net = Net()
+        net.compile(backend="eager")
+        return net
+
+    return workload(build, *MARKS)
+
+
+@case("compile() of an unmarked module around marked ones", "first", "second.*", "last")
+class CompiledAround(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        self.second.compile(backend="eager")
+
+
+@case("a torch.fx graph as the model, with a hook")
+def _():
+    def build():
+        net = fx.symbolic_trace(Net())
+        net.register_forward_hook(lambda *given: given[-1] * 2)
+        return net
+
+    return workload(build, *MARKS, optimizer=sgd)
+
+
+@case("a torch.fx graph around marked modules", "first", "second.*", "last")
+class GraphAround(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = fx.symbolic_trace(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)))
