@@ -61,6 +61,7 @@ DAILY = frozenset(
         "apply_activation_checkpointing: every marked layer in a CheckpointWrapper",
         "a model that lists a part of its parameters: the optimizer trains these",
         "a CheckpointWrapper around the whole model",
+        "a decorator around the root's forward that names linecache.cache and sys.modules",
         "model.compile() of the whole model",
         "a torch.fx graph as the model, with a hook",
         # buffers

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import re
+from linecache import cache as lines
+from sys import modules as loaded
+
 import torch
 from foreign.case import case
 from torch import fx, nn
@@ -108,6 +113,49 @@ class ModelListsAPart(Net):
 @case("a CheckpointWrapper around the whole model", refusal="named_parameters of its own")
 def _():
     return workload(lambda: checkpoint_wrapper(Net()), *(f"_checkpoint_wrapped_module.{each}" for each in MARKS))
+
+
+def checked(function):
+    """Around a function, as decorators that check types are: it names what Python keeps of sources and modules."""
+
+    @functools.wraps(function)
+    def call(*args, **words):
+        if "no such file" in lines or "no such module" in loaded:
+            raise TypeError(function.__name__)
+        return function(*args, **words)
+
+    return call
+
+
+@case("a decorator around the root's forward that names linecache.cache and sys.modules", *MARKS)
+class Checked(Net):
+    @checked
+    def forward(self, x):
+        return super().forward(x)
+
+
+class CheckedLayer(nn.Linear):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.lines, self.patterns = lines, re._cache
+
+    @checked
+    def forward(self, x):
+        return super().forward(x) if re.match("x+", "xx") and len(self.patterns) else x
+
+
+@case("a decorator around a marked forward that names caches, and attributes that hold them", *MARKS)
+class CheckedInside(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = CheckedLayer(WIDTH, WIDTH)
+
+
+@case("the root asks a library's cache by another name and leaves an entry in it", *MARKS)
+class LeavesAnEntry(Net):
+    def forward(self, x):
+        re._cache.setdefault(("a key of the root's",), re.compile("x"))
+        return super().forward(x)
 
 
 @case("model.compile() of the whole model")

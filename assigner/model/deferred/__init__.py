@@ -20,6 +20,7 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
     keepers                       how what Python can change of an object is copied and put back
     vocabulary, codenames         the names by which a forward can reach anything; those in one function's code
     contents, caches              what of it lies in C: generators, arrays; and in functions that keep what they make
+    librarycaches                 what Python and torch keep as they go
     distributions                 objects of torch.distributions: what they were given
 
 Source of the idea: deferred initialisation by record and replay, as in torchdistx (2022).

@@ -28,6 +28,7 @@ from torch import nn
 from assigner.model.deferred.codenames import imported_modules, read_names, written_names
 from assigner.model.deferred.contents import ATOMS, IN_C, cached_values
 from assigner.model.deferred.distributions import WITH_CODE, given_attributes
+from assigner.model.deferred.librarycaches import library_caches
 from assigner.model.deferred.ownership import (
     BARE,
     FORWARD_HOOKS,
@@ -103,6 +104,7 @@ def reach(
     modules = list(modules)
     extent = _Extent(HOOKS if backwards else FORWARD_HOOKS, parameters, plain, top, vocabulary)
     known: dict[int, Any] = {id(each): each for each in itertools.chain((each for _, each in modules), beside)}
+    caches = library_caches()
     waiting: deque[_Found] = deque()
     kinds: list[type] = list(dict.fromkeys(type(each) for _, each in modules))
     for name, module in modules:
@@ -126,7 +128,7 @@ def reach(
             if kind in ATOMS:
                 if plain:
                     yield place, value
-            elif id(value) not in known:
+            elif id(value) not in known and id(value) not in caches:
                 known[id(value)] = value
                 yield place, value
                 parts = _parts(kind)
