@@ -107,6 +107,7 @@ class Executor:
         self.statistics = statistics
         self.states, self.stores = states or {}, StepStores()
         self._graphs: Graphs = {}
+        self._read_by = Counter(value for piece in graph.pieces for value in piece.reads)
         self.runners = {name: self._runner(module, name, remat, workload) for name, module in modules.items()}
         self.recorder: Recorder | None = None
         self.step: StepValues | None = None
@@ -128,13 +129,14 @@ class Executor:
         piece = self.graph.piece[name]
         gradients = self.graph.output_gradients(piece)
         finish = self._finish if piece is self.graph.last else None
+        shared = tuple([value in self.carried or self._read_by[value] > 1 for value in piece.reads])
         differentiates = any(value.partition and self.graph.values[value].gradient for value in piece.reads)
         return PartitionRunner(
             piece, module, self.device, remat is not None and name in remat.partitions, gradients,
             self.states.get(name) or PartitionState(module), finish,
             run=compiled(module, name, workload.compile), keep_last=remat is not None and remat.keeps_last,
             statistics=self.statistics, stores=self.stores, differentiates=differentiates, graphs=self._graphs,
-            draws=self.graph.deferred.vocabulary.draws,
+            draws=self.graph.deferred.vocabulary.draws, shared=shared,
         )  # fmt: skip
 
     def run(

@@ -22,7 +22,7 @@ from assigner.runtime.forward.nodes import edge_of, hooks_so_far, is_leaf, packs
 from assigner.runtime.forward.state import LateWrites, PartitionState
 from assigner.runtime.step.backward import Watched, restored, unchanged_by_backward
 from assigner.runtime.step.partition import NOTHING, ForwardPlace, Graph, PartitionRunner, differentiate
-from assigner.runtime.step.readvalues import check_hooks, check_unchanged, facts_of
+from assigner.runtime.step.readvalues import ReadValue, check_hooks, check_unchanged, facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -114,7 +114,8 @@ class _InTurn(NamedTuple):
         runner: Its.
         reads: Where the values that it reads lie among those that are there by then.
         sizes: Likewise its numbers.
-        lent: Those of the values that other partitions made and that others read elsewhere too.
+        lent: Where those of the values lie that come from elsewhere, or that others read elsewhere too.
+        watched: These.
         makes: Where the values that it makes lie.
         cut: Those of them that have no gradient though their graph may say so.
         asked: Numbers of its outputs that code behind them looks at, and whether a gradient comes back.
@@ -125,6 +126,7 @@ class _InTurn(NamedTuple):
     reads: tuple[int, ...]
     sizes: slice
     lent: tuple[int, ...]
+    watched: tuple[ReadValue, ...]
     makes: slice
     cut: tuple[int, ...]
     asked: tuple[tuple[int, bool], ...]
@@ -178,14 +180,20 @@ class JoinedPartitions:
             piece, gradients = each.piece, each.gradients if each.finish is None else ()
             made = [Value(piece.name, n) for n in range(len(gradients))]
             reads = tuple([place[value] for value in piece.reads])
-            lent = tuple([place[value] for value in piece.reads if value in elsewhere])
+            pairs = zip(piece.reads, each.shared, strict=True)
+            watched = [ReadValue(value, value in elsewhere or is_shared) for value, is_shared in pairs]
+            watched = [each for each in watched if each.value in elsewhere or each.value.partition not in self._names]
+            lent = tuple([place[value] for value, _ in watched])
             place.update([(value, len(place) + n) for n, value in enumerate(made)])
             makes = slice(len(place) - len(made), len(place))
             cut = tuple([place[value] for value in made if not graph.values[value].gradient])
             asked = tuple([(n, gradients[n]) for n, value in enumerate(made) if graph.values[value].asked])
             found.append(
-                _InTurn(piece.name, each, reads, slice(sizes, sizes + len(piece.sizes)), lent, makes, cut, asked)
-            )
+                _InTurn(
+                    piece.name, each, reads, slice(sizes, sizes + len(piece.sizes)), lent, tuple(watched), makes, cut,
+                    asked,
+                )
+            )  # fmt: skip
             sizes += len(piece.sizes)
         return found
 
@@ -222,8 +230,8 @@ class JoinedPartitions:
             if hooks_so_far() != hooks:
                 is_hooked = True
                 check_hooks(call.runner.piece, [values[n] for n in call.reads])
-            for n, facts in zip(call.lent, before, strict=True):
-                check_unchanged(call.runner.piece, values[n], facts)
+            if before:
+                check_unchanged(call.runner.piece, call.watched, [values[n] for n in call.lent], before)
             for n, gradient in call.asked:
                 check_asked(call.name, outputs[n], gradient=gradient, sent=False)
             if call.runner.finish is None:

@@ -37,7 +37,7 @@ from assigner.runtime.forward.state import ForwardStart, LateWrites, PartitionSt
 from assigner.runtime.forward.usercode import has_user_code
 from assigner.runtime.step.backward import Watched, in_words, overwritten_error, restored, unchanged_by_backward
 from assigner.runtime.step.batchnorm import DeferredStatistics
-from assigner.runtime.step.readvalues import check_hooks
+from assigner.runtime.step.readvalues import ReadValue, check_hooks, check_unchanged, facts_of, written_in_words
 
 NOTHING = contextlib.nullcontext()
 
@@ -118,6 +118,7 @@ class PartitionRunner:
         differentiates: Something that it reads gets a gradient back.
         draws: Code of the user's in it may draw from Python's generator or NumPy's.
         graphs: Of the rank.
+        shared: Of the values that it reads, which others read too; empty: none of them.
     """
 
     piece: Piece
@@ -134,6 +135,7 @@ class PartitionRunner:
     differentiates: bool = True
     draws: bool = True
     graphs: Graphs = field(default_factory=dict)
+    shared: tuple[bool, ...] = ()
     _starts: dict[int, ForwardStart] = field(default_factory=dict)
     _rests: dict[int, Graph | _Postponed] = field(default_factory=dict)
     _draws: bool | None = None
@@ -149,6 +151,8 @@ class PartitionRunner:
         self._call: Forward = self.run or self.module.forward
         if self.run is not None and self.statistics is not None:
             self.statistics.run_eagerly(self.piece.name)
+        self.shared = self.shared or (False,) * len(self.piece.reads)
+        self._reads = tuple(map(ReadValue, self.piece.reads, self.shared))
         has_code = has_user_code(self.module)
         # cuDNN's dropout between layers has a generator of its own, which nothing seeds anew
         self._seeds_no_dropout = self.device.type == "cuda" and any(
@@ -196,8 +200,12 @@ class PartitionRunner:
             The outputs; where a graph of them is kept, they belong to it, and else they require a gradient as if.
         """
         if not torch.is_grad_enabled():
-            return tuple(map(_apart, self.finished(self.call(place, reads, sizes), place)))
+            before = [facts_of(each) for each in reads]
+            outputs = self.finished(self.call(place, reads, sizes), place)
+            check_unchanged(self.piece, self._reads, reads, before)
+            return tuple(map(_apart, outputs))
         runs_again, hooks = self.recomputes(place), hooks_so_far()
+        before = [facts_of(each) for each in reads]
         first = nodes_so_far() if self._is_plain is None else 0
         start = self.state.begin(runs_again=runs_again)
         if self.state.was_watched:
@@ -209,6 +217,7 @@ class PartitionRunner:
             self.overwrite(late)
         can_run_again = late is None and not self.state.has_made(start)
         outputs = self.finished(outputs, place, runs_again=runs_again and can_run_again)
+        check_unchanged(self.piece, self._reads, reads, before, runs_again=runs_again and can_run_again)
         is_hooked = hooks_so_far() != hooks
         if is_hooked:
             check_hooks(self.piece, reads)
@@ -278,8 +287,9 @@ class PartitionRunner:
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
             assert start is not None
             with self.state.again(start), as_single_process():
-                hooks = hooks_so_far()
+                hooks, before = hooks_so_far(), [facts_of(each) for each in reads]
                 outputs = self.finished(self.call(place, reads, sizes), place)
+                check_unchanged(self.piece, self._reads, reads, before, runs_again=True)
                 held = self.state.left() if split else []
                 graph = Graph(self.roots(outputs), held, is_hooked=hooks_so_far() != hooks)
                 with unchanged_by_backward([self.watched(self.shows_values(graph))]):
@@ -404,7 +414,14 @@ class PartitionRunner:
         if self.statistics is not None:
             self.statistics.begin(self.piece.name, place.micro_batch)
         self.stores.enter(first=place.micro_batch == 0)
-        outputs = self._call(*reads, *sizes) if self._is_bare else self._called(reads, sizes)
+        try:
+            outputs: tuple[torch.Tensor, ...] = (
+                self._call(*reads, *sizes) if self._is_bare else self._called(reads, sizes)
+            )
+        except RuntimeError as error:
+            if (told := written_in_words(error, self.piece, reads)) is not error:
+                raise told from error
+            raise
         if self.statistics is not None:
             self.statistics.end(self.piece.name)
         if before is not None:

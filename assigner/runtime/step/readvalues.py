@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch.nn.modules import module
 
 from assigner.errors import UsageError
@@ -11,34 +12,99 @@ from assigner.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
-    from assigner.model.marking import Piece
-
-Facts = tuple[bool, int, tuple[int, ...], tuple[int, ...]]
-"""What a forward can change of a value that it reads: `facts_of`."""
+    from assigner.model.marking import Piece, Value
 
 
-def facts_of(tensor: torch.Tensor) -> Facts:
-    """What a forward can change of a tensor so that others with the same values do not see it."""
-    return tensor.requires_grad, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+class ReadValue(NamedTuple):
+    """A value that a forward reads, and may not change.
+
+    Args:
+        value: Which.
+        is_shared: Others read it too, and have it from elsewhere, or may.
+    """
+
+    value: Value
+    is_shared: bool
 
 
-def check_unchanged(piece: Piece, tensor: torch.Tensor, before: Facts) -> None:
-    """Look at a value that others read elsewhere, when the forward of a joined partition has read it.
+class Facts(NamedTuple):
+    """What a forward can change of a tensor so that others with the same values do not see it.
 
-    What a partition does to it would differ from plan to plan: those that are joined have one tensor for a value, those
-    elsewhere one of their own, with the part of its gradient that comes from there.
+    Args:
+        version: torch's count of the changes to its values.
+        memory: Where these lie, and how.
+        has_gradient: It requires one.
+    """
+
+    version: int
+    memory: tuple[int, tuple[int, ...], tuple[int, ...]]
+    has_gradient: bool
+
+
+def facts_of(tensor: torch.Tensor) -> Facts | None:
+    """A tensor as it is now; None: torch does not say how it is."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_inference():
+        return None
+    return Facts(tensor._version, (tensor.data_ptr(), tuple(tensor.shape), tensor.stride()), tensor.requires_grad)
+
+
+def check_unchanged(
+    piece: Piece,
+    watched: Sequence[ReadValue],
+    tensors: Sequence[torch.Tensor],
+    before: Sequence[Facts | None],
+    *,
+    runs_again: bool = False,
+) -> None:
+    """Look at values that a forward has read.
+
+    What a partition does to them would differ from plan to plan: those that are joined have one tensor for a value,
+    those elsewhere one of their own, with the part of its gradient that comes from there; and what runs again finds the
+    value as its first forward has left it. What a capture sees to be written is written to a copy.
+
+    Args:
+        piece: The partition.
+        watched: The values.
+        tensors: They.
+        before: What they were before that forward.
+        runs_again: It will be recomputed.
 
     Raises:
-        UsageError: it is no longer what it was, as behind `x.detach_()` or `x.data = ...`.
+        UsageError: one is no longer what it was, as behind `x.detach_()`, `x.data = ...` or an `x.mul_(2)` that is new.
     """
-    if facts_of(tensor) != before:
-        raise UsageError(
-            f"the forward of partition {piece.name!r} changes a value that it reads in its shape or its memory, or in"
-            " whether it has a gradient (detach_, set_, resize_, .data =): others that read the value have their own",
-            hint="change a value of the partition's own: x = x.detach()",
-        )
+    now = [facts_of(each) for each in tensors]
+    if now == before:
+        return
+    for (value, is_shared), is_now, was in zip(watched, now, before, strict=True):
+        if is_now is None or was is None or is_now == was:
+            continue
+        if is_now.version != was.version:
+            raise _written_error(piece)
+        if (is_now.memory != was.memory and (is_shared or runs_again)) or (
+            is_now.has_gradient != was.has_gradient and is_shared and value.partition
+        ):
+            raise UsageError(
+                f"the forward of partition {piece.name!r} changes a value that it reads in its shape or its memory, or"
+                " in whether it has a gradient (detach_, set_, resize_, .data =): others that read the value have their"
+                " own, and a recompute would change it once more",
+                hint="change a value of the partition's own: x = x.detach()",
+            )
+
+
+def written_in_words(error: RuntimeError, piece: Piece, reads: Sequence[torch.Tensor]) -> RuntimeError | UsageError:
+    """What to raise in the place of an error of torch's: a write to a leaf is none in the plain model."""
+    is_of_leaf = "leaf Variable that requires grad" in str(error) and "in-place operation" in str(error)
+    return _written_error(piece) if is_of_leaf and any(each.requires_grad for each in reads) else error
+
+
+def _written_error(piece: Piece) -> UsageError:
+    return UsageError(
+        f"the forward of partition {piece.name!r} writes in place to a value that it reads (as x.mul_(2)), and did not"
+        " when the model was captured: others that read the value have their own, and a recompute would write it once"
+        " more",
+        hint="write to a value of the partition's own: x = x.clone(); or write from the first forward on, as with a"
+        " factor of 1",
+    )
 
 
 def check_hooks(piece: Piece, reads: Sequence[torch.Tensor]) -> None:
