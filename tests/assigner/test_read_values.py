@@ -63,6 +63,7 @@ WRITES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twice", [True, False])
 @pytest.mark.parametrize("write", WRITES)
 def test_a_write_that_begins_late_is_refused_where_the_forward_runs_again(write, twice):
@@ -76,6 +77,7 @@ def test_a_write_that_begins_late_is_refused_where_the_forward_runs_again(write,
         losses(pipeline, made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", [["beside"], ["first", "beside", "last"]])
 @pytest.mark.parametrize("write", WRITES)
 def test_a_write_that_begins_late_is_refused_where_others_read_the_value_elsewhere(write, remat):
@@ -88,6 +90,7 @@ def test_a_write_that_begins_late_is_refused_where_others_read_the_value_elsewhe
         losses(pipeline, made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", ["detached", "data"])
 def test_within_one_graph_a_late_write_is_that_of_the_plain_model(write):
     """Partitions that are joined have one tensor for a value, as the plain model has."""
@@ -97,6 +100,7 @@ def test_within_one_graph_a_late_write_is_that_of_the_plain_model(write):
         assert losses(pipeline, made) == pytest.approx(wanted, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", [[], ["late"], ["first", "late", "beside", "last"]])
 def test_a_write_that_the_capture_sees_goes_to_a_copy(remat):
     """And so under every plan it is that of the plain model."""
@@ -122,6 +126,7 @@ def test_a_late_write_in_eval_mode_is_refused_too():
             pipeline.evaluate(made.make_batch(8, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", [[], ["first"]])
 def test_an_input_that_is_made_to_require_a_gradient_is_let_through(remat):
     """As for forces: no value of it changes, and a recompute finds it so."""

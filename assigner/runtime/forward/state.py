@@ -282,6 +282,35 @@ class PartitionState:
         unseen = self._unseen
         return [HeldTensor.of(each) for each in self.tensors.now if each in self.written or id(each) in unseen]
 
+    def handed_on(self, outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """What a forward returns as others read it, whatever the next forwards write.
+
+        They write to copies, so that the values stay; those that lie in memory that forwards write get a count of
+        changes of their own, too, for theirs goes with the tensor from copy to copy.
+        """
+        if not self.written:
+            return outputs
+        storages = {storage_of(each) for each in self.tensors.now if each in self.written}
+        return tuple([_uncoupled(each) if storage_of(each) in storages else each for each in outputs])
+
+    def versions(self) -> list[int]:
+        """Torch's counts of the changes to the tensors that the modules hold now, where nothing is trained."""
+        self.tensors.renewed()
+        return [each._version for each in self.tensors.now]
+
+    def kept_from_writes(self, outputs: tuple[torch.Tensor, ...], versions: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """What a forward returns where nothing is trained: copies of what lies in tensors that it has written.
+
+        Args:
+            outputs: They.
+            versions: What `versions` gave before.
+        """
+        if (now := self.versions()) == versions:
+            return outputs
+        pairs = zip(self.tensors.now, versions, now, strict=True)
+        storages = {storage_of(each) for each, before, after in pairs if before != after}
+        return tuple([each.clone() if storage_of(each) in storages else each for each in outputs])
+
     def is_written(self) -> bool:
         """Whether any forward of this rank is known to write a tensor of this partition, or may write one unseen."""
         if not self.written and not self._unseen:
@@ -356,6 +385,10 @@ def _uncounted(module: nn.Module) -> list[torch.Tensor]:
     found = [each for each in found if each.dim() == 1 and each.is_floating_point()]
     sizes = [len(each) for each in found]
     return [each for each, size in zip(found, sizes, strict=True) if sizes.count(size) > 1]
+
+
+def _uncoupled(output: torch.Tensor) -> torch.Tensor:
+    return output.data.requires_grad_(output.requires_grad)
 
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:

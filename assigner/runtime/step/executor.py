@@ -137,6 +137,7 @@ class Executor:
             run=compiled(module, name, workload.compile), keep_last=remat is not None and remat.keeps_last,
             statistics=self.statistics, stores=self.stores, differentiates=differentiates, graphs=self._graphs,
             draws=self.graph.deferred.vocabulary.draws, shared=shared,
+            handed_on=self._handed_on,
         )  # fmt: skip
 
     def run(
@@ -361,6 +362,10 @@ class Executor:
             readers = step.counts.get(key, 0) - joined
             if readers:
                 step.keep(key, output, differentiable=gradient and output.requires_grad, readers=readers)
+
+    def _handed_on(self) -> Iterable[torch.Tensor]:
+        """What forwards of this step have made, and others still read."""
+        return () if self.step is None else self.step.leaves.values()
 
     def _hand_on(self, outputs: Iterable[tuple[Value, Any]], place: int) -> None:
         """Keep what is state of the next batch, as a micro-batch's first forward made it."""

@@ -254,6 +254,7 @@ class JoinedPartitions:
             graph.entries = self._entries(values, ended)
         if late is not None:
             self._end_late(late, graph, place)
+            made[: len(self._outputs)] = self.state.handed_on(tuple(made[: len(self._outputs)]))
         if self._moving and not place.is_alone and (is_hooked or self._has_functions):
             graph.values = [each.state.values() for each in self._moving]
         self._graphs[self._names, place.micro_batch] = graph

@@ -11,7 +11,7 @@ A backward may come in two parts (splitbackward.py). A recompute belongs to the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.mutation import GradientUses, Writes
+from assigner.model.deferred.mutation import GradientUses, Writes, storage_of
 from assigner.model.marking import Piece
 from assigner.model.marking.casting import casting
 from assigner.model.marking.writing import StepStores
@@ -119,6 +119,7 @@ class PartitionRunner:
         draws: Code of the user's in it may draw from Python's generator or NumPy's.
         graphs: Of the rank.
         shared: Of the values that it reads, which others read too; empty: none of them.
+        handed_on: What the rank's forwards have made in this step that others still read.
     """
 
     piece: Piece
@@ -136,6 +137,7 @@ class PartitionRunner:
     draws: bool = True
     graphs: Graphs = field(default_factory=dict)
     shared: tuple[bool, ...] = ()
+    handed_on: Callable[[], Iterable[torch.Tensor]] = tuple
     _starts: dict[int, ForwardStart] = field(default_factory=dict)
     _rests: dict[int, Graph | _Postponed] = field(default_factory=dict)
     _draws: bool | None = None
@@ -200,8 +202,11 @@ class PartitionRunner:
             The outputs; where a graph of them is kept, they belong to it, and else they require a gradient as if.
         """
         if not torch.is_grad_enabled():
-            before = [facts_of(each) for each in reads]
-            outputs = self.finished(self.call(place, reads, sizes), place)
+            before, versions = [facts_of(each) for each in reads], self.state.versions() if self.is_users else None
+            outputs = self.call(place, reads, sizes)
+            if versions:
+                outputs = self.state.kept_from_writes(outputs, versions)
+            outputs = self.finished(outputs, place)
             check_unchanged(self.piece, self._reads, reads, before)
             return tuple(map(_apart, outputs))
         runs_again, hooks = self.recomputes(place), hooks_so_far()
@@ -225,7 +230,7 @@ class PartitionRunner:
             self._starts[place.micro_batch] = start
             if self.is_users:
                 let_go(self.state.tensors.modules)
-            return tuple(map(_apart, outputs))
+            return tuple(map(_apart, self.state.handed_on(outputs)))
         # what it started from is lost where it was not known to write that, or has made objects that stay
         held = [] if place.is_alone else self.state.left()
         graph = Graph(self.roots(outputs), held, is_hooked)
@@ -235,7 +240,7 @@ class PartitionRunner:
         if self.moves_values and not place.is_alone and (is_hooked or self.has_functions):
             graph.values.append(self.state.values())
         self.graphs[self.key, place.micro_batch] = graph
-        return outputs
+        return self.state.handed_on(outputs)
 
     def overwrite(self, late: LateWrites) -> None:
         """A forward wrote tensors without copies of them, and earlier micro-batches may be under way.
@@ -243,12 +248,15 @@ class PartitionRunner:
         A graph that has saved one of them is noticed by torch in its backward; one that has not needs none.
 
         Raises:
-            UsageError: one of them runs its forward again, and so reads it; or torch would not notice.
+            UsageError: one of them runs its forward again, and so reads it; or torch would not notice; or it is
+                itself what others read.
         """
         kept = [graph for (names, _), graph in self.graphs.items() if self.piece.name in names]
         kept += [each for each in self._rests.values() if isinstance(each, Graph)]
         name = self.state.tensors.name_of((late.tensors + late.loose)[0])
-        if any(each.needs(late) for each in self._starts.values()) or (kept and late.uncounted):
+        storages = {storage_of(each) for each in late.tensors}
+        is_read = storages and any(storage_of(each) in storages for each in self.handed_on())
+        if is_read or any(each.needs(late) for each in self._starts.values()) or (kept and late.uncounted):
             raise overwritten_error(self.piece.name, name)
         for each in kept:
             each.overwritten = self.piece.name, name
