@@ -18,6 +18,7 @@ from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.profiler.assembly import RankReport, main_dtype, optimizer_name
 from assigner.profiler.collectives import SIZES, measure_collectives
 from assigner.profiler.computetimes import ComputeMeasurement
+from assigner.profiler.exchange import OTHERS
 from assigner.profiler.host import VisibleGpus, device_place, host_facts, rank_device, start_up, visible_gpus
 from assigner.profiler.journal import FoundWires, Head, Journal, Note, OptimizerSize, journal_path
 from assigner.profiler.links import SweepOptions, measure_links
@@ -53,7 +54,6 @@ class RankSession:
         show: Called on rank 0 with the progress.
 
     Attributes:
-        at: What is being measured; for errors.
         graph: The model's partitions.
     """
 
@@ -67,21 +67,20 @@ class RankSession:
     ) -> None:
         self.workload, self.entry, self.options, self.table = workload, entry, options, table
         self.rank = table.rank
-        self.at = "tracing the model"
-        seen = table.to_all("gpus", visible_gpus(), VisibleGpus)
+        seen = table.to_all("visible GPUs", visible_gpus(), VisibleGpus)
         self.device = rank_device(options.devices, seen, self.rank)
         self.worker = str(Location(self.rank, str(self.device)))
         if self.device.type == "cpu":
             keep_freed_memory()
         self.forecast = Forecast()
         self.progress = RanksProgress(table, self.worker, show)
-        self.tell(self.at)
+        self.tell("tracing the model")
         self.graph: PartitionGraph = partition_graph(workload, options.marks or None)
         self.kinds = representatives(self.graph)
         with kept_generators(self.device):
             self.state_share = start_up(workload, self.graph, self.device)
-        dist.barrier()
-        places = table.to_all("device", device_place(self.device, seen[self.rank]), str)
+        self.meet()
+        places = table.to_all("devices", device_place(self.device, seen[self.rank]), str)
         self.sharing = places.count(places[self.rank])
         cores = table.to_all("cores", core_numbers(), tuple[int, ...])
         beside = [rank for rank, each in enumerate(seen) if each.host == seen[self.rank].host and rank != self.rank]
@@ -89,12 +88,17 @@ class RankSession:
         self.facts = host_facts(
             self.device, sharing=self.sharing
         )  # with all that training has loaded too, on every rank of the host
-        dist.barrier()
+        self.meet()
 
     def tell(self, what: str) -> None:
         """Note what is measured now."""
-        self.at = what
+        self.table.begin(what, OTHERS if self.progress.together else "")
         self.progress.tell(what, self.forecast)
+
+    def meet(self) -> None:
+        """Wait until every rank is here."""
+        with self.table.waiting(f"the wait for all ranks after {self.table.at}"):
+            dist.barrier()
 
     def agree(self, start: Start, output: ProfileDestination | None) -> None:
         """Learn what the other ranks have, and what is to be measured.
@@ -106,8 +110,8 @@ class RankSession:
         Raises:
             RefusedError: the run cannot become one profile; all ranks raise it.
         """
-        self.at = "the agreement of the ranks"
-        self.start = start = self.table.to_all("start", start, Start)[0]
+        self.table.begin("the agreement of the ranks")
+        self.start = start = self.table.to_all("settings", start, Start)[0]
         self.sizes, self.selection = start.micro_batches, Selection(start.only)
         self.journal = Journal(None if output is None else self._journal_path(output), self._head(start))
         refused = self._load_journal() if output is not None and output.resume else None
@@ -115,8 +119,8 @@ class RankSession:
             self.facts, self.graph.fingerprint, tuple(self.journal.points), tuple(self.journal.links),
             tuple(self.journal.collectives), refused,
         )  # fmt: skip
-        self.offers = self.table.to_all("offer", mine, RankState)
-        dist.barrier()  # whoever refuses leaves, and may take the store with it
+        self.offers = self.table.to_all("offers", mine, RankState)
+        self.meet()  # whoever refuses leaves, and may take the store with it
         check_states(start, self.offers)
         if output is not None:
             self._begin_journal(output)
@@ -136,11 +140,11 @@ class RankSession:
         self.forecast.plan("links", self.table.ranks - 1 if self.task.links else 0, _ROUND_S)
         self.forecast.plan("all-reduces", len(self.task.collectives), _REDUCES_S)
         turns = self.table.ranks if self.start.isolated else 1
-        dist.barrier()
+        self.meet()
         reference = measure_reference(self.device)
         self.forecast.plan("turns of other workers", turns - 1, planned_s)
         for turn in range(turns):
-            dist.barrier()
+            self.meet()
             if turns > 1 and turn != self.rank:
                 self.forecast.begin("turns of other workers")
             elif self.task.run:
@@ -150,12 +154,12 @@ class RankSession:
                 self.progress.finish_phase(compute.go_on if turns == 1 else lambda: False)
             self.forecast.work("turns of other workers", turn + (turn < self.rank))
         compute.forget()
-        dist.barrier()
+        self.meet()
         if self.task.links:
             self._measure_links()
         if self.task.collectives:
             self._measure_collectives()
-        dist.barrier()
+        self.meet()
         reference = reference.together(measure_reference(self.device))
         return RankReport(
             self.facts,

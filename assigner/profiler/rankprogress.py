@@ -3,8 +3,8 @@
 How long a rank will still take is what is left of its work, at the pace of what is done.
 
 A rank that is done with its part waits for the others by looking at what they tell, however long that takes: they are
-at work as long as their hearts beat. Where one has stopped, the wait is over, and whatever the ranks do together next
-finds out why.
+at work as long as their hearts beat. Where one has stopped, the run has ended: every heart looks at the others, and
+tells of it, so that no rank waits for a stopped one until a time-out, whatever it waits in.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch.distributed import DistError
 
+from assigner.errors import WorkerError
+from assigner.launch.limitedstore import StoreSilentError
 from assigner.location import rank_of
+from assigner.profiler.exchange import OTHERS, workers_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,6 +32,10 @@ _TELL_S = 1.0
 _LOOK_S = 0.3
 _BEAT_S = 5.0
 _LOST_S = 30.0
+_CHECK_S = 1.0
+
+SILENT = f"it has not answered for {_LOST_S:g} s: its process is stopped, or its host cut off"
+"""What is said of a rank whose heart has stopped."""
 
 
 @dataclass(frozen=True)
@@ -120,16 +128,19 @@ def slowest(ranks: Iterable[RankProgress]) -> RankProgress:
 
 
 class Heartbeat:
-    """A thread that tells the others every few seconds that this process is there.
+    """A thread that tells the others every few seconds that this process is there, and looks whether they are.
 
     Args:
         table: What the ranks tell each other, through a connection of its own; it is closed with this.
+        on_stop: Called once with a rank whose heart has stopped for a while.
     """
 
-    def __init__(self, table: Exchange) -> None:
-        self.table = table
+    def __init__(self, table: Exchange, on_stop: Callable[[int], None] = lambda _: None) -> None:
+        self.table, self._on_stop = table, on_stop
         self.closed = threading.Event()
-        self.thread = threading.Thread(target=self._beat, name="assigner-heart", daemon=True)
+        self._seen: dict[int, tuple[int, float]] = {}  # each rank's last beat, and for how long it was that
+        self._looked: float | None = None
+        self.thread = threading.Thread(target=self._live, name="assigner-heart", daemon=True)
         self.thread.start()
         atexit.register(self.close)  # a thread inside the store when the interpreter ends would abort the process
 
@@ -140,15 +151,41 @@ class Heartbeat:
         self.table.close()
         self.thread.join(_BEAT_S)
 
-    def _beat(self) -> None:
-        beats = 0
+    def stopped(self, rank: int) -> bool:
+        """Whether the heart of another rank has not beaten for a while."""
+        return self._seen.get(rank, (0, 0.0))[1] > _LOST_S
+
+    def _live(self) -> None:
+        beats, has_told = 0, False
         while not self.closed.is_set():
             try:
                 self.table.tell(f"beat/{self.table.rank}", beats)
+                self._look()
+            except StoreSilentError:
+                self._looked = None  # a stopped store that goes on finds this one still there
             except DistError:
                 return  # the store's host has left: whoever waits for this rank has found that out
+            lost = [rank for rank in self._seen if self.stopped(rank)]
+            if lost and not has_told:
+                has_told = True
+                self._on_stop(lost[0])
             beats += 1
             self.closed.wait(_BEAT_S)
+
+    def _look(self) -> None:
+        others = [rank for rank in range(self.table.ranks) if rank != self.table.rank]
+        found = {}
+        for rank in others:
+            with suppress(WorkerError):  # a stranger's
+                found[rank] = self.table.told([f"beat/{rank}"], int)
+        now = time.monotonic()
+        # a process that was stopped itself, as by Ctrl-Z, has not looked meanwhile
+        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * _BEAT_S)
+        self._looked = now
+        for rank, beats in found.items():
+            beat, silent_s = self._seen.get(rank, (-1, 0.0))
+            last = beats[0] if beats else -1
+            self._seen[rank] = (last, silent_s + passed if last == beat else 0.0)
 
 
 class RanksProgress:
@@ -183,35 +220,33 @@ class RanksProgress:
             self.show(self.mine if self.together else slowest([self.mine, *self._others]))
 
     def finish_phase(self, meanwhile: Callable[[], bool] = lambda: False) -> None:
-        """This rank is done with its part: wait for the others, until one is lost; rank 0 shows the slowest.
+        """This rank is done with its part: wait for the others; rank 0 shows the slowest.
 
         Args:
             meanwhile: Called again and again until then; whether there was anything to do.
+
+        Raises:
+            LostConnectionError: one is gone, or its heart has stopped.
         """
         self.mine = replace(self.mine, phase=self.mine.phase + 1)
         self._publish()
-        seen: dict[str, tuple[int, float]] = {}
-        while self.ranks > 1:
-            self._read()
-            behind = [each for each in self._others if each.phase < self.mine.phase]
-            if (len(self._others) == self.ranks - 1 and not behind) or self._is_lost(behind, seen):
-                return
-            if behind and self.rank == 0:
-                self.show(slowest(behind))
-            look = time.perf_counter() + _LOOK_S
-            while time.perf_counter() < look:
-                if not meanwhile():
-                    time.sleep(_LOOK_S)
-
-    def _is_lost(self, behind: Iterable[RankProgress], seen: dict[str, tuple[int, float]]) -> bool:
-        """Whether a rank that is waited for has not beaten for a while; `seen`: its last beat, and since when."""
-        names = [f"beat/{rank_of(each.worker)}" for each in behind]
-        beats = self.table.told(names, int) or [-1] * len(names)
-        now = time.perf_counter()
-        for name, beat in zip(names, beats, strict=True):
-            if name not in seen or seen[name][0] != beat:
-                seen[name] = (beat, now)
-        return any(now - seen[name][1] > _LOST_S for name in names)
+        looked = time.perf_counter()
+        with self.table.waiting("the wait for those that still measure"):
+            while self.ranks > 1:
+                self._read()
+                behind = [each for each in self._others if each.phase < self.mine.phase]
+                if len(self._others) == self.ranks - 1 and not behind:
+                    return
+                self.table.awaited = workers_text([rank_of(each.worker) for each in behind]) or OTHERS
+                if time.perf_counter() - looked >= _CHECK_S:
+                    looked = time.perf_counter()
+                    self.table.check_there([rank for rank in range(self.ranks) if rank != self.rank])
+                if behind and self.rank == 0:
+                    self.show(slowest(behind))
+                look = time.perf_counter() + _LOOK_S
+                while time.perf_counter() < look:
+                    if not meanwhile():
+                        time.sleep(_LOOK_S)
 
     def _publish(self) -> None:
         self._told = time.perf_counter()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,11 +19,12 @@ from assigner.formats.fineness import ANY
 from assigner.formats.merging import check_same_workload, merged
 from assigner.formats.profile import Profile, load_profile, save_profile
 from assigner.formats.selection import Selection
+from assigner.launch.limitedstore import StoreSilentError
 from assigner.machine.launchedrank import launched
 from assigner.profiler.assembly import RankReport, assemble, renew, verified, workload_reference
-from assigner.profiler.exchange import Exchange
+from assigner.profiler.exchange import OTHERS, Exchange
 from assigner.profiler.rank import RankSession
-from assigner.profiler.rankprogress import Heartbeat
+from assigner.profiler.rankprogress import SILENT, Heartbeat
 from assigner.profiler.tasks import RefusedError, Start, describe
 from assigner.runtime.failures.joining import watched_run
 from assigner.runtime.forward.randomness import kept_generators
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.fineness import Fineness
     from assigner.formats.profile import Verification
+    from assigner.launch.sockets import Connections
     from assigner.model.workload import Workload
     from assigner.profiler.options import ProfileDestination, ProfileOptions
     from assigner.profiler.rankprogress import RankProgress
@@ -124,9 +128,12 @@ def profile_workload(
         Exchange(PrefixStore(name, each), rank, ranks, timeout_s=options.timeout_s)
         for each in (jobs, jobs.clone())  # type: ignore[attr-defined]  # calls on one wait for each other
     )
-    heart = Heartbeat(beats)
-    watch = watched_run(name, jobs, worker, group_connections(), MeasurementError.exit_code, ranks=ranks)
-    session = None
+    connections = group_connections()
+    watch = watched_run(name, jobs, worker, connections, MeasurementError.exit_code, ranks=ranks)
+    heart = Heartbeat(beats, lambda lost: watch.accuse(f"worker:{lost}", SILENT))
+    table.watch, watch.doing = watch, lambda: (table.at, table.awaited)
+    table.why_lost = functools.partial(_why_lost, heart, connections)
+    table.begin("the start")
     try:
         with process_state_kept():
             session = RankSession(workload, entry, options, table, progress or (lambda _: None))
@@ -139,10 +146,11 @@ def profile_workload(
         watch.close()  # it would meet a store that has gone
         raise  # every rank does
     except Exception as error:
-        at = session.at if session else "the start"
+        at = table.at
         # torch has no type for a broken gloo connection
         if "gloo" in str(error) or isinstance(error, DistError | LostConnectionError):
-            raise MeasurementError(watch.lost("another rank", at, error).to_error().message) from error
+            found = watch.lost(_missed(error, table), at, error).to_error()
+            raise MeasurementError(found.message, hint=found.hint) from error
         watch.report(at, error)
         with user_code(f"the measurement of {at}"):
             raise
@@ -153,13 +161,27 @@ def profile_workload(
         watch.close()
 
 
+def _missed(error: Exception, table: Exchange) -> str:
+    """Whom a wait missed that has failed, in words."""
+    if isinstance(error, StoreSilentError):
+        return "the launcher" if os.environ.get("GROUP_WORLD_SIZE") == "1" else "worker:0"
+    return error.peer if isinstance(error, LostConnectionError) else table.awaited or OTHERS
+
+
+def _why_lost(heart: Heartbeat, connections: Connections | None, rank: int) -> str:
+    """See `Exchange.why_lost`."""
+    if heart.stopped(rank):
+        return SILENT
+    return "Connection closed by peer" if connections is not None and connections.has_ended(rank) else ""
+
+
 def _measure(
     session: RankSession, output: ProfileDestination | None, verification: Verification | None
 ) -> Profile | None:
     """Agree, measure, and on rank 0 put together and write."""
     start, old, others = _start(session, output) if session.rank == 0 else (Start(), None, ())
     session.agree(start, output)
-    reports = session.table.to_first("report", session.measure(), RankReport)
+    reports = session.table.to_first("reports", session.measure(), RankReport)
     profile = None
     if session.rank == 0:
         if old is not None:
@@ -178,7 +200,7 @@ def _measure(
             if others:
                 profile = merged([("this run", profile), *others])
             save_profile(profile, output.path, force=output.force or old is not None)
-    dist.barrier()  # no journal goes before the profile is there
+    session.meet()  # no journal goes before the profile is there
     session.journal.remove()
     return profile
 

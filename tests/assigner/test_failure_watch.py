@@ -302,6 +302,21 @@ def test_a_rank_tells_what_it_waits_for(watching: Callable[..., FailureWatch], m
     assert silent.doing is None
 
 
+def test_a_rank_that_another_thread_finds_lost_ends_the_wait_of_the_main_one(
+    exits: list[int], watching: Callable[..., FailureWatch], capfd: pytest.CaptureFixture
+) -> None:
+    """It is written for all ranks; a main thread that learns of it by itself raises instead."""
+    store = HashStore()
+    watch, other = watching(store), watching(store, "worker:0")
+    watch.accuse("worker:2", "it has not answered")
+    for each in (watch, other):
+        each.thread.join(30)
+    assert exits == [7, 7]
+    assert "worker:2 failed: it has not answered; worker:1 noticed" in capfd.readouterr().err
+    with pytest.raises(WorkerError, match="worker:2 failed"):
+        other.check()
+
+
 def test_a_host_is_silent(
     exits: list[int], watching: Callable[..., FailureWatch], capfd: pytest.CaptureFixture
 ) -> None:
@@ -342,6 +357,64 @@ def test_ranks_that_count_unlike_numbers_of_ranks(
     place = Launched("", "RANK", 0, 3, local_ranks=3)
     with pytest.raises(UsageError, match="worker:0 was started as one of 3 ranks, and worker:1 as one of 2"):
         _wait_for_all(store, store, place, 0.0, watching(store, "worker:0"))
+
+
+SECOND = r"two processes are worker:1: there:12 and \S+:\d+"
+
+
+def test_a_second_process_with_a_rank_is_refused(
+    watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes late: the group is being made already, and it must not read what is said there."""
+    monkeypatch.setattr(failure, "_STAY_S", 0.1)
+    store, place = HashStore(), Launched("", "RANK", 1, 2, local_ranks=2)
+    for rank, text in enumerate(("2 here:11", "2 there:12")):
+        store.set(f"assigner/came {rank}", text)
+    with pytest.raises(UsageError, match=SECOND) as caught:
+        _wait_for_all(store, store, place, 60.0, watching(store))
+    assert "RANK says which" in (caught.value.hint or "")
+    assert store.get("assigner/came 1") == b"2 there:12"
+
+
+def test_the_first_process_with_a_rank_finds_the_second(
+    watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While ranks are missing the last one to come is noted, and the first one looks; so all learn of it."""
+    monkeypatch.setattr(failure, "_STAY_S", 0.1)
+    monkeypatch.setattr(failure, "_POLL_S", 0.01)
+    store, place = HashStore(), Launched("", "RANK", 1, 3, local_ranks=3)
+    raised: list[UsageError] = []
+
+    def come() -> None:
+        with pytest.raises(UsageError, match=r"two processes are worker:1: \S+ and there:12") as caught:
+            _wait_for_all(store, store, place, 60.0, watching(store))
+        raised.append(caught.value)
+
+    first = threading.Thread(target=come)
+    first.start()
+    while not store.check(["assigner/came 1"]):
+        time.sleep(0.01)
+    store.set("assigner/came 1", "3 there:12")
+    first.join(60)
+    assert raised
+    with pytest.raises(WorkerError, match="two processes are worker:1"):
+        _wait_for_all(store, store, Launched("", "RANK", 0, 3, local_ranks=3), 60.0, watching(store, "worker:0"))
+
+
+def test_a_rank_that_was_started_again_takes_the_place_of_a_dead_one(watching: Callable[..., FailureWatch]) -> None:
+    """The others still wait for ranks: nobody says that the first one is there."""
+    store, place = HashStore(), Launched("", "RANK", 1, 2, local_ranks=2)
+    store.set("assigner/came 1", "2 there:12")
+
+    def come() -> None:
+        while store.get("assigner/came 1") == b"2 there:12":
+            time.sleep(0.01)
+        store.set("assigner/came 0", "2 here:11")
+
+    other = threading.Thread(target=come)
+    other.start()
+    _wait_for_all(store, store, place, 60.0, watching(store))
+    other.join(60)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Ranks that wait for each other, in one process and one store."""
 
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -8,9 +10,10 @@ from stopped_store import stopped_store
 
 from assigner.launch import limitedstore
 from assigner.launch.limitedstore import StoreSilentError
-from assigner.profiler import rankprogress
-from assigner.profiler.exchange import Exchange
+from assigner.profiler import exchange, rankprogress
+from assigner.profiler.exchange import Exchange, workers_text
 from assigner.profiler.rankprogress import Forecast, Heartbeat, RankProgress, RanksProgress
+from assigner.runtime.messages.sending import LostConnectionError
 
 
 @pytest.fixture(autouse=True)
@@ -86,25 +89,103 @@ def test_whoever_is_through_first_has_something_to_do_meanwhile():
     assert len(runs) >= 3
 
 
-def test_nobody_waits_for_a_rank_that_is_lost(monkeypatch):
-    """A heart that has stopped for a while ends the wait of all others; what they do next together says why."""
-    monkeypatch.setattr(rankprogress, "_BEAT_S", 0.01)
-    table, first, second = two([])
-    second.tell("compute of embed", make_forecast(60.0))
-    heart, ended = Heartbeat(table), []
+def waits(first, error=LostConnectionError):
+    """A thread in which a rank waits for the others, and the error with which that ends."""
+    ended = []
 
     def wait():
-        first.finish_phase()
-        ended.append("first")
+        with pytest.raises(error) as caught:
+            first.finish_phase()
+        ended.append(caught.value)
 
     waiting = threading.Thread(target=wait)
-    monkeypatch.setattr(rankprogress, "_LOST_S", 5.0)
     waiting.start()
+    return waiting, ended
+
+
+def test_nobody_waits_for_a_rank_whose_heart_has_stopped(monkeypatch):
+    """It is named where others wait, and told once to whoever sees to the run."""
+    for name in ("_BEAT_S", "_CHECK_S"):
+        monkeypatch.setattr(rankprogress, name, 0.01)
+    table, first, second = two([])
+    second.tell("compute of embed", make_forecast(60.0))
+    told, other = [], Heartbeat(table)
+    heart = Heartbeat(Exchange(first.table.store._store, 0, 2, timeout_s=1.0), told.append)
+    first.table.why_lost = lambda rank: rankprogress.SILENT if heart.stopped(rank) else ""
+    waiting, ended = waits(first)
     waiting.join(1.0)
     assert not ended
-    heart.close()
+    assert not told
+    monkeypatch.setattr(rankprogress, "_LOST_S", 0.2)
+    other.close()
     waiting.join(30)
-    assert ended
+    assert ended[0].peer == "worker:1"
+    assert first.table.awaited == "worker:1"
+    while not told:
+        time.sleep(0.01)
+    heart.close()
+    assert told == [1]
+
+
+def test_a_process_that_was_stopped_itself_blames_nobody(monkeypatch):
+    """It has not looked at the others' hearts meanwhile."""
+    table, first, _ = two([])
+    heart = Heartbeat(first.table)
+    heart.close()
+    looking = Exchange(table.store._store, 0, 2, timeout_s=1.0)
+    heart.table = looking
+    now = [1000.0]
+    monkeypatch.setattr(rankprogress.time, "monotonic", lambda: now[0])
+    table.tell("beat/1", 1)
+    heart._look()
+    now[0] += 500.0
+    heart._look()
+    assert not heart.stopped(1)
+    for _ in range(8):
+        now[0] += 5.0
+        heart._look()
+    assert heart.stopped(1)
+    table.tell("beat/1", 2)
+    heart._look()
+    assert not heart.stopped(1)
+
+
+def test_a_stopped_store_that_goes_on_finds_hearts_that_beat(monkeypatch):
+    """Else the others would take this rank for lost."""
+    monkeypatch.setattr(rankprogress, "_BEAT_S", 0.01)
+    monkeypatch.setattr(limitedstore, "LIMIT_S", 0.5)
+    with stopped_store() as store:
+        heart = Heartbeat(Exchange(store, 0, 2, timeout_s=0.5))
+        while not heart.table.store.is_silent:
+            time.sleep(0.01)
+        store.goes_on.set()
+        while heart.stopped(1) or 1 not in heart._seen:
+            time.sleep(0.01)
+        heart.close()
+
+
+def test_whoever_is_missing_is_named(monkeypatch):
+    """All of them, after the time-out, and at once where one is gone; what this rank is at, and whom it waits for."""
+    monkeypatch.setattr(exchange, "_LOOK_S", 0.01)
+    store = dist.HashStore()
+    table = Exchange(store, 1, 4, timeout_s=0.2)
+    table.watch = SimpleNamespace(busy_since=None)
+    Exchange(store, 0, 4, timeout_s=1.0).tell("reports/0", 1)
+    with pytest.raises(LostConnectionError, match=r"timed out: nothing of it for 0\.2 s") as caught:
+        table.to_all("reports", 1, int)
+    assert caught.value.peer == table.awaited == "worker:2 and worker:3"
+    assert table.at == "the exchange of reports"
+    assert table.watch.busy_since is not None
+    table.timeout_s, table.why_lost = 600.0, lambda rank: "Connection closed by peer" if rank == 3 else ""
+    with pytest.raises(LostConnectionError, match="Connection closed by peer") as caught:
+        table.to_all("reports", 1, int)
+    assert caught.value.peer == "worker:3"
+
+
+def test_many_ranks_are_named_in_part():
+    """The first ones, and how many more there are."""
+    assert [workers_text([*range(count)]) for count in (0, 1, 3)] == ["", "worker:0", "worker:0, worker:1 and worker:2"]
+    assert workers_text([*range(20)]).endswith("worker:6 and worker:7 (12 more)")
 
 
 @pytest.mark.parametrize("ask", [

@@ -12,8 +12,9 @@ from single_rank import be_only_rank
 from torch import nn
 from torch.distributed import PrefixStore
 
-from assigner.errors import FormatError, UsageError
+from assigner.errors import FormatError, MeasurementError, UsageError
 from assigner.formats.profile import Profile, load_profile, save_profile
+from assigner.launch.limitedstore import StoreSilentError
 from assigner.model.workload import Workload
 from assigner.profiler import sampling, session, stagegroups
 from assigner.profiler.journal import Note, journal_path
@@ -21,6 +22,8 @@ from assigner.profiler.options import ProfileDestination, ProfileOptions
 from assigner.profiler.rank import RankSession
 from assigner.profiler.session import profile_workload
 from assigner.profiler.tasks import Point, RefusedError, Start
+from assigner.runtime.failures import failure
+from assigner.runtime.messages.sending import LostConnectionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -115,6 +118,31 @@ def test_a_run_goes_on_with_what_was_measured(run: Run) -> None:
     assert load_profile(run.path) == profile
     assert not journal_path(run.path, 0).exists()
     assert run.said == []
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        (LostConnectionError("worker:1", ConnectionError("closed")),
+         r"worker:1 failed: its process is gone, cut off or stuck; worker:0 noticed in the exchange of x \(closed\)"),
+        (StoreSilentError("no answer"), "worker:0 failed: .* noticed in the exchange of x"),
+    ],
+)  # fmt: skip
+def test_a_lost_rank_is_named_with_what_was_done_then(
+    run: Run, monkeypatch: pytest.MonkeyPatch, lost: Exception, words: str
+) -> None:
+    """And the hint of its loss is kept."""
+
+    def measure(session: RankSession) -> None:
+        session.table.begin("the exchange of x")
+        raise lost
+
+    monkeypatch.setattr(failure, "_ASK_S", 0.1)
+    monkeypatch.setattr(failure, "_STAY_S", 0.1)
+    monkeypatch.setattr(RankSession, "measure", measure)
+    with pytest.raises(MeasurementError, match=words) as caught:
+        run()
+    assert caught.value.hint == "its own output, and its host, may say why"
 
 
 @pytest.mark.long

@@ -126,6 +126,16 @@ class FailureWatch:
         worker = worker or self.worker
         return self._write(Failure(worker, where, words_of(error), kind.__name__, kind.__module__, trace, hint))
 
+    def accuse(self, worker: str, why: str) -> None:
+        """Write that another rank is lost, which this one's main thread may not know: the watching threads see to it.
+
+        Args:
+            worker: That rank.
+            why: What speaks for it.
+        """
+        with suppress(DistError):  # whoever keeps the store is lost as well
+            seal_first(self.store, _KEY, Failure(worker, "", f"{why}; {self.worker} noticed", hint=_SILENT_HINT))
+
     def lost(self, peer: str, where: str, error: BaseException) -> Failure:
         """A connection broke, or a rank did not come: give its own report a moment to appear, else blame a rank.
 
@@ -169,6 +179,16 @@ class FailureWatch:
             if is_cut or waited_s >= (_ANSWER_S if asks and others - doings.keys() else _ASK_S):
                 return self._write(self._blamed(mine, doings, noticed, is_late=is_late) if asks else mine)
             time.sleep(_LOOK_S)
+
+    def check(self) -> None:
+        """Raise the first failure, where the watching thread has read it.
+
+        Raises:
+            WorkerError: that one.
+        """
+        if self._found is not None:
+            self.known.set()
+            raise self._found.to_error(traced=not self.printed)
 
     @property
     def _rank(self) -> int:
