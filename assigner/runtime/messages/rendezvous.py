@@ -16,6 +16,7 @@ import functools
 import itertools
 import os
 import re
+import socket
 import time
 import zlib
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from assigner.launch.failurereport import LEFT, LEFT_HINT
 from assigner.launch.hostnames import wait_for_name
 from assigner.launch.launcherwatch import end_with_launcher
 from assigner.launch.limitedstore import limited
-from assigner.launch.seal import seal, unseal
+from assigner.launch.seal import clean, seal, unseal
 from assigner.launch.shutdown import is_done, local_store, take_leave
 from assigner.launch.sockets import Connections
 from assigner.machine.launchedrank import first_host, launcher_process
@@ -55,6 +56,7 @@ _FAREWELL_S = 5.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.002, 0.25
 _MOST_NAMES = 8
 _STORE_S = 30.0  # where ranks begin, processors are busy
+_SECOND_S = 1.0  # four looks of the first one
 _JOIN_S = 300.0  # a rank that takes longer to come has died, or was never started
 
 _DIED = "a rank may have died before it came: its own output says why; srun -K and torchrun then end the others at once"
@@ -204,19 +206,27 @@ def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, wa
         watch: Tells the others of its failure.
 
     Raises:
-        UsageError: another rank has come that counts more ranks, or fewer.
-        WorkerError: some ranks did not come.
+        UsageError: another rank has come that counts more ranks, or fewer; or a second process with this one's rank.
+        WorkerError: some ranks did not come, or another one has failed.
     """
-    came = [f"assigner/came {rank}" for rank in range(place.ranks)]
-    store.set(came[place.rank], str(place.ranks))
+    came, mine = [f"assigner/came {rank}" for rank in range(place.ranks)], _this_process(place)
+    before = clean(store.compare_set(came[place.rank], "", mine).decode(errors="replace"))
+    alone_at = 0.0
+    if before != mine:  # of one that has died, or that is there
+        if store.check(came):
+            _refuse_second(before, mine, place, watch)
+        store.set(came[place.rank], mine)
+        alone_at = time.monotonic() + _SECOND_S
     until = time.monotonic() + limit_s
     pause_s = _LEAST_PAUSE_S
-    while not store.check(came):
+    while not store.check(came) or time.monotonic() < alone_at:
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _MOST_PAUSE_S)
         late = time.monotonic() > until
         if not late and pause_s < _MOST_PAUSE_S:
             continue
+        watch.check()
+        _check_alone(store, came[place.rank], mine, place, watch)
         missing = [rank for rank, name in enumerate(came) if not store.check([name])]
         done = next((rank for rank in missing if is_done(jobs, rank)), None)
         if done is not None:
@@ -235,12 +245,36 @@ def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, wa
             continue
         watch.report("joining the run", failure, worker)
         raise failure if worker is None else WorkerError(f"{worker} {LEFT}", hint=LEFT_HINT)
+    _check_alone(store, came[place.rank], mine, place, watch)
     _check_counts(store, dict(enumerate(came)), place, watch)
+
+
+def _this_process(place: Launched) -> str:
+    """What a rank says that comes: how many it counts, and which process it is."""
+    return f"{place.ranks} {clean(socket.gethostname())}:{os.getpid()}"
+
+
+def _check_alone(store: Store, name: str, mine: str, place: Launched, watch: FailureWatch) -> None:
+    """Refuse a second process with this one's rank, which has come after it and says so under the same name."""
+    found = clean(store.get(name).decode(errors="replace"))
+    if found != mine:
+        _refuse_second(mine, found, place, watch)
+
+
+def _refuse_second(first: str, second: str, place: Launched, watch: FailureWatch) -> None:
+    names = (each.partition(" ")[2] or each for each in (first, second))
+    failure = UsageError(
+        f"two processes are worker:{place.rank}: {' and '.join(names)}",
+        hint=f"start one process for each rank, 0 to {place.ranks - 1}: {place.variable} says which it is",
+    )
+    watch.report("joining the run", failure)
+    raise failure
 
 
 def _check_counts(store: Store, came: Mapping[int, str], place: Launched, watch: FailureWatch) -> None:
     """Refuse ranks that have come, by where they say it, and count others than this one; else each waits for others."""
-    counts = zip(came, store.multi_get(list(came.values())), strict=True)
+    told = (each.partition(b" ")[0] for each in store.multi_get(list(came.values())))
+    counts = zip(came, told, strict=True)
     unlike = [(rank, int(told)) for rank, told in counts if told.isdigit() and int(told) != place.ranks]
     if unlike:
         rank, count = unlike[0]
