@@ -1,9 +1,10 @@
 """`assigner run`: start a training script on the ranks of a plan."""
 
+import functools
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,12 @@ from . import console
 from .hosts import MasterAddr, MasterPort, Nnodes, NodeRank, Ranks, Threads, layout
 from .options import Config, PlanFile
 from .provenance import behind
+
+if TYPE_CHECKING:
+    from assigner.formats.plan import Plan
+    from assigner.launch.ranks import Layout
+
+_MOST_NAMES = 8
 
 
 def run_command(
@@ -49,13 +56,16 @@ def run_command(
             f"{script}: no program of that name can be run", hint="assigner run PLAN -- SCRIPT.py ARGUMENTS"
         )
     program = [sys.executable, "-u", *command] if script.suffix == ".py" else list(command)
+    _tell_idle(loaded, where)
     console.quieten_torch()
     from assigner.launch.ranks import launch
     from assigner.machine.starvation import NOTICED, RanksWatch
 
     with RanksWatch(ranks=where.ranks, threads=threads) as watch:
         variables = {"OMP_NUM_THREADS": str(threads), "ASSIGNER_PLAN": str(plan.resolve())}
-        found = launch(program, where, variables, notice=console.notice)
+        found = launch(
+            program, where, variables, notice=console.notice, on_unused=functools.partial(_tell_unused, command[0])
+        )
     if found is not None:
         from assigner.formats.profilewarnings import busy_text
         from assigner.report.measured import step_times_text
@@ -69,3 +79,21 @@ def run_command(
             f"warning: other processes had up to {100 * watch.share():.0f} % of the processor time of a rank here: its"
             " steps took longer than on a quiet machine"
         )
+
+
+def _tell_idle(plan: "Plan", where: "Layout") -> None:
+    """On one host: the ranks for which the plan has nothing to do."""
+    from assigner.location import rank_of
+
+    used = {rank_of(worker) for worker in plan.workers}
+    idle = [f"worker:{rank}" for rank in range(where.ranks) if rank not in used] if where.nodes == 1 else []
+    if idle:
+        names = ", ".join(idle[:_MOST_NAMES]) + (", ..." if len(idle) > _MOST_NAMES else "")
+        console.notice(f"warning: the plan has nothing to do for {names}: idle")
+
+
+def _tell_unused(script: str) -> None:
+    console.notice(
+        f"warning: no rank made a Pipeline: the plan was not used, and every rank ran {script} by itself\n"
+        "hint: train with assigner.Pipeline(workload, plan): docs/porting.md goes through a script"
+    )

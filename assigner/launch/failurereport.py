@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 VARIABLE = "ASSIGNER_CAUSES"
+JOINED = "pipeline"
+"""The mark of a process that has made a pipeline."""
+
 LEFT = "ended with exit code 0 while others waited for it"
 T = TypeVar("T")
 LEFT_HINT = "every rank joins the run and makes all of its calls; sys.exit, os._exit or its script's end came too soon"
@@ -120,6 +123,19 @@ def handed_record(kind: type[T], path: Path) -> T:
     """
     found: T = decode(kind, json.loads(path.read_text(encoding="utf-8")))
     return found
+
+
+def leave_mark(kind: str) -> None:
+    """Leave a mark for the run's launcher, also from a process that a rank has started in turn."""
+    folder = os.environ.get(VARIABLE, "").partition(" ")[2]
+    if folder and Path(folder).is_dir():
+        with suppress(OSError):
+            (Path(folder) / f"{os.getpid()}.{kind}").touch()
+
+
+def has_mark(folder: Path, kind: str) -> bool:
+    """Whether a process of the run has left a mark in its launcher's folder."""
+    return any(folder.glob(f"*.{kind}"))
 
 
 def listening(folder: Path) -> str:

@@ -29,7 +29,16 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.launcher.api import LaunchConfig
 
 from assigner.errors import FormatError, UsageError, WorkerError
-from assigner.launch.failurereport import LEFT, LEFT_HINT, VARIABLE, first_report, how_it_ended, listening
+from assigner.launch.failurereport import (
+    JOINED,
+    LEFT,
+    LEFT_HINT,
+    VARIABLE,
+    first_report,
+    has_mark,
+    how_it_ended,
+    listening,
+)
 from assigner.launch.launcherwatch import is_left_behind, own_mark
 from assigner.launch.limitedstore import limited
 from assigner.launch.seal import clean, secret
@@ -172,6 +181,7 @@ def launch(
     environment: Mapping[str, str],
     *,
     notice: Callable[[str], None] = lambda _text: None,
+    on_unused: Callable[[], None] = lambda: None,
 ) -> StepTimes | None:
     """Run a command once per rank of this host, and wait for all of them.
 
@@ -182,6 +192,7 @@ def launch(
         layout: Where the ranks are.
         environment: Variables to set besides this process's own.
         notice: Says a line about that.
+        on_unused: Called where all has ended well, and no process of this host has made a pipeline.
 
     Returns:
         How long the steps of the run took; None: it made none under a plan, or another host has rank 0.
@@ -213,6 +224,8 @@ def launch(
                 rank, failure = error.get_first_failure()
                 others.tell(HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode)))
                 raise _rank_failed(error, causes, agent.done, agent.ended) from error
+        if not has_mark(causes, JOINED):
+            on_unused()
         return handed_over(causes)
     except DistError as error:
         said = str(error).partition("\n")[0]  # below it stand C++ frames

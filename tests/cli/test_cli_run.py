@@ -1,12 +1,16 @@
 """What `assigner run` says at its end."""
 
+import subprocess
 from dataclasses import replace
 from hashlib import sha256
 
 import pytest
+from workloads import make_plan, skips
 
+from assigner import Pipeline
 from assigner.formats.plan import ProfileReference, save_plan
 from assigner.formats.profile import save_profile
+from assigner.launch.failurereport import JOINED, VARIABLE, has_mark, leave_mark
 from assigner.launch.steptimes import StepTimes
 
 
@@ -27,3 +31,33 @@ def test_a_profile_of_a_busy_machine_is_told(assigner, folder, profile, solved, 
     )
     assert (told in result.stderr.splitlines()) == busy
     assert "predicted" in result.stderr
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("makes", [False, True])
+def test_a_plan_that_no_rank_has_used_is_told(folder, programs, makes):
+    """The script's own exit code stays: it may have wanted that. A process that a rank has started counts, too."""
+    mark = "from assigner.launch.failurereport import JOINED, leave_mark; leave_mark(JOINED)"
+    (folder / "s.py").write_text(
+        f"import subprocess, sys\n{makes} and subprocess.run([sys.executable, '-c', {mark!r}])\n"
+    )
+    command = [programs / "assigner", "run", "solved.json", "--ranks", "3", "--", "s.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    unused = [
+        "warning: no rank made a Pipeline: the plan was not used, and every rank ran s.py by itself",
+        "hint: train with assigner.Pipeline(workload, plan): docs/porting.md goes through a script",
+    ]
+    assert done.stderr.splitlines()[:3] == [
+        "warning: the plan has nothing to do for worker:2: idle", *([] if makes else unused)
+    ]  # fmt: skip
+
+
+def test_a_pipeline_leaves_its_mark(tmp_path, monkeypatch):
+    """In the folder of the run's launcher, whoever has started the process; without one nothing is left."""
+    leave_mark(JOINED)
+    assert not has_mark(tmp_path, JOINED)
+    monkeypatch.setenv(VARIABLE, f"1 {tmp_path}")
+    made = skips()
+    with Pipeline(made, make_plan(made)):
+        assert has_mark(tmp_path, JOINED)

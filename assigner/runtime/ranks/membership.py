@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from assigner.errors import FormatError, UsageError
+from assigner.launch.failurereport import JOINED, leave_mark
 from assigner.launch.stopping import StopSignals
 from assigner.location import rank_of
 from assigner.runtime.failures.inquiry import answer, ask
@@ -107,6 +108,7 @@ class Membership:
                 reached = frozenset[int]() if direct is None else direct.ranks
                 self._groups = WorkerGroups(self.rank, self.device, reached, timeout_s=timeout_s)
                 self._open_groups(plan)
+        leave_mark(JOINED)
 
     def place(self, plan: Plan) -> tuple[str | None, torch.device]:
         """The worker that a plan has for this rank, and its device.
