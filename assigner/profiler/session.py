@@ -77,6 +77,11 @@ def check_sizes(workload: Workload, sizes: Iterable[int]) -> None:
     """
     batch = workload.batch_size
     for size in sizes:
+        if size > batch:
+            raise UsageError(
+                f"micro-batch size {size}: Workload.batch_size is {batch}, and no micro-batch of it has more rows",
+                hint=f"1 to {batch}; where plans are to have larger batches, say so by Workload.batch_size",
+            )
         obstacle = workload.fineness.obstacle(max(1, batch // size), batch)
         if obstacle is not None:
             least = -(-batch // workload.fineness.most(batch))

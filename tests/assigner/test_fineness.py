@@ -116,7 +116,10 @@ def test_sizes_that_are_measured_are_those_that_plans_may_have():
     assert default_micro_batches(32, Fineness(min_rows=8)) == (8, 32)
     assert default_micro_batches(32, Fineness(max_micro_batches=1)) == (32,)
     made = replace(workload(chain, "*", rows=32), min_rows=8)
-    check_sizes(made, (8, 16, 32, 64))
+    check_sizes(made, (8, 16, 32))
+    with pytest.raises(UsageError, match=r"micro-batch size 64: Workload.batch_size is 32") as caught:
+        check_sizes(made, (8, 64))
+    assert (caught.value.hint or "").startswith("1 to 32")
     with pytest.raises(UsageError, match=r"micro-batch size 4: no plan uses it: .*min_rows asks for 8"):
         check_sizes(made, (8, 4))
 

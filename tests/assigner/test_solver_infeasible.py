@@ -134,6 +134,17 @@ def test_a_missing_measurement_is_named():
     assert error.ways_out == ()
 
 
+def test_a_size_that_was_not_measured_is_to_be_measured():
+    """No smaller model helps: the profile has one size, which the batch has no micro-batches of."""
+    profile = heavy()
+    size = max(each.micro_batch for each in profile.measurements)
+    some = tuple(each for each in profile.measurements if each.micro_batch == size)
+    error = refused(replace(profile, measurements=some), SolveOptions(batch_size=size // 2))
+    assert f"was measured at only micro-batch {size}, not at {size // 2}" in error.message
+    assert error.ways_out == ()
+    assert error.hint == f"assigner profile --micro-batches {size // 2},{size} measures that size, too"
+
+
 def test_workers_that_cannot_talk_need_links():
     """Both workers are needed, and there is no link: the way out names the pair."""
     error = refused(heavy(work=[1e-3] * 6, capacity=2.2e7, links=False, parameters=1e6))

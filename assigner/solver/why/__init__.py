@@ -22,7 +22,7 @@ from assigner.solver.why.enquiry import Enquiry
 from assigner.solver.why.family import combined
 from assigner.solver.why.fleet import MoreLinks, OneMore
 from assigner.solver.why.memory import MoreMemory, Reserve
-from assigner.solver.why.obstacle import obstacle, summed_obstacle
+from assigner.solver.why.obstacle import obstacle, summed_obstacle, unmeasured_sizes
 
 if TYPE_CHECKING:
     from assigner.formats.profile import Profile
@@ -58,7 +58,9 @@ def explain(
     message = summed or obstacle(case, enquiry)
     found, untried = ways_out(case, enquiry)
     told = tuple(_told(way, options) for way in found[: tuning.WAYS_OUT])
-    if not told:
+    if not told and (sizes := unmeasured_sizes(case)):
+        hint = f"assigner profile --micro-batches {','.join(map(str, sizes))} measures that size, too"
+    elif not told:
         hint = "a smaller model, or other workers: no other way out was found"
     else:
         hint = f"{told[0].how}: a step then takes {fmt.seconds(told[0].step_s)} or less"

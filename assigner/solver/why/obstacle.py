@@ -44,6 +44,14 @@ def summed_obstacle(case: Case) -> str | None:
     return sums.misplaced() or sums.too_large() or sums.too_much()
 
 
+def unmeasured_sizes(case: Case) -> tuple[int, ...]:
+    """Where a piece has no price at any size that is in question: those that were measured, and one that is.
+
+    Empty: it is not that which keeps plans out, or the piece does not run at that size.
+    """
+    return StateSums(Search(*case.resolved).problem, all_in_flight=False).unmeasured()
+
+
 class StateSums:
     """Obstacles that adding up proves.
 
@@ -70,11 +78,27 @@ class StateSums:
             allowed = self._allowed(names)
             if not allowed:
                 return self._nowhere(names)
-            if not any(self._priced(names, worker, count) for worker in allowed for count in self._counts):
+            if not self._has_price(names, allowed):
                 size = samples_in_each(self._problem.workload.batch_size, self._counts[0])
                 why = (self._problem.cost.obstacle(name, allowed[0].name, size) for name in names)
                 return f"{_title(names)} cannot be priced: {next(filter(None, why))}"
         return None
+
+    def unmeasured(self) -> tuple[int, ...]:
+        """See `unmeasured_sizes`."""
+        cost = self._problem.cost
+        for names in self._pieces():
+            allowed = self._allowed(names)
+            if allowed and not self._has_price(names, allowed):
+                points = [point for name in names for point in cost.measurements(name, allowed[0].name)]
+                if not points or any(point.infeasible is not None for point in points):
+                    return ()
+                size = samples_in_each(self._problem.workload.batch_size, self._counts[0])
+                return tuple(sorted({size, *(point.micro_batch for point in points)}))
+        return ()
+
+    def _has_price(self, names: Sequence[str], allowed: Sequence[Worker]) -> bool:
+        return any(self._priced(names, worker, count) for worker in allowed for count in self._counts)
 
     def _nowhere(self, names: Sequence[str]) -> str:
         problem = self._problem
