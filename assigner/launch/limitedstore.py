@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # without `__all__`
@@ -114,14 +113,6 @@ class LimitedStore(Store):
         """What stands at a key, which is there."""
         found: bytes = self._lane.made(lambda: self._store.get(key), self._limit_s)
         return found
-
-    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=LIMIT_S)) -> None:
-        """Wait until all keys are there; other calls wait for this one.
-
-        Raises:
-            DistStoreError: they are not, by then.
-        """
-        self._lane.made(lambda: self._store.wait(keys, timeout), timeout.total_seconds() + self._limit_s)
 
     def set(self, key: str, value: str) -> None:
         """Write at a key."""
