@@ -197,7 +197,7 @@ def test_nobody_waits_for_a_store_that_is_stopped(monkeypatch, ask):
     """Nor does a heart, which ends with its table."""
     monkeypatch.setattr(limitedstore, "LIMIT_S", 0.5)
     with stopped_store() as store:
-        store.set = store.wait = lambda *_: store.goes_on.wait()
+        store.set = lambda *_: store.goes_on.wait()
         with pytest.raises(StoreSilentError, match="has not answered"):
             ask(Exchange(store, 0, 2, timeout_s=0.5))
         heart = Heartbeat(Exchange(store, 0, 2, timeout_s=0.5))
