@@ -62,6 +62,8 @@ DAILY = frozenset(
         "a model that lists a part of its parameters: the optimizer trains these",
         "a CheckpointWrapper around the whole model",
         "a decorator around the root's forward that names linecache.cache and sys.modules",
+        "modules moved to where the input is: unmarked, marked, the whole, and a marked one by itself",
+        "a marked module converted by the root's forward",
         "model.compile() of the whole model",
         "a torch.fx graph as the model, with a hook",
         # buffers

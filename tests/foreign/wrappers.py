@@ -176,6 +176,43 @@ class CompiledAround(Net):
         self.second.compile(backend="eager")
 
 
+class MovingLayer(nn.Linear):
+    def forward(self, x):
+        self.to(x.device, x.dtype)
+        return super().forward(x)
+
+
+@case("modules moved to where the input is: unmarked, marked, the whole, and a marked one by itself", *MARKS)
+class Moving(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = MovingLayer(WIDTH, WIDTH)
+        self.extra = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("table", torch.ones(WIDTH))
+
+    def forward(self, x):
+        self.extra.to(x.device)
+        self.first.to(device=x.device, dtype=x.dtype, non_blocking=True)
+        self.to(x)
+        self.cpu() if x.device.type == "cpu" else self.cuda()
+        return super().forward(self.extra(x) * self.table) if self.double() is self else x
+
+
+@case("a marked module converted by the root's forward", *MARKS, refusal="converts the weights of a Linear")
+class ConvertsType(Net):
+    def forward(self, x):
+        self.second.float()
+        self.second.double()
+        return super().forward(x)
+
+
+@case("Module._apply that writes in place, by the root's forward", *MARKS, refusal="converts the weights of a Linear")
+class AppliesInPlace(Net):
+    def forward(self, x):
+        self.second._apply(lambda each: each.mul_(0.5))
+        return super().forward(x)
+
+
 @case("a torch.fx graph as the model, with a hook")
 def _():
     def build():

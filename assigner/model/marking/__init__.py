@@ -8,7 +8,7 @@ What a training script hands over becomes pieces that a rank can build and run a
                                           them look at a whole micro-batch
     exportable                            the model as torch.export can take it
     collecting                            hidden states that transformers collects of its layers
-    interception, regions, decisions, checks, isolation, leftovers, surroundings
+    interception, conversions, regions, decisions, checks, isolation, leftovers, surroundings
                                           what the forward does that no graph holds, caught while it runs: hooks,
                                           regions without gradient, both ways of a decision, checks of values, Python
                                           state

@@ -43,6 +43,7 @@ from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import branched
 from assigner.model.marking.checks import stating
+from assigner.model.marking.conversions import unmoved
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.modules import check_hooks
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
@@ -168,6 +169,7 @@ class Interceptions:
                 (tensor, "register_post_accumulate_grad_hook",
                  _refused(tensor.register_post_accumulate_grad_hook, "registers a hook on the gradient of a tensor")),
                 (tensor, "retain_grad", _ignored(tensor.retain_grad)),
+                (nn.Module, "_apply", unmoved(nn.Module._apply)),
                 (autograd, "_engine_run_backward",
                  _refused(autograd._engine_run_backward, "computes gradients")),
                 (torch.autograd.graph.saved_tensors_hooks, "__enter__",
