@@ -1,7 +1,7 @@
 """Modules that a forward moves or converts while it is captured, by `Module.to` and its kin.
 
 torch writes each tensor anew also where `.to(x.device)` finds it there already, and a capture's tensors cannot be
-written so. A call that changes neither type nor values is none, then; every rank moves its own partitions to its device.
+written so. A call that changes neither type nor values is none, then; every rank moves its own partitions itself.
 """
 
 from __future__ import annotations
