@@ -462,7 +462,7 @@ class EvaluatedWithin(nn.Module):
     ("kind", "words"),
     [
         (Counting, "whose output depends on its running statistics, momentum or num_batches_tracked"),
-        (Modulo, "which reads its momentum or num_batches_tracked"),
+        (Modulo, "whose forward reads or moves its own momentum or num_batches_tracked:"),
         (Faster, "moves its running statistics in a way of its own"),
         (WarmingUp, "moves its running statistics in a way of its own"),
         (Twice, "moves its running statistics in a way of its own"),

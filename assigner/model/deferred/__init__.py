@@ -72,7 +72,7 @@ class DeferredModel:
 
     Raises:
         UsageError: the builder looks at random values, which do not exist yet, changes tensors that it has loaded, or
-            makes no module.
+            makes no module, or one of TorchScript.
     """
 
     def __init__(self, builder: Callable[[], nn.Module], *, seed: int) -> None:
@@ -80,7 +80,10 @@ class DeferredModel:
         recorder = CallRecorder()
         try:
             torch.default_generator.manual_seed(seed)  # builders draw from no other, and the script goes on with those
-            with user_code("Workload.model"), recorder, recorder.rejection_sampling(), LooksReal(recorder), unwatched():
+            with (
+                user_code("Workload.model"), recorder.readable(), recorder, recorder.rejection_sampling(),
+                LooksReal(recorder), unwatched(),
+            ):  # fmt: skip
                 self.model = builder()
                 settle_mode(self.model)
         except BuilderError as error:
@@ -90,6 +93,7 @@ class DeferredModel:
             torch.set_rng_state(kept)
         if not isinstance(self.model, nn.Module):
             raise UsageError(f"Workload.model gave {type(self.model).__name__}", hint="it must return an nn.Module")
+        _check_scripted(self.model)
         for name, tensor in self.tensors().items():
             recorder.keep_unseen(tensor, f"as {name}")
         check_hung(self.tensors())
@@ -183,6 +187,15 @@ class DeferredModel:
                 value = memory[view.storage].look(view) if is_meta(tensor) else tensor.detach().clone()
                 made[id(tensor)] = in_likeness(tensor, value.to(device))
         return {name: made[id(tensor)] for name, tensor in wanted.items()}
+
+
+def _check_scripted(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UsageError(
+                f"{name or 'the model'} is a scripted or traced module, which cannot be cut or copied to a worker",
+                hint="give the module itself; Workload.compile compiles each partition",
+            )
 
 
 def settle_mode(model: Any) -> None:

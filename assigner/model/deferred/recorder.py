@@ -17,19 +17,30 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from assigner.errors import UsageError
+from assigner.errors import AssignerError, UsageError
 from assigner.model.deferred.draws import BuilderError, Draws
 from assigner.model.deferred.mutation import tensor_leaves, written_tensors
 from assigner.model.deferred.replay import Call, Replay, View
 from assigner.usercode import running_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 META = torch.device("meta")
 _LOADED_HINT = (
     "load a state_dict before, in the function that makes the workload; the builder makes the model, converts it, and"
     " ends with model.load_state_dict(state)"
+)
+
+
+_NONE_YET = (
+    "there are none before a part is made. What is to follow from first weights, as a mask of the smallest, is done in"
+    " the training script over pipeline.named_parameters(), or to a state_dict that was saved before and that the"
+    " builder loads; numbers that the builder needs are for plain Python (math), alike on every rank"
+)
+_WITHOUT_FILE = (
+    "there are none before a part is made: copy them within the builder by load_state_dict(other.state_dict()) or"
+    " copy.deepcopy; or load what was saved before, in another program"
 )
 
 
@@ -214,8 +225,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if replay.draws():
             raise BuilderError(
                 "reads a random tensor's value",
-                hint="there are none before a part is made; compute a number with plain Python (math, random) instead"
-                f" of tensors{_ORTHOGONAL if _is_parametrizing() else ''}",
+                hint=f"{_NONE_YET}{_ORTHOGONAL if _is_parametrizing() else ''}",
             )
         with _disable_current_modes():
             return replay.run()[view.storage].look(view)
@@ -232,6 +242,34 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = self.on_meta(found)
         self.keep(_copies, (tensor_leaves(found),), {}, tensor_leaves(result), written=[], is_random=False)
         return result
+
+    @contextlib.contextmanager
+    def readable(self) -> Iterator[None]:
+        """What torch does with memory beside all calls: what is loaded has memory, and what has none is not saved.
+
+        Raises:
+            BuilderError: the builder saves tensors; or it or torch has met a `BuilderError` of this recorder's, and has
+                raised an error of its own.
+        """
+        with contextlib.ExitStack() as stack:
+            for name in ("cpu", "tolist", "_write_file"):
+                reads = _with_memory(getattr(torch.UntypedStorage, name))
+                stack.enter_context(mock.patch.object(torch.UntypedStorage, name, reads))
+            loaded = _loaded(torch._utils._rebuild_tensor)
+            stack.enter_context(mock.patch.object(torch._utils, "_rebuild_tensor", loaded))
+            with self._told():
+                yield
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except AssignerError:
+            raise
+        except Exception as error:
+            if (met := _within(error)) is None:
+                raise
+            raise BuilderError(met.message, hint=met.hint).with_traceback(error.__traceback__) from error
 
     @contextlib.contextmanager
     def rejection_sampling(self) -> Iterator[None]:
@@ -306,6 +344,37 @@ def _check_loaded(func: Any, args: tuple[Any, ...], written: list[torch.Tensor])
         raise BuilderError("converts a loaded tensor", hint=_LOADED_HINT)
     if any(not is_meta(each) for each in written):
         raise BuilderError("changes a loaded tensor", hint=_LOADED_HINT)
+
+
+def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In the place of a method by which torch reads a storage: of one on the meta device some end the process."""
+
+    def read(storage: torch.UntypedStorage, *args: Any, **words: Any) -> Any:
+        if storage.device.type == "meta":
+            raise BuilderError("saves the values of tensors", hint=_WITHOUT_FILE)
+        return original(storage, *args, **words)
+
+    return read
+
+
+def _loaded(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """In the place of what gives a tensor to memory that was read from a file: it stays there."""
+
+    def rebuild(storage: Any, *args: Any) -> torch.Tensor:
+        if storage._untyped_storage.device.type == "meta":
+            return original(storage, *args)
+        with _disable_current_modes():
+            return original(storage, *args)
+
+    return rebuild
+
+
+def _within(error: BaseException) -> BuilderError | None:
+    """The `BuilderError` that has led to another error."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, BuilderError):
+        cause = cause.__cause__ or cause.__context__
+    return cause
 
 
 def _check_autocast(func: Any) -> None:

@@ -44,7 +44,7 @@ from assigner.model.marking.fakeforward import (
 )
 from assigner.model.marking.isolation import CrossingError, Isolation, check_bare, check_plain, check_unpacked
 from assigner.model.marking.leftovers import Leftovers
-from assigner.model.marking.modules import TOO_FEW_VALUES, modules_inside
+from assigner.model.marking.modules import TOO_FEW_VALUES
 from assigner.model.marking.observation import RETURNED, CallEffects, LearntCall, ValueDependence
 from assigner.model.marking.surroundings import Surroundings
 from assigner.usercode import user_line
@@ -211,13 +211,6 @@ class OpaqueCalls:
         self.learnt = learnt or {}
         self.calls: list[OpaqueCall] = []
         self.dependence = dependence or ValueDependence()
-        for name in self.names:
-            for inner, module in modules_inside(model, name):
-                if isinstance(module, torch.jit.ScriptModule):
-                    raise MarkingError(
-                        f"{inner!r} is a scripted module, which cannot be cut or copied to a worker",
-                        hint="give the module itself; Workload.compile compiles each partition",
-                    )
         self.name_of = {id(model.get_submodule(name)): name for name in reversed(self.names)}
         self.isolation = Isolation(model, self.names)
         self.leftovers = Leftovers(lambda: _session.running, self.isolation.inside)

@@ -181,8 +181,8 @@ class DeferredNorm:
             output = self._as_the_module(twin, given)
         except AssignerError:
             raise
-        except (TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
-            self._refuse(f"which reads its momentum or num_batches_tracked ({type(error).__name__}: {error})")
+        except (TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError):
+            self._refuse("whose forward reads or moves its own momentum or num_batches_tracked")
         with _disable_current_modes(), torch.no_grad():
             if not _are_close(pytree.tree_leaves(output), pytree.tree_leaves(expected)):
                 self._refuse("whose output depends on its running statistics, momentum or num_batches_tracked")
