@@ -22,6 +22,11 @@ def partition_seed(seed: int, step: int, partition: str, micro_batch: int) -> in
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
+def backward_seed(seed: int, step: int, partition: str, micro_batch: int) -> int:
+    """The seed of one partition's backward on one micro-batch, for hooks, Functions and recomputes that draw in it."""
+    return partition_seed(seed, step, f"the backward of {partition}", micro_batch)
+
+
 def seed_device(seed: int, device: torch.device) -> None:
     """Seed the default generator of the CPU, and of the device if it is another."""
     torch.default_generator.manual_seed(seed)

@@ -26,7 +26,7 @@ import torch
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import check_no_late_hooks
 from assigner.model.singleprocess import as_single_process
-from assigner.runtime.forward.randomness import partition_seed, seed_device
+from assigner.runtime.forward.randomness import partition_seed, seed_device, seed_python
 from assigner.runtime.stages.reduction import Reduction, SharedStage
 from assigner.runtime.update.rankfactor import RankFactor
 from assigner.schedule.replication import is_exchanged
@@ -160,7 +160,9 @@ class Gradients:
             parameter = self.parameters[name]
             parameter._backward_hooks = hooks
             if parameter.grad is not None:
-                seed_device(partition_seed(executor.seed, number, name, -1), parameter.device)
+                seed = partition_seed(executor.seed, number, name, -1)
+                seed_device(seed, parameter.device)
+                seed_python(seed)
                 made = _hooked(parameter.grad, hooks.values())
                 # a hook may have kept it, and what is kept of one step no later one adds to
                 parameter.grad = made.clone() if self._aside[name] is None else made

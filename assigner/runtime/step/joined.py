@@ -155,7 +155,7 @@ class JoinedPartitions:
         outputs: Sequence[Output],
         entered: Callable[[str], None] | None = None,
     ) -> None:
-        self._runners, self._last, self._entered = runners, runners[-1], entered
+        self._runners, self._entered = runners, entered
         self._names = tuple([each.piece.name for each in runners])
         self.state = PartitionState.of_all([each.state for each in runners])
         self._all = f"partitions {self._names[0]!r} to {self._names[-1]!r}" if len(runners) > 1 else runners[0].at
@@ -168,6 +168,8 @@ class JoinedPartitions:
         self._has_functions = any(each.has_functions for each in runners)
         # in other backwards runs nothing but torch's own code, which has nothing to say
         self._is_watched = entered is not None or self._has_functions
+        self._place: ForwardPlace | None = None  # of the backward that is under way, where code in it may draw
+        self._first = 0  # the partition to which it has come
         self._unseen = list[Watched]()  # how users' partitions are watched once each was looked at wholly
         place = {value: n for n, value in enumerate(reads)}
         self._calls = self._in_turn(graph, place, {each.value for each in outputs})
@@ -249,8 +251,8 @@ class JoinedPartitions:
         if self._ending is not None:
             made += ended
             roots += self._ending.roots(ended)
-        graph = Graph(roots, [], is_hooked)
-        if self._is_watched or is_hooked or packs_so_far() != packs or torch.is_anomaly_enabled():
+        graph = Graph(roots, [], is_hooked, draws=is_hooked or self._has_functions or packs_so_far() != packs)
+        if self._is_watched or graph.draws or torch.is_anomaly_enabled():
             graph.entries = self._entries(values, ended)
         if late is not None:
             self._end_late(late, graph, place)
@@ -303,11 +305,12 @@ class JoinedPartitions:
         graph = self._graphs.pop((self._names, place.micro_batch))
         self.at = self._all
         if graph.entries:
-            self._enter(self._last)
-            for runner, nodes in reversed(graph.entries[:-1]):  # what only gives on is entered with what it reads
-                for node in nodes:
+            self._place, self._first = place if graph.draws else None, len(graph.entries)
+            self._come(len(graph.entries) - 1)
+            for n, (_, nodes) in reversed([*enumerate(graph.entries[:-1])]):
+                for node in nodes:  # what only gives on is entered with what it reads
                     if not is_leaf(node):
-                        node.register_prehook(functools.partial(self._come, runner))
+                        node.register_prehook(functools.partial(self._come, n))
         with (
             restored(graph.values) if graph.values else NOTHING,
             as_they_were(graph.held) if graph.held else NOTHING,
@@ -315,9 +318,16 @@ class JoinedPartitions:
         ):
             differentiate(graph, output_gradients, self._counting, place.micro_batch)
 
-    def _come(self, runner: PartitionRunner, _: Any) -> None:
-        """As a node's hook, which goes with the graph whose only backward this is."""
-        self._enter(runner)
+    def _come(self, number: int, _: Any = None) -> None:
+        """As a node's hook, which goes with the graph whose only backward this is.
+
+        A partition is entered once, though it may have made several nodes at which others come to it.
+        """
+        if number < self._first:
+            self._first, runner = number, self._runners[number]
+            self._enter(runner)
+            if self._place is not None:
+                runner.seed_backward(self._place)
 
     def _watched(self, graph: Graph, place: ForwardPlace) -> list[Watched]:
         """Those to look at if the backward changes them."""

@@ -30,8 +30,8 @@ from assigner.model.singleprocess import as_single_process
 from assigner.runtime.forward.attributes import let_go
 from assigner.runtime.forward.compiling import Forward
 from assigner.runtime.forward.heldtensors import HeldTensor, as_they_were
-from assigner.runtime.forward.nodes import are_made_here, edge_of, hooks_so_far, nodes_so_far, runs_python
-from assigner.runtime.forward.randomness import partition_seed, seed_device, seed_python
+from assigner.runtime.forward.nodes import are_made_here, edge_of, hooks_so_far, nodes_so_far, packs_so_far, runs_python
+from assigner.runtime.forward.randomness import backward_seed, partition_seed, seed_device, seed_python
 from assigner.runtime.forward.splitbackward import WeightPart, input_part
 from assigner.runtime.forward.state import ForwardStart, LateWrites, PartitionState
 from assigner.runtime.forward.usercode import has_user_code
@@ -75,6 +75,7 @@ class Graph:
         values: Python values that forwards change, as this one left them, where its backward may read them.
         rest: What the input part has left to the weight part; None: it has not run.
         entries: Where its backward comes into each of its partitions, if somebody may ask.
+        draws: Code that is not torch's own may run in its backward, and draw.
     """
 
     roots: list[GradientEdge | None]
@@ -84,6 +85,7 @@ class Graph:
     values: list[Memento] = field(default_factory=list)
     rest: WeightPart | None = None
     entries: list[tuple[PartitionRunner, set[Node]]] = field(default_factory=list)
+    draws: bool = False
 
 
 Graphs = dict[tuple[tuple[str, ...], int], Graph]
@@ -143,6 +145,7 @@ class PartitionRunner:
     _draws: bool | None = None
     _is_plain: bool | None = None
     _was_watched_back: bool = False
+    _was_looked_at: bool = False
     moves_values: bool = False
     has_functions: bool = True
 
@@ -209,7 +212,7 @@ class PartitionRunner:
             outputs = self.finished(outputs, place)
             check_unchanged(self.piece, self._reads, reads, before)
             return tuple(map(_apart, outputs))
-        runs_again, hooks = self.recomputes(place), hooks_so_far()
+        runs_again, hooks, packs = self.recomputes(place), hooks_so_far(), packs_so_far()
         before = [facts_of(each) for each in reads]
         first = nodes_so_far() if self._is_plain is None else 0
         start = self.state.begin(runs_again=runs_again)
@@ -237,6 +240,7 @@ class PartitionRunner:
         if self._is_plain is None:
             self._is_plain = not is_hooked and are_made_here(graph.roots, range(first, nodes_so_far()))
             self.has_functions = runs_python(graph.roots)
+        graph.draws = is_hooked or self.has_functions or packs_so_far() != packs
         if self.moves_values and not place.is_alone and (is_hooked or self.has_functions):
             graph.values.append(self.state.values())
         self.graphs[self.key, place.micro_batch] = graph
@@ -295,11 +299,14 @@ class PartitionRunner:
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
             assert start is not None
             with self.state.again(start), as_single_process():
-                hooks, before = hooks_so_far(), [facts_of(each) for each in reads]
+                hooks, packs, before = hooks_so_far(), packs_so_far(), [facts_of(each) for each in reads]
                 outputs = self.finished(self.call(place, reads, sizes), place)
                 check_unchanged(self.piece, self._reads, reads, before, runs_again=True)
                 held = self.state.left() if split else []
                 graph = Graph(self.roots(outputs), held, is_hooked=hooks_so_far() != hooks)
+                if self._is_plain is None and not self._was_looked_at:
+                    self.has_functions, self._was_looked_at = runs_python(graph.roots), True
+                graph.draws = graph.is_hooked or self.has_functions or packs_so_far() != packs
                 with unchanged_by_backward([self.watched(self.shows_values(graph))]):
                     self._differentiate(place, graph, output_gradients, split=split)
 
@@ -314,6 +321,8 @@ class PartitionRunner:
                 as_single_process(), restored(graph.values), as_they_were(graph.held), unchanged_by_backward(checked),
                 in_words(graph.overwritten),
             ):  # fmt: skip
+                if graph.draws:
+                    self.seed_backward(place)
                 graph.rest.run()
 
     def waiting(self, place: ForwardPlace) -> tuple[list[torch.Tensor], bool]:
@@ -352,6 +361,8 @@ class PartitionRunner:
         self, place: ForwardPlace, graph: Graph, output_gradients: Sequence[torch.Tensor | None], *, split: bool
     ) -> None:
         """A backward, or its input part."""
+        if graph.draws:
+            self.seed_backward(place)
         if not split:
             differentiate(graph, output_gradients, [self], place.micro_batch)
             return
@@ -401,6 +412,13 @@ class PartitionRunner:
     def seed(self, place: ForwardPlace) -> int:
         """Of this partition's draws in a forward."""
         return partition_seed(place.seed, place.step, self.piece.name, place.micro_batch)
+
+    def seed_backward(self, place: ForwardPlace) -> None:
+        """This partition's backward comes next, in which code may draw that is not torch's own."""
+        seed = backward_seed(place.seed, place.step, self.piece.name, place.micro_batch)
+        seed_device(seed, self.device)
+        if self.draws or self.finish is not None:
+            seed_python(seed)
 
     def call(
         self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any], seed: int | None = None
