@@ -21,6 +21,7 @@ USUAL = (
     "changed_gradients",
     "kept_gradients",
     "hooked_on_one",
+    "left_out",
     "hooks",
     "small_buckets",
     "results",

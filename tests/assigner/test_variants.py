@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections import UserDict
 from dataclasses import replace
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from cutting import of
+from drawn_orders import with_drawn_order
 from torch import nn
 from workloads import WIDTH, Reference, graph_of, language, make_plan, numbers, pipeline_of, workload
 
@@ -18,6 +21,7 @@ from assigner import Pipeline
 from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import partition_graph
 from assigner.model.marking.domain import input_key, input_structure
+from assigner.runtime.batch import variants
 
 EXACT = 1e-10
 
@@ -450,3 +454,48 @@ def test_several_graphs_in_one_batch(stages, remembers, loss_inside, remat):
             assert reference.gradient_distance(pipeline.gradients()) < EXACT
             reference.optimizer.step()
         assert reference.distance(pipeline.named_parameters()) < EXACT
+
+
+class Beside(nn.Module):
+    """A part at the front, and one in the middle, that batches may leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.body, self.side, self.head = (nn.Linear(WIDTH, each) for each in (WIDTH, WIDTH, WIDTH, 1))
+
+    def forward(self, x: torch.Tensor, e: torch.Tensor | None = None, f: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.body(x if f is None else x + self.front(f).tanh()).tanh()
+        return self.head(y if e is None else y + self.side(e))
+
+
+def three(rows: int, generator: torch.Generator) -> Any:
+    """All of the inputs."""
+    x, e, f = torch.randn(3, rows, WIDTH, generator=generator, dtype=torch.float64)
+    return {"x": x, "e": e, "f": f}, x.sum(1, keepdim=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("left", ["xf", "xe", "x"])
+def test_listed_orders_lose_the_stages_that_a_batch_leaves_out(left, seed):
+    """The other stages keep their order, under numbers of their own."""
+    made = workload(Beside, "front", "body", "side", "head", batch=three)
+    graph, reference = graph_of(made), Reference(made)
+    apart = make_plan(made, [(0, [piece.name]) for piece in graph.pieces], micro_batches=2, remat=["body"])
+    plan = with_drawn_order(apart, graph.edges, random.Random(seed), halves=True)
+    with pipeline_of(made, plan) as pipeline:
+        for n in range(3):
+            inputs, targets = made.make_batch(8, n)
+            batch = {key: each for key, each in inputs.items() if n == 1 or key in left}, targets
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=1e-10)
+            assert pipeline.evaluate(batch) == pytest.approx(reference.loss(batch).item(), rel=1e-10)
+
+
+@pytest.mark.parametrize(("hint", "words"), [(None, "profile again"), ("mark it", "profile again; .*: mark it")])
+def test_what_a_model_cannot_take_is_said_with_the_way_out_that_there_is(hint, words):
+    """A refusal may have none of its own."""
+    example = graph_of(language()).domain.example
+    given = input_key(input_structure({"ids": ids(3, 5)}), [ids(3, 5)])
+    with pytest.raises(UsageError) as caught:
+        variants._check_kind(given, example, MarkingError("no", hint=hint))
+    assert re.fullmatch(f".*{words}", caught.value.hint)

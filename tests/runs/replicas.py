@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from assigner.runtime.stages import gathering, reduction
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
+from drawn_orders import with_drawn_order
 from metric_cases import METRICS, whole
 from placements import by_one, divided, everywhere, mixed, names_of
 from training_cases import CASES, PARTED, Found, larger, optimizers, schedulers
@@ -34,6 +36,7 @@ from unshareable import refusals
 from workloads import (
     WIDTH,
     Reference,
+    adam,
     graph_of,
     in_one_buffer,
     language,
@@ -427,6 +430,51 @@ def noise() -> Found:
     return worst
 
 
+class Optional(nn.Module):
+    """A part for an input that batches may leave out, and one that eval mode leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.side, self.head, self.aux = (nn.Linear(WIDTH, each) for each in (WIDTH, WIDTH, 1, 1))
+
+    def forward(self, x: torch.Tensor, e: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.first(x).tanh()
+        z = y if e is None else y + self.side(e)
+        return self.head(z) + self.aux(y) if self.training else self.head(z)
+
+
+def optional(rows: int, generator: torch.Generator) -> Any:
+    """Both inputs."""
+    x, e = torch.randn(2, rows, WIDTH, generator=generator, dtype=torch.float64)
+    return {"x": x, "e": e}, x.sum(1, keepdim=True)
+
+
+def left_out() -> Found:
+    """Batches and modes that leave partitions out: also with divided updates, and where a worker has nothing to do."""
+    made = workload(Optional, "first", "side", "head", "aux", batch=optional, optimizer=adam)
+    names, worst = names_of(made), dict[str, float]()
+    apart = make_plan(made, [(n % 3, [name]) for n, name in enumerate(names)], remat=names[1:2], schedule="interleaved")
+    plans = {
+        "divided": divided(everywhere(made)),
+        "divided in part": divided(make_plan(made, [(0, names[:1]), ({1: 1, 2: 3}, names[1:])])),
+        "one updates": by_one(everywhere(made)),
+        "listed": with_drawn_order(apart, graph_of(made).edges, random.Random(1), halves=True),
+    }
+    for name, plan in plans.items():
+        reference = Reference(made)
+        with Pipeline(made, plan, graph=graph_of(made)) as pipeline:
+            for n in range(4):
+                inputs, targets = made.make_batch(8, n)
+                batch = ({"x": inputs["x"]} if n % 2 else inputs), targets
+                larger(worst, {name: abs(pipeline.step(batch) - reference.step(batch))})
+                with torch.no_grad():
+                    reference.model.eval()
+                    larger(worst, {name: abs(pipeline.evaluate(batch) - reference.loss(batch).item())})
+                    reference.model.train()
+            larger(worst, {name: reference.distance(pipeline.full_state_dict(to=None).items())})
+    return worst
+
+
 def beside() -> Found:
     """Two ranks that share everything end where DistributedDataParallel ends, given the same batches."""
     worst: Found = {}
@@ -481,6 +529,7 @@ def main(folder: Path, parts: Sequence[str]) -> None:
             changed_gradients,
             kept_gradients,
             hooked_on_one,
+            left_out,
         ):
             if case.__name__ in parts:
                 found[case.__name__] = case()

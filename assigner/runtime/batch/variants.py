@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
+from assigner import formatting as fmt
 from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
+from assigner.formats.orders import written_order
 from assigner.formats.plan import Plan
 from assigner.location import rank_of
 from assigner.model.marking import PartitionGraph
@@ -32,7 +34,7 @@ from assigner.runtime.stages.replicas import check_stores
 from assigner.schedule.program import Program, build_forward_program, build_program
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import torch
 
@@ -189,13 +191,23 @@ class Variants:
             _check_ownership(graph, base)
             check_stores(self.plan, graph)
             modules = graph.rebuild(self.planned.modules, self.member.device)
-            variant = Variant(graph, _with_partitions(self.plan, graph), modules, self.member.transport)
-            variant.program(1, training=training)
         except (MarkingError, FormatError) as error:
             _check_kind(key, base.domain.example, error)
             _check_values(key, error)
             # Its own cause is pages of torch.export; the message has the model's line.
             raise MarkingError(f"{what}: {error.message}", hint=error.hint) from None
+        try:
+            variant = Variant(graph, _with_partitions(self.plan, graph), modules, self.member.transport)
+            variant.program(1, training=training)
+        except FormatError as error:
+            names = [each for each in self.plan.partitions if each not in graph.piece]
+            without = f", which leave out {fmt.first_of(names)}," if names else ""
+            raise MarkingError(
+                f"{what}{without} the plan does not run: {error.message}",
+                hint=error.hint
+                or "solve with another schedule than the listed one (--schedule 1f1b), or give all"
+                " batches inputs that use every partition",
+            ) from error
         return variant
 
 
@@ -209,8 +221,8 @@ def _check_kind(given: InputKey, example: InputKey, error: AssignerError) -> Non
         raise UsageError(
             f"the model cannot take inputs ({given.signature()}): {error.message}; the workload's own are"
             f" ({example.signature()})",
-            hint="give batches like those of Workload.batch, or change that and profile again; if they are to differ:"
-            f" {error.hint}",
+            hint="give batches like those of Workload.batch, or change that and profile again"
+            + ("" if error.hint is None else f"; if they are to differ: {error.hint}"),
         ) from None
 
 
@@ -250,15 +262,28 @@ def _called(graph: PartitionGraph, name: str) -> set[str]:
 
 
 def _with_partitions(plan: Plan, graph: PartitionGraph) -> Plan:
-    """A plan without the partitions that a graph does not have."""
+    """A plan without the partitions that a graph does not have, and without the stages that have no other."""
     if set(plan.partitions) <= set(graph.piece):
         return plan
+
+    def left(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if name in graph.piece)
+
     stages = [
         replace(
             stage,
-            partitions=tuple(name for name in stage.partitions if name in graph.piece),
-            rematerialise=tuple(name for name in stage.rematerialise if name in graph.piece),
+            partitions=left(stage.partitions),
+            rematerialise=left(stage.rematerialise),
+            replicas=tuple(
+                each if each.updates is None else replace(each, updates=left(each.updates)) for each in stage.replicas
+            ),
         )
         for stage in plan.stages
     ]
-    return replace(plan, stages=tuple(stage for stage in stages if stage.partitions))
+    kept = {n: place for place, n in enumerate(n for n, stage in enumerate(stages) if stage.partitions)}
+    orders = {
+        worker: written_order(step._replace(stage=kept[step.stage]) for step in steps if step.stage in kept)
+        for worker, steps in plan.listed.items()
+        if any(worker in stages[n].workers for n in kept)
+    }
+    return replace(plan, stages=tuple(stages[n] for n in kept), orders=orders)
