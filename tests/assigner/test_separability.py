@@ -38,6 +38,25 @@ class Clipping(torch.optim.SGD):
         return super().step(closure)
 
 
+class ClippingScaled(torch.optim.SGD):
+    """Clips what a loss that is multiplied by a million gives."""
+
+    def step(self, closure: Any = None) -> Any:
+        nn.utils.clip_grad_norm_([each for group in self.param_groups for each in group["params"]], 1e5)
+        return super().step(closure)
+
+
+class RaisingSmall(torch.optim.SGD):
+    """Takes longer steps where all gradients are small."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        held = [each.grad for group in self.param_groups for each in group["params"] if each.grad is not None]
+        if sum(float((each**2).sum()) for each in held) < 1e-3:
+            torch._foreach_mul_(held, 1 + 1e4 * len(held))
+        return super().step(closure)
+
+
 class LearningItsRate(torch.optim.Optimizer):
     """As Prodigy and D-Adaptation: the distance to the start is estimated over all parameters."""
 
@@ -124,7 +143,10 @@ def counted_by_a_hook(parameters: Any) -> torch.optim.Optimizer:
     return made
 
 
-@pytest.mark.parametrize("build", [Clipping, LearningItsRate, clipped_by_a_hook, averaged_by_a_hook, replaced_step])
+@pytest.mark.parametrize(
+    "build",
+    [Clipping, ClippingScaled, RaisingSmall, LearningItsRate, clipped_by_a_hook, averaged_by_a_hook, replaced_step],
+)
 def test_what_looks_at_all_parameters_is_refused(build):
     """A norm of all gradients, a rate learnt from all, hooks and a replaced step: with the way out in the hint."""
     with pytest.raises(UsageError, match="looks at several parameters at once: what it does to '") as caught:

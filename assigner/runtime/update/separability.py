@@ -39,6 +39,10 @@ _SCALES = (1e-3, 1.0, 30.0, 30.0, 1e3, 1e3, 1.0, 1e-3)
 """Of the gradients in the steps, with a factor of up to 10 for each parameter: below and above what a clipping leaves
 alone. They keep their direction, so that a rate that is learnt from the distance to the start does rise."""
 
+_LARGEST = 1e9
+"""In one step more: above what a clipping leaves alone whose threshold is for the gradients of a scaled loss. It is
+compared by itself, for beside such an update no other is seen."""
+
 _NOISE = 1e-7  # relative to an update, in float64
 _MOST = 2  # entries in a stand-in's dimension
 
@@ -58,9 +62,14 @@ class StepBehaviour:
 
 @dataclass(frozen=True)
 class _Trial:
-    """What some steps have done to the stand-ins of one worker's parameters: the sums of their updates, by name."""
+    """What some steps have done to the stand-ins of one worker's parameters, by name.
 
-    updates: dict[str, torch.Tensor]
+    Args:
+        updates: The sums of the updates, and that of the step with the largest gradients.
+        changed_gradients: One of the steps has left other gradients.
+    """
+
+    updates: dict[str, tuple[torch.Tensor, torch.Tensor]]
     changed_gradients: bool
 
 
@@ -153,8 +162,10 @@ def check_separable(
     differs = [
         key
         for share in parts
-        for key, update in together.updates.items()
-        if key in share and not _alike(update, apart[share].updates[key] if share in apart else update * 0)
+        for key, updates in together.updates.items()
+        if key in share
+        for n, update in enumerate(updates)
+        if not _alike(update, apart[share].updates[key][n] if share in apart else update * 0)
     ]
     if differs:
         raise UsageError(
@@ -203,7 +214,10 @@ def _tried(
     before = {name: each.detach().clone() for name, each in held.items()}
     optimizer = build({name: each if name in held else stand_in(each) for name, each in small.items()}, held)
     changed = False
-    for scale in _SCALES:
+    moved: dict[str, torch.Tensor] = {}
+    for scale in (*_SCALES, _LARGEST):
+        if scale == _LARGEST:
+            moved = {name: each.detach().clone() for name, each in held.items()}
         shares = {name: 10 ** (2 * float(torch.rand((), generator=generator, device="cpu")) - 1) for name in small}
         given = {name: directions[name] * scale * shares[name] for name, each in held.items() if each.requires_grad}
 
@@ -221,7 +235,8 @@ def _tried(
             called.clear()
             optimizer.step(closure)
         changed = changed or any(not _same(given.get(name), each.grad) for name, each in held.items())
-    return _Trial({name: each.detach() - before[name] for name, each in held.items()}, changed)
+    updates = {name: (moved[name] - before[name], each.detach() - moved[name]) for name, each in held.items()}
+    return _Trial(updates, changed)
 
 
 def _small(parameter: nn.Parameter, generator: torch.Generator) -> nn.Parameter:
