@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 from assigner.errors import AssignerError, FormatError, NoPlanError, UsageError
 from assigner.formatting import printable
 from assigner.launch.failurereport import hand_over, report_of
+from assigner.launch.stopping import SignalledExit
 from assigner.usercode import user_trace
 
 from . import completion, console
@@ -99,6 +100,9 @@ class Commands(Helped, TyperGroup):
         except KeyboardInterrupt as error:
             fail("interrupted", None)
             raise typer.Exit(INTERRUPTED) from error
+        except SignalledExit as error:
+            fail(f"ended by {error.name}, and the ranks with it", None)
+            raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _UNWRITABLE:
                 raise typer.Exit(_fail_writing(error)) from error

@@ -12,6 +12,7 @@ import typer
 from assigner.errors import MeasurementError, UsageError
 from assigner.files import entry_file, refuse_existing, refuse_input
 from assigner.launch.launcherwatch import end_with
+from assigner.launch.stopping import SignalledExit
 from assigner.machine.launchedrank import launched
 from assigner.profiler.options import MEASURING, RANKS, ProfileDestination, ProfileOptions
 
@@ -222,7 +223,7 @@ def _start_ranks(workers: int, threads: int, output: Path, found: "Verification 
     command = [sys.executable, "-m", "assigner_cli", *sys.argv[1:]]
     try:
         launch(command, Layout(ranks=workers), {"OMP_NUM_THREADS": str(threads), _FOUND: json.dumps(encode(found))})
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SignalledExit):
         console.notice(_kept(output, workers) or "nothing was measured yet")
         raise
     except RankFailedError as error:

@@ -200,3 +200,32 @@ def how_it_ended(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:  # a real-time signal between the first and the last has no name
         return f"was killed by signal {-code}"
+
+
+def ended_hint(how: str) -> str:
+    """What to do about a process that has handed over no error.
+
+    Args:
+        how: As `how_it_ended` says.
+    """
+    name = how.rpartition(" ")[2]
+    return next((hint for names, hint in _ENDS if name in names), _OUTSIDE if "killed by" in how else _NO_ERROR)
+
+
+_OUTSIDE = "something outside ended it"
+_NO_ERROR = (
+    "it handed over no error: its script called sys.exit or os._exit, or no program could start; what it has printed,"
+    " if anything, is above"
+)
+_ENDS = (
+    (("SIGKILL",), f"{_OUTSIDE}: out of memory? (dmesg says so)"),
+    (("SIGTERM",), f"{_OUTSIDE}: a scheduler at a limit of its time, or whoever called kill"),
+    (("SIGINT", "SIGQUIT"), f"{_OUTSIDE}: a key of its terminal, or whoever called kill"),
+    (("SIGHUP",), f"{_OUTSIDE}: its terminal was closed (nohup keeps it), or whoever called kill"),
+    (("SIGXCPU", "SIGXFSZ"), "it came to a limit of its host (ulimit -a)"),
+    (
+        ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"),
+        "compiled code that it called has crashed: PYTHONFAULTHANDLER=1 shows where it was called",
+    ),
+)
+"""Signals, and what they mean."""

@@ -34,6 +34,7 @@ from assigner.launch.failurereport import (
     LEFT,
     LEFT_HINT,
     VARIABLE,
+    ended_hint,
     first_report,
     has_mark,
     how_it_ended,
@@ -45,7 +46,7 @@ from assigner.launch.seal import clean, secret
 from assigner.launch.shutdown import MEETING_S, HostFailure, OtherHosts, leaving_together, tell_done
 from assigner.launch.sockets import Connections
 from assigner.launch.steptimes import StepTimes, handed_over
-from assigner.launch.stopping import SignalPassing
+from assigner.launch.stopping import SignalledExit, SignalPassing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -203,6 +204,7 @@ def launch(
         WorkerError: the hosts did not meet, or lost each other: the port is taken, or host 0 does not answer; or the
             ranks took longer to end after a signal than they had asked for.
         KeyboardInterrupt: Ctrl-C; the ranks have ended.
+        SignalledExit: another signal; the same.
     """
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -300,7 +302,7 @@ def _rank_failed(
         kept = causes / f"{re.sub(r'[^a-z0-9]+', '-', cause.worker)}.txt"
         kept.write_text(cause.trace, encoding="utf-8")
         hint = f"{kept} has the traceback; -v shows it"
-    return RankFailedError(str(cause), cause.exit_code, hint=hint, trace=clean(cause.trace))
+    return RankFailedError(str(cause), cause.exit_code, hint=hint, trace=clean(cause.trace), is_told=True)
 
 
 def _ended_by_signal(error: SignalException, others: OtherHosts, passing: SignalPassing) -> BaseException:
@@ -316,7 +318,7 @@ def _ended_by_signal(error: SignalException, others: OtherHosts, passing: Signal
         )
     if error.sigval == signal.SIGINT:
         return KeyboardInterrupt()
-    return SystemExit(128 + error.sigval)  # as a shell says of a killed process
+    return SignalledExit(error.sigval)
 
 
 class RankFailedError(WorkerError):
@@ -329,17 +331,14 @@ class RankFailedError(WorkerError):
         rank_exit_code: What its process returned; negative: the signal that killed it.
         hint: What to do next, where the rank has said it.
         trace: Its traceback, where it has handed that over.
+        is_told: The message is what a rank has said, and needs no guess at why its process ended.
     """
 
-    def __init__(self, message: str, rank_exit_code: int, *, hint: str | None = None, trace: str = "") -> None:
-        killed = rank_exit_code < 0
-        above = (
-            "something outside ended it: out of memory? (dmesg says so)"
-            if killed
-            else "it handed over no error: its script called sys.exit or os._exit, or no program could start; what it"
-            " has printed, if anything, is above"
-        )
-        super().__init__(message, hint=hint or (None if trace else above))
+    def __init__(
+        self, message: str, rank_exit_code: int, *, hint: str | None = None, trace: str = "", is_told: bool = False
+    ) -> None:
+        own = ended_hint(how_it_ended(rank_exit_code))
+        super().__init__(message, hint=hint or (None if trace or is_told else own))
         self.trace = trace
         if rank_exit_code in (UsageError.exit_code, FormatError.exit_code):
             self.exit_code = rank_exit_code

@@ -39,6 +39,18 @@ _SAME_S = 2.0
 _FILE = "stop"  # the ending of a file's name
 
 
+class SignalledExit(SystemExit):
+    """A signal has ended a launcher and its ranks; the code is the one by which a shell tells of a killed process.
+
+    Args:
+        number: Of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.name = _name(number)
+
+
 @dataclass(frozen=True)
 class NotedSignals:
     """What a rank tells its launcher.

@@ -15,7 +15,7 @@ from stopped_store import StoppedStore, stopped_store
 from torch.distributed import DistError, HashStore
 
 from assigner.errors import UsageError, WorkerError
-from assigner.launch import limitedstore
+from assigner.launch import launcherwatch, limitedstore
 from assigner.launch.seal import SECRET, unseal
 from assigner.machine.launchedrank import Launched, launched
 from assigner.runtime.failures import failure, waiting
@@ -241,6 +241,18 @@ def test_a_store_that_answers_again(
     watching(stopped, "worker:0").report("a step", ValueError("x"))
     watch.thread.join(30)
     assert watch.printed
+
+
+def test_a_launcher_that_is_gone_is_the_one_cause(
+    watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one host it keeps the store: what watches it has the time to end this process, and no neighbour is blamed."""
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+    slept: list[float] = []
+    monkeypatch.setattr(failure.time, "sleep", slept.append)
+    watching(Gone()).lost("worker:0", "a step", RuntimeError("Connection closed by peer"))
+    assert slept
+    assert slept[0] > launcherwatch.LOOK_S
 
 
 _TIME_OUT = RuntimeError("Timed out waiting 6000ms for recv operation to complete")

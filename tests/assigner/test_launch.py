@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import assigner.launch.ranks as launching
@@ -18,6 +19,7 @@ from assigner.errors import WorkerError
 from assigner.formats.document import encode
 from assigner.launch.failurereport import FailureReport
 from assigner.launch.ranks import Layout, RanksAgent, launch
+from assigner.launch.stopping import SignalledExit
 
 COMMAND = [sys.executable, "-c", "pass"]
 
@@ -70,6 +72,40 @@ def test_a_rank_that_its_launcher_has_ended_was_not_killed_by_others(tmp_path, r
     failures = {n: ProcessFailure(n, 10 + n, code, "") for n, code in ((0, 7), (1, -9))}
     error = launching._rank_failed(ChildFailedError("a rank", failures), tmp_path, set(), agent.ended)
     assert error.message == words
+
+
+@pytest.mark.parametrize(("hint", "told"), [(None, None), ("do this", "do this")])
+def test_what_a_rank_has_said_needs_no_guess(tmp_path, hint, told):
+    """A cause without a hint has none: it is not that the script handed over no error."""
+    report = FailureReport("worker:1/cpu", "it has waited for 30 s", hint=hint, is_own=True)
+    (tmp_path / "0.json").write_text(json.dumps(encode(report)))
+    error = launching._rank_failed(ChildFailedError("a rank", {1: ProcessFailure(1, 11, 7, "")}), tmp_path, set())
+    assert (error.message, error.hint) == ("worker:1/cpu: it has waited for 30 s", told)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-signal.SIGKILL, "out of memory"), (-signal.SIGTERM, "a scheduler at a limit"), (-signal.SIGHUP, "nohup"),
+        (-signal.SIGSEGV, "has crashed: PYTHONFAULTHANDLER=1"), (-signal.SIGXCPU, "ulimit"),
+        (-signal.SIGUSR1, "something outside ended it"), (-(signal.SIGRTMIN + 3), "something outside ended it"),
+        (3, "it handed over no error: its script called sys.exit"),
+    ],
+)  # fmt: skip
+def test_the_hint_goes_by_how_the_process_ended(tmp_path, code, words):
+    """A signal that schedulers send is no sign of too little memory, and a crash is none of anything outside."""
+    error = launching._rank_failed(ChildFailedError("a rank", {1: ProcessFailure(1, 11, code, "")}), tmp_path, set())
+    assert words in error.hint
+    assert ("memory" in error.hint) is (code == -signal.SIGKILL)
+
+
+def test_a_signal_that_ends_the_ranks_is_an_exit_of_its_own():
+    """With the code of a shell, and its name."""
+    error = launching._ended_by_signal(
+        SignalException("", sigval=signal.SIGTERM), SimpleNamespace(failure=None), SimpleNamespace(overdue=None)
+    )
+    assert isinstance(error, SignalledExit)
+    assert (error.code, error.name) == (143, "SIGTERM")
 
 
 @pytest.mark.parametrize(("code", "left"), [("raise SystemExit(3)", 0), ("raise ValueError('boom')", 1)])

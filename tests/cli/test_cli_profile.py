@@ -1,7 +1,9 @@
 """`assigner profile` as far as it starts no ranks: merging, and what it refuses."""
 
+import signal
 from dataclasses import replace
 
+import assigner_cli.profile as profile_module
 import pytest
 from builders import make_profile
 
@@ -90,6 +92,29 @@ def test_rank_0_says_that_it_is_done_whoever_started_it(assigner, folder, monkey
     assert result.exit_code == 0, result.output
     done = "profile written to new.json\nnext: assigner solve new.json -o plan.json\n"
     assert result.stderr == (done if rank == 0 else "")
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"), [(True, "--resume goes on from there"), (False, "nothing was measured yet")]
+)
+def test_a_signal_that_ends_it_is_told(assigner, folder, monkeypatch, kept, words):
+    """With what to do then, as after Ctrl-C, and the exit code of a shell."""
+    from assigner.launch import ranks as launch
+    from assigner.launch.stopping import SignalledExit
+    from assigner.profiler.journal import journal_path
+
+    def ended(*_):
+        raise SignalledExit(signal.SIGTERM)
+
+    if kept:
+        journal_path(folder / "new.json", 0).write_text("")
+    monkeypatch.setattr(launch, "launch", ended)
+    monkeypatch.setattr(profile_module, "_apart", lambda *_, **__: None)
+    result = assigner("profile", "w.py:workload", "-o", str(folder / "new.json"))
+    assert result.exit_code == 143
+    told, error = result.stderr.splitlines()
+    assert words in told
+    assert error == "error: ended by SIGTERM, and the ranks with it"
 
 
 @pytest.mark.long

@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING
 from torch.distributed import DistError
 
 from assigner.errors import AssignerError, WorkerError
+from assigner.launch.failurereport import ended_hint
+from assigner.launch.launcherwatch import LOOK_S
 from assigner.launch.limitedstore import LimitedStore, StoreSilentError
 from assigner.launch.seal import clean, seal_first, unseal
 from assigner.launch.shutdown import read_host_failure
@@ -53,6 +55,7 @@ _POLL_S = 0.25
 _END_S = 10.0  # its thread ends after a poll; one that starves on a busy machine must not see the interpreter's end
 _STAY_S = 10.0
 _GONE_S = 1.5
+_ORPHAN_S = 2 * LOOK_S
 _ASK_S, _LOOK_S = 1.5, 0.05
 _ANSWER_S = 4.0  # sixteen looks of a watching thread
 _GRACE_S = 3.0
@@ -62,6 +65,8 @@ _LATE = re.compile(r"[Tt]imed out|[Tt]ime-?out|took no message")
 _LATE_HINT = "where a rank may be late, as with its data, Pipeline(timeout_s=...) has the others wait longer"
 _CUT_HINT = f"a network that fails for {SILENCE_S:g} s ends a run, whatever timeout_s is"
 _SILENT_HINT = "its own output, and its host, may say why"
+_NO_STORE_HINT = "rank 0, or the launcher, keeps the store: its own output, and its host, may say why"
+_LAUNCHER = "the launcher"
 
 
 class FailureWatch:
@@ -145,7 +150,7 @@ class FailureWatch:
         self._missed = peer
         noticed = f"{self.worker} noticed in {where}{gloo_words(error)}"
         is_late = bool(_LATE.search(str(error)))
-        is_cut = self.connections is not None and bool(self.connections.silent)
+        is_cut = self._is_cut
         mine = Failure(peer, "", f"its process is gone, cut off or stuck; {noticed}", hint=_SILENT_HINT)
         if is_late and self.doing is None:
             mine = Failure(peer, "", f"it did not answer in time; {noticed}", hint=_LATE_HINT)
@@ -166,8 +171,10 @@ class FailureWatch:
             except DistError as lost:
                 if self._found is not None:  # the watching thread was in time
                     return self._found
+                is_silent = isinstance(lost, StoreSilentError)
+                if not is_silent and _is_one_host():  # the launcher's watch ends this process, and says why
+                    time.sleep(_ORPHAN_S)
                 if mine.worker != self.worker:
-                    is_silent = isinstance(lost, StoreSilentError)
                     mine = _host_gone(mine, is_silent=is_silent, state=either if is_cut else "")
                 mine.hand_over(to_tell_of=self.worker)
                 return mine
@@ -189,6 +196,10 @@ class FailureWatch:
         if self._found is not None:
             self.known.set()
             raise self._found.to_error(traced=not self.printed)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self.connections is not None and bool(self.connections.silent)
 
     @property
     def _rank(self) -> int:
@@ -268,7 +279,7 @@ class FailureWatch:
             except WorkerError as error:  # a stranger's: the run goes on, and its own first failure replaces it
                 self._note_foreign(error)
         told = None if self.launcher is None else read_host_failure(self.launcher)
-        return None if told is None else Failure(told.worker, "", f"its process {told.how}")
+        return None if told is None else Failure(told.worker, "", f"its process {told.how}", hint=ended_hint(told.how))
 
     def _watch(self) -> None:
         try:
@@ -322,7 +333,8 @@ class FailureWatch:
                 return
             busy = self.busy_since
             if busy is not None and time.monotonic() - max(busy, since) > _BUSY_S:
-                mine = Failure(self.worker, "", f"it has waited for {_BUSY_S:g} s since {noticed}")
+                error = f"it has waited for {_BUSY_S:g} s since {noticed}"
+                mine = Failure(self.worker, "", error, hint=_CUT_HINT if self._is_cut else _NO_STORE_HINT)
                 if not mine.hand_over(to_tell_of=self.worker):
                     sys.stderr.write(f"[{self.worker}] error: {mine}\n")
                 self._exit()
@@ -360,6 +372,11 @@ class FailureWatch:
         os._exit(self.exit_code)
 
 
+def _is_one_host() -> bool:
+    """Whether a launcher of this host keeps the run's store."""
+    return os.environ.get("GROUP_WORLD_SIZE") == "1"
+
+
 def _host_gone(noticed: Failure, *, is_silent: bool, state: str = "") -> Failure:
     """Host 0 keeps the store, and does not answer: whoever lost a connection after that is no first cause.
 
@@ -368,7 +385,9 @@ def _host_gone(noticed: Failure, *, is_silent: bool, state: str = "") -> Failure
         is_silent: The store is there, and stopped.
         state: What is known of the process that keeps it; empty: no more than that.
     """
-    one_host = os.environ.get("GROUP_WORLD_SIZE") == "1"  # its launcher is gone, and says why itself
+    one_host = _is_one_host()  # its launcher is gone, and says why itself
+    if one_host and is_silent and noticed.worker == _LAUNCHER:
+        return replace(noticed, error=f"it is stopped, and keeps the run's store; {noticed.error.partition('; ')[2]}")
     if one_host and is_silent:
         return replace(noticed, error=f"{noticed.error}; the launcher, which keeps the run's store, is stopped")
     if one_host or noticed.worker.partition("/")[0] == "worker:0":
