@@ -99,6 +99,7 @@ class Workload:
     carried: Mapping[StatePlace, StatePlace] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
+        self._check_builders()
         if self.batch_size < 1:
             raise UsageError(f"Workload.batch_size: {self.batch_size} is not allowed; expected 1 or more")
         if self.reduction not in ("mean", "sum"):
@@ -132,6 +133,24 @@ class Workload:
         self._check_carried()
         if isinstance(self.marks, str):
             raise UsageError(f"Workload.marks: {self.marks!r} is text", hint=f"write ({self.marks!r},)")
+
+    def _check_builders(self) -> None:
+        """Refuse a model or an optimizer that is built already, in place of what builds it."""
+        built = type(self.model).__name__
+        if isinstance(self.model, nn.Module):
+            raise UsageError(
+                f"Workload.model is a module, a {built}", hint=f"give what builds it: model={built}, or a lambda"
+            )
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            made = type(self.optimizer).__name__
+            raise UsageError(
+                f"Workload.optimizer is an optimizer, of type {made}",
+                hint=f"give what builds it: optimizer=lambda parameters: torch.optim.{made}(parameters)",
+            )
+        for name in ("model", "batch"):
+            if not callable(getattr(self, name)):
+                kind = type(getattr(self, name)).__name__
+                raise UsageError(f"Workload.{name} is a {kind}", hint="give a function that makes it")
 
     def _check_metrics(self) -> None:
         if not isinstance(self.metrics, Mapping | None):

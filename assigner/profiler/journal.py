@@ -18,7 +18,7 @@ import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
-from assigner.errors import FormatError
+from assigner.errors import FormatError, MeasurementError
 from assigner.files import read_bytes
 from assigner.formats.document import Count, Range, decode, encode, shown
 from assigner.formats.profile import Collective, Link, Measurement, Wire
@@ -182,16 +182,27 @@ class Journal:
         return bool(self.points or self.links or self.collectives)
 
     def add(self, found: Entry) -> None:
-        """Keep one finished measurement."""
+        """Keep one finished measurement.
+
+        Raises:
+            MeasurementError: its file cannot be written, as on a full disk.
+        """
         self._keep(found)
-        if self.path is not None:
-            line = {_NAMES[type(found)]: encode(found)}
+        if self.path is None:
+            return
+        line = {_NAMES[type(found)]: encode(found)}
+        try:
             with self.path.open("a", encoding="utf-8") as stream:
                 if not stream.tell():
                     stream.write(json.dumps(encode(self.head), allow_nan=False) + "\n")
                 stream.write(json.dumps(line, allow_nan=False) + "\n")
                 stream.flush()
                 os.fsync(stream.fileno())
+        except OSError as error:
+            raise MeasurementError(
+                f"cannot keep what was measured in {self.path}: {error.strerror}",
+                hint="make room there first; a run with another -o starts over",
+            ) from error
 
     def remove(self) -> None:
         """Delete the file: the profile is written, or a run begins anew; the first measurement makes another one."""

@@ -1,11 +1,12 @@
 """The journal of an interrupted run."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
 
-from assigner.errors import FormatError
+from assigner.errors import FormatError, MeasurementError
 from assigner.formats.profile import Collective, Link, LinkPoint, Measurement, Wire, WireLink
 from assigner.profiler.journal import FoundWires, Head, Journal, Note, OptimizerSize, journal_path
 from assigner.profiler.tasks import Point
@@ -209,3 +210,13 @@ def test_without_a_folder_nothing_is_written():
     journal.add(POINT)
     assert journal.points
     journal.remove()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is a full disk on Linux")
+def test_a_full_disk_is_named_with_the_file(tmp_path):
+    """No partition is to blame, and to go on without room would end the same way."""
+    where = journal_path(tmp_path / "profile.json", 1)
+    where.symlink_to("/dev/full")
+    with pytest.raises(MeasurementError, match=rf"cannot keep what was measured in {where}: No space left") as caught:
+        Journal(where, HEAD).add(POINT)
+    assert caught.value.hint == "make room there first; a run with another -o starts over"

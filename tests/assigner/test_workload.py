@@ -88,6 +88,10 @@ def test_entries_that_cannot_be_used(file, entry, message):
         ({"batch_size": 0}, "batch_size: 0"),
         ({"reduction": "max"}, "reduction: 'max'"),
         ({"marks": "blocks"}, "is text"),
+        ({"model": torch.nn.Linear(2, 2)}, "Workload.model is a module, a Linear"),
+        ({"model": None}, "Workload.model is a NoneType"),
+        ({"batch": [1]}, "Workload.batch is a list"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "Workload.optimizer is an optimizer, of type SGD"),
     ],
 )
 def test_values_are_checked(change, message):
