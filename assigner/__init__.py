@@ -34,8 +34,11 @@ def __dir__() -> list[str]:
 
 
 if "ASSIGNER_CAUSES" in os.environ:  # a rank of `assigner run` or `assigner profile`
-    from assigner.launch.failurereport import hand_over_uncaught
-    from assigner.launch.launcherwatch import end_with_launcher
+    try:
+        from assigner.launch.failurereport import hand_over_uncaught
+        from assigner.launch.launcherwatch import end_with_launcher
+    except KeyboardInterrupt:  # its launcher says so, once
+        raise SystemExit(130) from None
 
     hand_over_uncaught()
     end_with_launcher(joins=False)

@@ -31,7 +31,7 @@ class Allowed:
     """What a value may be beyond its type; of a mapping, each of its values.
 
     Args:
-        words: For people: "seconds, more than 0".
+        words: For people: "a share, 0 or more and below 1".
         test: True for what is allowed.
     """
 
@@ -44,7 +44,8 @@ def whole(low: int, high: int) -> Allowed:
     return Allowed(f"a whole number, {low} to {high}", lambda value: isinstance(value, int) and low <= value <= high)
 
 
-SECONDS = Allowed("seconds, more than 0", lambda value: 0 < value < math.inf)
+_LEAST_CAPACITY = 2**20
+SECONDS = Allowed("a finite number of seconds, more than 0", lambda value: 0 < value < math.inf)
 SHARE = Allowed("a share, 0 or more and below 1", lambda value: 0 <= value < 1)
 BYTES = Allowed("bytes, 0 or more", lambda value: 0 <= value < math.inf)
 MONEY = Allowed("money per hour, 0 or more", lambda value: 0 <= value < math.inf)
@@ -286,6 +287,18 @@ def size(text: str, flag: str) -> float:
     if found is None or found[2].lower() not in _UNITS:
         raise UsageError(f"{flag}: {text!r} is not allowed; expected bytes as 2GiB, 500MB or 1000000")
     return float(found[1]) * _UNITS[found[2].lower()]
+
+
+def capacity(text: str, flag: str) -> float:
+    """Bytes of a memory as `size` reads them; a small number without a unit was meant to have one.
+
+    Raises:
+        UsageError: naming the flag and the text.
+    """
+    found = size(text, flag)
+    if 0 < found < _LEAST_CAPACITY and not text.strip()[-1].isalpha():
+        raise UsageError(f"{flag}: {text!r} is {found:,.0f} bytes", hint="give a unit: 2GiB, or 2B for bytes")
+    return found
 
 
 def money(text: str, flag: str) -> float:

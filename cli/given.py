@@ -100,6 +100,7 @@ def _flag(each: FieldFlag, variables: str) -> inspect.Parameter:
         rich_help_panel=about.panel,
         autocompletion=getattr(names, about.completes) if about.completes else None,
         min=about.least,
+        case_sensitive=False,
         **({} if about.form.taken == list[str] else environment),
     )
     return inspect.Parameter(

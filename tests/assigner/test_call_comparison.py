@@ -306,3 +306,21 @@ def test_a_question_has_the_number_of_its_comparison(monkeypatch):
     assert found == [{1: ()}]
     store.set("assigner/question", "calls")
     assert asked_about(store) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "what", "hint"),
+    [
+        ("step() with lr 0.1 (settings 0a1b2c)", "step() with lr 0.2, 0.3 (settings 0a1b2d)",
+         "the settings of the optimizer", "learning rates"),
+        ("step() with settings 0a1b2c", "step() with settings 0a1b2d", "the settings of the optimizer", "learning"),
+        ("step() with lr 0.1 (settings 0a1b2c)", "optimizer.step() with lr 0.1 (settings 0a1b2c)", "the call", "order"),
+    ],
+)  # fmt: skip
+def test_calls_that_differ_in_settings_alone_have_a_hint_of_their_own(one, other, what, hint):
+    """Their order is the same: it is the learning rate that some rank sets by itself."""
+    first = Rank(0)
+    first.same.check(one)
+    with pytest.raises(UsageError, match=f"differ in {what};") as caught:
+        Rank(1, first).same.check(other)
+    assert hint in (caught.value.hint or "")

@@ -119,3 +119,14 @@ def test_what_a_rank_says_cannot_change_a_terminal(launcher):
     assert first_report(launcher) is None
     hand_over(FailureReport("worker:2", "\x1b]0;mine\x07 no\ndata"))
     assert str(first_report(launcher)) == "worker:2: \ufffd]0;mine\ufffd no data"
+
+
+def test_an_interrupt_while_a_rank_imports_is_no_traceback(launcher):
+    """Its launcher says that the run was interrupted."""
+    code = (
+        "import sys\nclass Interrupted:\n    def find_spec(self, name, *_):\n"
+        "        if name == 'assigner.launch.failurereport':\n            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\nimport assigner\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -177,7 +177,7 @@ def test_a_network_that_failed_may_be_that_of_either_host(
     """The rank that notices it says so, unless no other host answers it."""
     monkeypatch.setattr(failure, "_STAY_S", 0.1)
     for alone, words in ((False, "worker:0 failed: it did not answer for 5 s: its host is cut off, or that of "),
-                         (True, "worker:1 failed: its host is cut off: no other host answers;")):  # fmt: skip
+                         (True, "worker:1 failed: its host is cut off, or its wire loses much: no")):  # fmt: skip
         connections = SimpleNamespace(silent={"10.0.0.2"}, is_alone=lambda alone=alone: alone, run_failed=False)
         for store in (HashStore(), Gone()):
             watch = watching(store, connections=connections)

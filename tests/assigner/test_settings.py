@@ -11,7 +11,7 @@ from assigner_cli.given import Given, flagged
 from typer.testing import CliRunner
 
 from assigner.errors import UsageError
-from assigner.settings import EACH, SHARE, Flag, check, declared, flags, pairs, recorded, rule, size
+from assigner.settings import EACH, SHARE, Flag, capacity, check, declared, flags, pairs, recorded, rule, size
 from assigner.solver import SolveOptions
 
 
@@ -81,3 +81,18 @@ def test_every_field_of_solve_has_a_flag():
     assert fields == set(SolveOptions.__dataclass_fields__)
     names = [each.flag for each in declared(SolveOptions)]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("0", 0.0), ("2B", 2.0), ("2 b", 2.0), ("1048576", 2.0**20), ("0.5KiB", 512.0)]
+)
+def test_a_memory_may_be_small_where_that_is_said(text, found):
+    """Nothing, a unit, or enough bytes that they can have been meant."""
+    assert capacity(text, "--memory") == found
+
+
+def test_a_small_memory_without_a_unit_is_refused():
+    """It was meant to have one."""
+    with pytest.raises(UsageError, match="--memory: '2' is 2 bytes") as caught:
+        capacity("2", "--memory")
+    assert caught.value.hint == "give a unit: 2GiB, or 2B for bytes"

@@ -199,3 +199,11 @@ def test_the_integer_program_is_written_and_said_what_of(assigner, folder):
         assert result.exit_code == 2
         assert said in result.stderr
         assert not (folder / "other.json").exists()
+
+
+@pytest.mark.parametrize("word", ["1F1B", "1f1b"])
+def test_a_schedule_is_known_in_capitals_too(assigner, folder, word):
+    """As papers write it."""
+    done = assigner("solve", "profile.json", "-o", "new.json", "--schedule", word, "--micro-batches", "4")
+    assert done.exit_code == 0, done.output
+    assert load_plan(folder / "new.json").schedule == "1f1b"

@@ -33,7 +33,7 @@ import torch
 
 from assigner.errors import FormatError, UsageError, WorkerError
 from assigner.model.plainvalues import DTYPES, dtype_name, from_json, to_json
-from assigner.runtime.failures.callrecord import CallSums, ToldCall, TreeSums
+from assigner.runtime.failures.callrecord import SETTINGS, CallSums, ToldCall, TreeSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +45,14 @@ if TYPE_CHECKING:
 LEAVING = "close()"
 """The call with which a rank leaves."""
 
+_HINTS = {
+    "the call": "every rank makes the same calls, in the same order",
+    SETTINGS: "every rank sets the same learning rates and other settings: by what all have, as the step's number",
+}
+_BATCHES = (
+    "every rank makes the same calls with the same batches: seed the sampler alike, and shard no data; a rank that"
+    " needs no inputs or targets (pipeline.needs_inputs, pipeline.needs_targets) may give None"
+)
 _MOST_OUTLINES = 1024
 _LEAVES, _HAS_TARGETS = 1, 2
 
@@ -237,10 +245,7 @@ class CallComparison:
                 told += f"; worker:{rank} is like {alike[0]}" if len(alike) == 1 else ""
         raise UsageError(
             f"{me} and {other} differ in {what}; {me} calls {own.told}; {told}",
-            hint="every rank makes the same calls, in the same order"
-            if what == "the call"
-            else "every rank makes the same calls with the same batches: seed the sampler alike, and shard no data; a"
-            " rank that needs no inputs or targets (pipeline.needs_inputs, pipeline.needs_targets) may give None",
+            hint=_HINTS.get(what, _BATCHES),
         )
 
     def _refuse_to_part(self, mine: CallSums, root: int) -> NoReturn:

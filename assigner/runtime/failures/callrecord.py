@@ -6,6 +6,7 @@ later. It goes to the other ranks as JSON.
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,6 +74,12 @@ class TreeRecord:
         return ""
 
 
+SETTINGS = "the settings of the optimizer"
+"""What calls differ in that are the same but for these."""
+
+_OPTIMIZERS = re.compile(r"(lr [^()]*\()?settings [0-9a-f]{6}\)?")
+
+
 @dataclass(frozen=True)
 class ToldCall:
     """What the script called.
@@ -118,10 +125,14 @@ class CallRecord:
         """The calls in their order, each with its line."""
         return ", then ".join(map(str, self.calls))
 
+    @property
+    def _without_settings(self) -> list[str]:
+        return [_OPTIMIZERS.sub("", each.name) for each in self.calls]
+
     def difference(self, other: CallRecord, mine: str, theirs: str) -> str:
         """In what two differ, with the names of both ranks; empty: in nothing that both have."""
         if [each.name for each in self.calls] != [each.name for each in other.calls]:
-            return "the call"
+            return SETTINGS if self._without_settings == other._without_settings else "the call"
         for one, two in ((self.inputs, other.inputs), (self.targets, other.targets)):
             if one is not None and two is not None and (found := one.difference(two, mine, theirs)):
                 return found

@@ -154,11 +154,14 @@ class FailureWatch:
         mine = Failure(peer, "", f"its process is gone, cut off or stuck; {noticed}", hint=_SILENT_HINT)
         if is_late and self.doing is None:
             mine = Failure(peer, "", f"it did not answer in time; {noticed}", hint=_LATE_HINT)
-        either = f"it did not answer for {SILENCE_S:g} s: its host is cut off, or that of {self.worker}"
+        silent = f"it did not answer for {SILENCE_S:g} s"
+        either = f"{silent}: its host is cut off, or that of {self.worker}, or the wire loses much"
         if is_cut:
             mine = Failure(peer, "", f"{either}; {noticed}", hint=_CUT_HINT)
         if is_cut and self.connections is not None and self.connections.is_alone():
-            mine = Failure(self.worker, "", f"its host is cut off: no other host answers; {noticed}")
+            mine = Failure(
+                self.worker, "", f"its host is cut off, or its wire loses much: no other host answers; {noticed}"
+            )
         begin, doings, asks = time.monotonic(), dict[int, waiting.Doing](), self.doing is not None and not is_cut
         others = set(range(self.ranks)) - {self._rank}
         while True:

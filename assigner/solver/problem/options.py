@@ -22,6 +22,7 @@ from assigner.settings import (
     SECONDS,
     SHARE,
     Flag,
+    capacity,
     check,
     count_or,
     money,
@@ -30,7 +31,6 @@ from assigner.settings import (
     pairs,
     recorded,
     rule,
-    size,
     whole,
 )
 
@@ -195,14 +195,14 @@ class SolveOptions:
         Mapping[str, float],
         Flag(
             help="Hold no more than this there, as 2GiB.", panel=HINTS, metavar="WORKER=SIZE",
-            form=pairs("worker:0=2GiB", size), completes="amounts", allowed=BYTES,
+            form=pairs("worker:0=2GiB", capacity), completes="amounts", allowed=BYTES,
         ),
     ] = field(default_factory=lambda: _NOTHING)
     reserve: Annotated[
         Mapping[str, float],
         Flag(
             help="Leave this free, not the profile's reserve.", panel=HINTS, metavar="WORKER=SIZE",
-            form=pairs("worker:0=2GiB", size), completes="amounts", allowed=BYTES,
+            form=pairs("worker:0=2GiB", capacity), completes="amounts", allowed=BYTES,
         ),
     ] = field(default_factory=lambda: _NOTHING)
     solver: Annotated[SolverName, Flag(help="The ILP solver.", panel=SEARCH)] = "highs"
