@@ -353,6 +353,37 @@ def test_a_rank_that_does_not_come(forked: ForkedRanks, agent: bool) -> None:
     assert re.search(r"1 of 2 ranks have come to the run within 3 s; missing: worker:1", end.errors), end.errors
 
 
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_processes_with_one_rank_are_named(forked: ForkedRanks) -> None:
+    """Three were started, of which two are rank 1: nobody waits for the third until a time-out."""
+    (port,) = free_ports(1)
+    common = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ends = forked.ended("coming.py", "patient", variables=[{**common, "RANK": rank} for rank in "011"])
+    assert all(end.code in (1, 7) for end in ends)  # of Python, or of the watch
+    words = r"two processes are worker:1: \S+:\d+ and \S+:\d+"
+    assert any(re.search(words, end.errors) for end in ends), ends  # who reads late may find the store gone with rank 0
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("killed", "error: worker:1 failed: its process is gone, cut off or stuck; worker:0 noticed in the exchange"),
+        ("raises", "worker:0: error: the trap snapped"),
+    ],
+)
+def test_a_rank_that_profiling_loses_is_named_by_the_others(forked: ForkedRanks, way: str, words: str) -> None:
+    """They learn of it by its connection that closes, where nobody has started them who would end them."""
+    (port,) = free_ports(1)
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    first, _ = forked.ended("measuring.py", "1", way, variables=[{**common, "RANK": rank} for rank in "01"])
+    assert first.code == 6, first
+    assert words in first.errors
+    assert way == "raises" or "worker:0: hint: its own output, and its host, may say why" in first.errors
+
+
 def test_ranks_that_count_unlike_numbers_of_ranks(
     watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,6 +198,7 @@ class FailureWatch:
         """
         if self._found is not None:
             self.known.set()
+            self._stay(self._found)  # this rank may host the store
             raise self._found.to_error(traced=not self.printed)
 
     @property
