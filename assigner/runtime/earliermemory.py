@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from assigner.runtime.stages.localpartitions import LocalPartitions
-    from assigner.runtime.update.optimizer import PipelineOptimizer
+    from assigner.runtime.update.rankoptimizer import RankOptimizer
 
 _OWN = 2  # a tensor's own hold on its memory, and that of the object that is asked
 _MOST = 3
@@ -59,12 +59,12 @@ class EarlierMemory:
         optimizer: With the state of what the rank updates.
     """
 
-    def __init__(self, share: LocalPartitions, optimizer: PipelineOptimizer) -> None:
+    def __init__(self, share: LocalPartitions, optimizer: RankOptimizer) -> None:
         built = ((name, each) for name, each in share.built().items() if each.layout is torch.strided)
         self._parts = [_Part(name, _memory(each), weakref.ref(each)) for name, each in built]
         self._parts += [_Part(words, _memory(each)) for words, each in _beside(share, optimizer)]
 
-    def warn(self, share: LocalPartitions, optimizer: PipelineOptimizer, but: Any) -> None:
+    def warn(self, share: LocalPartitions, optimizer: RankOptimizer, but: Any) -> None:
         """Tell in a line what of it the script holds, once this program has dropped it all.
 
         Args:
@@ -91,7 +91,7 @@ def _memory(tensor: torch.Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
-def _beside(share: LocalPartitions, optimizer: PipelineOptimizer) -> Iterator[tuple[str, torch.Tensor]]:
+def _beside(share: LocalPartitions, optimizer: RankOptimizer) -> Iterator[tuple[str, torch.Tensor]]:
     """The gradients of parameters, and what the optimizer keeps of them, in words."""
     for name, parameter in share.parameters.items():
         if parameter.grad is not None and parameter.grad.layout is torch.strided:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from assigner.runtime.step.batchnorm import BatchNorm
     from assigner.runtime.step.outputs import Receiver
     from assigner.runtime.step.results import StepResult
-    from assigner.runtime.update.optimizer import PipelineOptimizer
+    from assigner.runtime.update.rankoptimizer import RankOptimizer
     from assigner.runtime.update.scaling import GradientScaling
     from assigner.schedule.program import Program
 
@@ -214,11 +214,11 @@ class Installation:
         """The trained parameters of this rank that another worker updates for it."""
         return {name: each for name, each in self.trained.items() if name not in self.updated}
 
-    def update(self, optimizer: PipelineOptimizer, number: int, *, good: bool) -> None:
+    def update(self, optimizer: RankOptimizer, number: int, *, good: bool) -> None:
         """Apply the gradients, and hand each other what workers have updated for others.
 
         Args:
-            optimizer: The handle on it.
+            optimizer: This rank's.
             number: As `Executor.update` takes it.
             good: False: nothing is applied, anywhere.
         """
@@ -229,7 +229,7 @@ class Installation:
         if good:
             self.tell_settings(optimizer)
 
-    def tell_settings(self, optimizer: PipelineOptimizer) -> None:
+    def tell_settings(self, optimizer: RankOptimizer) -> None:
         """Give ranks that update nothing what a step has noted in the groups of the others."""
         if optimizer.notes_settings and 0 < len(self.updating) < self.member.world:
             self.member.at = "the exchange of what the optimizer notes in its groups"

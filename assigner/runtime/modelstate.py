@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from assigner.runtime.installation import Installation
     from assigner.runtime.outsidevalues import OutsideValues
     from assigner.runtime.ranks.membership import Membership
-    from assigner.runtime.update.optimizer import PipelineOptimizer
+    from assigner.runtime.update.rankoptimizer import RankOptimizer
     from assigner.runtime.update.scaling import GradientScaling
 
 
@@ -42,7 +42,6 @@ class ModelState:
     workload: Workload
     plan: Plan
     graph: PartitionGraph
-    optimizer: PipelineOptimizer
     scaler: torch.amp.GradScaler
     steps: int
     _member: Membership
@@ -52,6 +51,7 @@ class ModelState:
     _trains: bool
     _unread: UnreadState
     _outside: OutsideValues
+    _rank_optimizer: RankOptimizer
     _scaling: GradientScaling
 
     @property
@@ -313,7 +313,7 @@ class ModelState:
             number = self._member.text_from(0, secrets.token_hex(4))
         saving = Saving(
             Path(folder), self.rank, number=number, graph=self.graph, share=self._installed.share, unread=self._unread,
-            optimizer=self.optimizer, carried=carried, progress=progress, force=force,
+            optimizer=self._rank_optimizer, carried=carried, progress=progress, force=force,
         )  # fmt: skip
         try:
             self._compare_copies(f"saving to {folder}")
@@ -341,7 +341,7 @@ class ModelState:
             FormatError: it is broken, of another model or another optimizer; the message says which file, and where.
         """
         self._compare("load()", f"loading {folder}", shown=f"load({str(folder)!r})")
-        share, unread, trains = self._installed.share, self._unread, self.optimizer if self._trains else None
+        share, unread, trains = self._installed.share, self._unread, self._rank_optimizer if self._trains else None
         found = self._member.agree(
             f"loading {folder}",
             lambda: Checkpoint.read(

@@ -34,6 +34,7 @@ from assigner.runtime.stages.updaters import holder_counts, shares_of
 from assigner.runtime.step.results import StepResult, shared_result
 from assigner.runtime.tracing import traced
 from assigner.runtime.update.optimizer import PipelineOptimizer
+from assigner.runtime.update.rankoptimizer import RankOptimizer
 from assigner.runtime.update.scaling import GradientScaling
 
 if TYPE_CHECKING:
@@ -120,19 +121,19 @@ class Pipeline(ModelState):
             self._installed = self._install(remat_of_plan)
             self._outside.note_held(self._installed.share.held())
             model = self.graph.deferred.model.named_parameters()
-            self._optimizer = PipelineOptimizer(
+            self._rank_optimizer = RankOptimizer(
                 workload,
                 model,
                 self._installed.updated,
-                apply=self._update,
-                note=self._note,
-                called=self._note_called,
                 shares=shares_of(self.graph, self.plan),
                 beside=self._installed.updated_elsewhere,
                 holders=holder_counts(self.graph, self.plan),
                 ranks=self._member.world,
             )
-            self.optimizer.agree(self._member.numbers)
+            self._rank_optimizer.agree(self._member.numbers)
+            self._optimizer = PipelineOptimizer(
+                self._rank_optimizer, apply=self._update, note=self._note, called=self._note_called
+            )
 
     @property
     def optimizer(self) -> PipelineOptimizer:
@@ -207,7 +208,7 @@ class Pipeline(ModelState):
         with self._member.guarded("the move to another plan"):
             earlier, attributes = self._relocate(old, remat)
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
-        earlier.warn(self._installed.share, self.optimizer, but=attributes)
+        earlier.warn(self._installed.share, self._rank_optimizer, but=attributes)
 
     def _relocate(self, old: Plan, remat: Rematerialisation) -> tuple[EarlierMemory, list[dict[str, Any]]]:
         """Have this rank's part of the plan in the place of that of an old one.
@@ -215,25 +216,30 @@ class Pipeline(ModelState):
         Returns:
             What the old one had, and the attributes that go on, once the caller has dropped all else of it.
         """
-        if self._updated:
+        if self._updated and not self._keeps_gradients:
             self._installed.gradients.drop()
         before, updated = self._installed, self._updated
-        earlier = EarlierMemory(before.share, self.optimizer)
-        found, moments = relocate(self.graph, old, self.plan, before.share, self.optimizer, member=self._member)
+        earlier = EarlierMemory(before.share, self._rank_optimizer)
+        found, moments = relocate(self.graph, old, self.plan, before.share, self._rank_optimizer, member=self._member)
         self._installed = self._install(remat)
         self._updated = updated
         self._installed.go_on_from(before)
-        self.optimizer.move(self._installed.updated, self._installed.updated_elsewhere)
+        self._rank_optimizer.move(self._installed.updated, self._installed.updated_elsewhere)
         for partition, state in found.items():
             state.unpack(partition, self._installed.share)
         for of_parameters in moments:
-            of_parameters.add(self._installed.share.updated, self.optimizer)
+            of_parameters.add(self._installed.share.updated, self._rank_optimizer)
         for parameter in before.share.parameters.values():
             parameter.grad = None
         self._outside.note_held(self._installed.share.held())
         attributes = [each.attributes for each in found.values()]
         keep_moved(before.share.built(), but=attributes)
         return earlier, attributes
+
+    @property
+    def _keeps_gradients(self) -> bool:
+        """The next step drops gradients by a method that may leave something of them."""
+        return self._rank_optimizer.keeps_gradients or "zero_grad" in vars(self._optimizer)
 
     def _check_move(self, plan: Plan, told: Mapping[int, Sequence[float]]) -> None:
         self._member.place(plan)
@@ -251,12 +257,12 @@ class Pipeline(ModelState):
         self._installed.share.check_hung()
         self._installed.share.check_rebuilt()
         leaving = {partition for partition, source, _ in removals(self.plan, plan) if source == self.rank}
-        self._installed.share.check_leaving(leaving, gradients=not self._updated)
+        self._installed.share.check_leaving(leaving, gradients=not self._updated or self._keeps_gradients)
         self._installed.watch.copies.compare()
         if self._waiting and self._installed.gradients.named():
             raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
-        self.optimizer.memory.check_moved()
-        self.optimizer.check(shares_of(self.graph, plan), holder_counts(self.graph, plan))
+        self._rank_optimizer.memory.check_moved()
+        self._rank_optimizer.check(shares_of(self.graph, plan), holder_counts(self.graph, plan))
 
     @property
     def needs_inputs(self) -> bool:
@@ -314,7 +320,7 @@ class Pipeline(ModelState):
         self._require_training()
         self._check_receiver(outputs_to)
         refuse_other_casting(self.workload.autocast, self._member.device.type)
-        if update and self.optimizer.needs_closure:
+        if update and self._rank_optimizer.needs_closure:
             return self._searched(batch, scale, max_norm, outputs_to)
         recorder = self._installed.executor.recorder
         self._clock.begin_step()
@@ -324,11 +330,11 @@ class Pipeline(ModelState):
             self._outside.check_kept(self.state_dict, training=True)
             call = f"step(update={update}, scale={scale}, max_norm={max_norm}{self._asked(outputs_to)})"
             if update and self._member.transport is not None:
-                call = f"{call} with {self.optimizer.settings}"
+                call = f"{call} with {self._rank_optimizer.settings}"
             call += self._loss_values.begin()
             program, micro_batches = self._installed.begin(call, batch)
             if self._updated or (update and self._updated is None):
-                self._installed.gradients.drop()
+                self._rank_optimizer.drop(self._installed.trained, vars(self._optimizer).get("zero_grad"))
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor
             found, outputs = self._installed.training.run(
@@ -471,15 +477,15 @@ class Pipeline(ModelState):
             self._outside.note_trained()
             return found
         with self._member.guarded("an update"):
-            call = f"optimizer.step() with {self.optimizer.settings}"
+            call = f"optimizer.step() with {self._rank_optimizer.settings}"
             is_by_hand = not self._updated  # behind a step's backwards: the script may have changed the gradients
             self._installed.comparison.check(call, exchanges=is_by_hand or self.scaler.is_enabled())
             if is_by_hand:
-                self._installed.gradients.factor.check([each["params"] for each in self.optimizer.param_groups])
+                self._installed.gradients.factor.check([each["params"] for each in self._rank_optimizer.param_groups])
             good = self._installed.gradients.ready()
             self._installed.watch.copies.note_gradients()
             self._waiting = False
-            self._installed.update(self.optimizer, self.steps, good=good)
+            self._installed.update(self._rank_optimizer, self.steps, good=good)
             self.steps += good
             self._outside.note_trained()
         return None
@@ -510,12 +516,12 @@ class Pipeline(ModelState):
                 return evaluated()
 
             if self.rank == holder:
-                self.optimizer.local.step(evaluation)
+                self._rank_optimizer.local.step(evaluation)
                 self._member.number_from(holder, 0.0)
             else:
                 while self._member.number_from(holder, 0.0):
                     evaluated()
-            self._installed.tell_settings(self.optimizer)
+            self._installed.tell_settings(self._rank_optimizer)
             self._waiting, self._updated = False, True
             self.steps += 1
         return found[0] if found else None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from assigner.model.marking import PartitionGraph
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.stages.localpartitions import LocalPartitions
-    from assigner.runtime.update.optimizer import PipelineOptimizer
+    from assigner.runtime.update.rankoptimizer import RankOptimizer
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def relocate(
     old: Plan,
     new: Plan,
     share: LocalPartitions,
-    optimizer: PipelineOptimizer,
+    optimizer: RankOptimizer,
     *,
     member: Membership,
 ) -> tuple[dict[str, RelocatedState], list[OptimizerState]]:

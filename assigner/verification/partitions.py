@@ -14,7 +14,7 @@ from assigner.model.marking.domain import input_key
 from assigner.runtime.forward.remat import Rematerialisation
 from assigner.runtime.installation import Installation
 from assigner.runtime.passes import without_training
-from assigner.runtime.update.optimizer import PipelineOptimizer
+from assigner.runtime.update.rankoptimizer import RankOptimizer
 from assigner.runtime.update.scaling import GradientScaling
 from assigner.usercode import user_line
 from assigner.verification.draws import ComparableDraws, SideGenerators
@@ -42,7 +42,7 @@ class _Seat:
 
     member: CopyingMembership
     installed: Installation
-    optimizer: PipelineOptimizer
+    optimizer: RankOptimizer
 
     def train(self, exercise: Exercise, step: int) -> float:
         """Forward and backward of a step; the loss where it is computed."""
@@ -103,7 +103,7 @@ class Partitions:
             remat=Rematerialisation("plan", plan), batch_norm="deferred", trains=exercise.trains, scaling=scaling,
         )  # fmt: skip
         model = graph.deferred.model.named_parameters()
-        optimizer = PipelineOptimizer(workload, model, installed.trained, apply=_update_alone)
+        optimizer = RankOptimizer(workload, model, installed.trained)
         return _Seat(member, installed, optimizer)
 
     def submodules(self) -> dict[str, torch.nn.Module]:
@@ -178,11 +178,6 @@ class Partitions:
         state, held = seat.installed.share.state(), seat.installed.share.held_by(item.partition)
         name = canonical.get(item.name, item.name)
         return state[name] if name in state else held.get(name)
-
-
-def _update_alone(_: object) -> None:
-    """Seats apply their gradients together; nobody else has the optimizer's handle."""
-    raise AssertionError("an update of one worker alone")
 
 
 def capture_ahead(exercise: Exercise) -> str | None:

@@ -15,7 +15,7 @@ from training_optimizers import muon_like, no_decay_by_name
 from workloads import Reference, language, make_plan, pipeline_of, skips
 
 from assigner.errors import FormatError, UsageError
-from assigner.runtime.update.optimizer import PipelineOptimizer
+from assigner.runtime.update.rankoptimizer import RankOptimizer
 
 
 def test_it_is_an_optimizer():
@@ -25,10 +25,10 @@ def test_it_is_an_optimizer():
         seen = []
         pipeline.optimizer.register_step_post_hook(lambda *_: seen.append("stepped"))
         assert isinstance(pipeline.optimizer, torch.optim.Optimizer)
-        assert isinstance(pipeline.optimizer.local, torch.optim.SGD)
+        assert isinstance(pipeline._rank_optimizer.local, torch.optim.SGD)
         pipeline.step(made.make_batch(8, 0))
         assert seen == ["stepped"]
-        assert pipeline.optimizer.param_groups is pipeline.optimizer.local.param_groups
+        assert pipeline.optimizer.param_groups is pipeline._rank_optimizer.local.param_groups
         assert len(pipeline.optimizer.state) == 8
 
 
@@ -158,7 +158,7 @@ def test_what_a_script_sets_reaches_the_one_that_runs():
                 if n != 2:
                     each.state = defaultdict(dict)
                 each.note = [n]
-            assert pipeline.optimizer.local.strength == reference.optimizer.strength
+            assert pipeline._rank_optimizer.local.strength == reference.optimizer.strength
             assert pipeline.optimizer.note == [n]
             del pipeline.optimizer.note
             assert not hasattr(pipeline.optimizer, "note")
@@ -199,7 +199,7 @@ def test_a_group_is_taken_out(tmp_path):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=0, abs=1e-10)
             if n == 1:
-                left = pipeline.optimizer.names[1:]
+                left = pipeline._rank_optimizer.names[1:]
                 for each in (reference.optimizer, pipeline.optimizer):
                     del each.param_groups[0]
                 pipeline.save(tmp_path / "saved")
@@ -272,9 +272,7 @@ def test_closures_that_are_not_for_pipelines():
     named = dict(made.model().named_parameters())
     first = next(iter(named))
     with pytest.raises(UsageError, match=r"LBFGS\.step needs a closure, which .*; under this one 2 workers"):
-        PipelineOptimizer(
-            searching, named.items(), named, apply=lambda _: None, shares=[{first}, named.keys() - {first}]
-        )
+        RankOptimizer(searching, named.items(), named, shares=[{first}, named.keys() - {first}])
     with (
         pipeline_of(searching, make_plan(made), scaler=make_scaler()) as pipeline,
         pytest.raises(UsageError, match="loss scale cannot go with a closure"),
@@ -328,7 +326,7 @@ def test_names_and_shapes_of_the_whole_model():
         expected = {name: each.shape for name, each in model.named_parameters()}
         assert {name: each.shape for name, each in seen} == expected
         assert [name for name, _ in seen] == list(expected)
-        assert pipeline.optimizer.names == [tuple(expected)]
+        assert pipeline._rank_optimizer.names == [tuple(expected)]
 
 
 def named_adam(named_parameters: Any) -> torch.optim.Optimizer:
@@ -344,7 +342,7 @@ def test_state_goes_by_name(build):
             one.step(made.make_batch(8, n))
         state = one.optimizer.state_dict()
         assert set(state["state"]) == {name for name, _ in one.named_parameters()}
-        assert [tuple(group["params"]) for group in state["param_groups"]] == one.optimizer.names
+        assert [tuple(group["params"]) for group in state["param_groups"]] == one._rank_optimizer.names
         state["param_groups"][0]["lr"] = 0.003
         with torch.no_grad():
             for (_, mine), (_, theirs) in zip(other.named_parameters(), one.named_parameters(), strict=True):

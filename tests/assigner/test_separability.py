@@ -16,6 +16,7 @@ from assigner import Pipeline
 from assigner.errors import UsageError
 from assigner.runtime.stages.updaters import shares_of
 from assigner.runtime.update.optimizer import PipelineOptimizer
+from assigner.runtime.update.rankoptimizer import RankOptimizer
 from assigner.runtime.update.separability import is_known
 
 NAMES = tuple(name for name, _ in Skips().named_parameters())
@@ -26,7 +27,7 @@ def check(build: Any, shares: Any = SHARES, model: nn.Module | None = None) -> b
     """Make the handle of an optimizer on the first of two workers; True: the stand-ins had to tell."""
     named = list((model or Skips()).named_parameters())
     made = replace(skips(), optimizer=build)
-    handle = PipelineOptimizer(made, named, dict(named[:3]), apply=lambda: None)
+    handle = RankOptimizer(made, named, dict(named[:3]))
     return handle.check(shares)
 
 
@@ -174,10 +175,7 @@ def test_a_worker_without_gradients_takes_no_part_in_what_fails_there():
     named = list(Skips().named_parameters())
     for build, runs in ((ByTheMean, False), (Sign, True)):
         made = replace(skips(), optimizer=build)
-        idle, busy = (
-            PipelineOptimizer(made, named, held, apply=lambda _: None, shares=[NAMES], ranks=2)
-            for held in ({}, dict(named))
-        )
+        idle, busy = (RankOptimizer(made, named, held, shares=[NAMES], ranks=2) for held in ({}, dict(named)))
         assert idle.applied is (idle.local if runs else None)
         assert busy.applied is busy.local
 
@@ -219,17 +217,15 @@ def test_all_on_one_worker_is_no_question():
 
     named = list(Skips().named_parameters())
     made = replace(skips(), optimizer=lambda parameters: build(list(parameters)))
-    handle = PipelineOptimizer(made, named, {}, apply=lambda _: None, shares=[NAMES], ranks=2)
+    handle = RankOptimizer(made, named, {}, shares=[NAMES], ranks=2)
     assert (handle.applied, handle.changes_gradients) == (None, True)
 
 
 def test_a_hook_that_fails_over_nothing_says_so():
     """On a rank that updates nothing a hook on the handle sees no parameters."""
     named = list(Skips().named_parameters())
-    idle, busy = (
-        PipelineOptimizer(skips(), named, held, apply=lambda _: None, shares=[NAMES], ranks=2)
-        for held in ({}, dict(named))
-    )
+    idle, busy = (RankOptimizer(skips(), named, held, shares=[NAMES], ranks=2) for held in ({}, dict(named)))
+    idle, busy = (PipelineOptimizer(each, apply=lambda _: None) for each in (idle, busy))
     for handle in (idle, busy):
         handle.register_step_post_hook(
             lambda *_, of=handle: torch.stack([p.sum() for p in of.param_groups[0]["params"]])
@@ -276,11 +272,9 @@ def test_torchs_own_treat_each_parameter_by_itself(name, monkeypatch):
         assert is_known(TORCHS_OWN[name](matrices.parameters(), lr=0.01, **form))
         assert not check(lambda p, form=form: TORCHS_OWN[name](p, lr=0.01, **form), shares, matrices)
         with monkeypatch.context() as patch:
-            patch.setattr("assigner.runtime.update.optimizer.is_known", lambda _: False)
+            patch.setattr("assigner.runtime.update.rankoptimizer.is_known", lambda _: False)
             named = list(matrices.named_parameters())
-            handle = PipelineOptimizer(
-                replace(skips(), optimizer=build), named, dict(named[:1]), apply=lambda _: None, shares=shares
-            )
+            handle = RankOptimizer(replace(skips(), optimizer=build), named, dict(named[:1]), shares=shares)
             assert handle.changes_gradients is (name == "SparseAdam")  # of its hook here
 
 
@@ -308,7 +302,7 @@ def test_one_worker_may_have_any_optimizer():
     with Pipeline(made, make_plan(made), graph=graph_of(skips())) as pipeline:
         assert pipeline.step(made.make_batch(8, 0)) > 0
         with pytest.raises(UsageError, match="Clipping, with the hooks"):
-            pipeline.optimizer.check(shares_of(pipeline.graph, two_workers()))
+            pipeline._rank_optimizer.check(shares_of(pipeline.graph, two_workers()))
         assert pipeline.step(made.make_batch(8, 0)) > 0
 
 
@@ -323,9 +317,7 @@ def test_the_optimizer_that_was_made_last_is_the_pipelines():
     named = list(Skips().named_parameters())
     before = [each.detach().clone() for _, each in named]
     state = torch.random.get_rng_state()
-    handle = PipelineOptimizer(
-        replace(skips(), optimizer=build), named, dict(named[:3]), apply=lambda: None, shares=SHARES
-    )
+    handle = RankOptimizer(replace(skips(), optimizer=build), named, dict(named[:3]), shares=SHARES)
     assert handle.local is kept[-1]
     assert not kept[-1].log
     assert len(kept) > 2
@@ -370,7 +362,7 @@ def test_parameters_of_another_model_are_refused():
     }
     for count, build in builders.items():
         with pytest.raises(UsageError, match=f"groups with {count} parameters that it was not given") as caught:
-            PipelineOptimizer(replace(skips(), optimizer=build), named, dict(named), apply=lambda: None)
+            RankOptimizer(replace(skips(), optimizer=build), named, dict(named))
         assert "lambda parameters" in (caught.value.hint or "")
     assert check(no_decay_by_name) is False
 
@@ -388,7 +380,7 @@ def test_a_group_without_parameters_is_refused():
     named = list(model.named_parameters())
     held = {name: nn.Parameter(each.detach().clone()) for name, each in named}
     with pytest.raises(UsageError, match=r"param group 1 of Workload\.optimizer has no parameter") as caught:
-        PipelineOptimizer(replace(skips(), optimizer=build), named, held, apply=lambda: None)
+        RankOptimizer(replace(skips(), optimizer=build), named, held)
     assert "by name" in (caught.value.hint or "")
 
 
@@ -396,16 +388,17 @@ def test_hooks_on_the_handle_need_one_worker():
     """They would see one worker's parameters: refused where several have some, and so is a move to several."""
     named = list(Skips().named_parameters())
     for shares in (SHARES, [NAMES]):
-        handle = PipelineOptimizer(skips(), named, dict(named), apply=lambda: None, shares=shares)
+        made = RankOptimizer(skips(), named, dict(named), shares=shares)
+        handle = PipelineOptimizer(made, apply=lambda _: None)
         for register in (handle.register_step_pre_hook, handle.register_step_post_hook):
             if shares is SHARES:
                 with pytest.raises(UsageError, match="sees the parameters of one worker"):
                     register(lambda *_: None)
             else:
                 register(lambda *_: None)
-    handle.check([NAMES])
+    made.check([NAMES])
     with pytest.raises(UsageError, match="sees the parameters of one worker"):
-        handle.check(SHARES)
+        made.check(SHARES)
 
 
 def test_a_builder_that_asks_for_values_of_other_workers():

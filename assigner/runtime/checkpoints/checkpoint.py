@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from assigner.model.workload import StatePlace
     from assigner.runtime.checkpoints.wholestate import UnreadState
     from assigner.runtime.stages.localpartitions import LocalPartitions
-    from assigner.runtime.update.optimizer import PipelineOptimizer
+    from assigner.runtime.update.rankoptimizer import RankOptimizer
 
 FACTS = "training.json"
 """The file of a checkpoint that is written last: a folder that has it is whole."""
@@ -129,7 +129,7 @@ class Checkpoint:
         graph: PartitionGraph,
         share: LocalPartitions,
         unread: UnreadState,
-        optimizer: PipelineOptimizer | None,
+        optimizer: RankOptimizer | None,
         *,
         places: Mapping[StatePlace, StatePlace],
     ) -> Checkpoint:
@@ -174,7 +174,7 @@ class Checkpoint:
             filled, apart = ({name: found[name] for name in some if name in found} for some in (empty, others))
             return cls(mark, progress, kept, filled, moments, _extra_states(index, found, extra), apart, carried)
 
-    def put(self, share: LocalPartitions, unread: UnreadState, optimizer: PipelineOptimizer | None) -> None:
+    def put(self, share: LocalPartitions, unread: UnreadState, optimizer: RankOptimizer | None) -> None:
         """Fill what it was read for, in place; the optimizer's state and its settings (`lr`, ...) are replaced."""
         empty = share.empty(self.empty)
         unread.loaded.update(self.unread)

@@ -21,13 +21,14 @@ from assigner.errors import FormatError, UsageError
 from assigner.formats.document import shown
 from assigner.model.plainvalues import SINGLE, dtype_name
 from assigner.runtime.checkpoints.shards import DAMAGED, Index
+from assigner.runtime.update.namedstate import load_named_state, named_state
 from assigner.runtime.update.separability import is_known, needs_closure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from assigner.runtime.update.optimizer import PipelineOptimizer
+    from assigner.runtime.update.rankoptimizer import RankOptimizer
 
 _PLAIN = "plain"
 _ANOTHER = "was it saved with another optimizer, or with other param groups? training=False loads the weights alone"
@@ -50,7 +51,7 @@ class OptimizerState:
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer) -> OptimizerState:
+    def of(cls, parameters: Mapping[str, nn.Parameter], optimizer: RankOptimizer) -> OptimizerState:
         """What an optimizer holds for these parameters.
 
         Raises:
@@ -89,7 +90,7 @@ class OptimizerState:
 
     @classmethod
     def read(
-        cls, folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer, *, of_old: bool
+        cls, folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: RankOptimizer, *, of_old: bool
     ) -> OptimizerState:
         """The state of these parameters in a checkpoint, as the optimizer can take it.
 
@@ -101,8 +102,11 @@ class OptimizerState:
 
         Raises:
             FormatError: it is broken, or this optimizer cannot take it.
+            UsageError: the optimizer loads its state by a method of its own, and several workers have parameters.
         """
         index = Index.read(folder, "optimizer")
+        if optimizer.is_spread:
+            optimizer.memory.check_loaded()
 
         def mine(key: str) -> bool:
             return key.rpartition("/")[0] in parameters
@@ -143,7 +147,7 @@ class OptimizerState:
             if key.endswith("/step") and isinstance(number, int | float) and not (_is_finite(number) and number >= 0):
                 index.refuse(shown(key), number, "a number of steps")
 
-    def _check_trial(self, index: Index, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer) -> None:
+    def _check_trial(self, index: Index, parameters: Mapping[str, nn.Parameter], optimizer: RankOptimizer) -> None:
         """Every parameter's state is what an optimizer of this class keeps with these settings."""
         kind, group_of, kinds = type(optimizer.local), _groups(optimizer), self._kinds(parameters)
 
@@ -167,7 +171,7 @@ class OptimizerState:
                         hint=_ANOTHER,
                     )
 
-    def put(self, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer) -> None:
+    def put(self, parameters: Mapping[str, nn.Parameter], optimizer: RankOptimizer) -> None:
         """Replace an optimizer's state; a group gets the settings of its first parameter, on whatever rank that is."""
         optimizer.state.clear()
         for group, names in zip(optimizer.param_groups, optimizer.names, strict=True):
@@ -178,8 +182,10 @@ class OptimizerState:
                 else:
                     group[key] = tuple(value) if isinstance(value, list) else value
         self.add(parameters, optimizer)  # its place depends on the settings
+        if optimizer.applied is not None and optimizer.memory.loads():
+            load_named_state(optimizer, named_state(optimizer))
 
-    def add(self, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer) -> None:
+    def add(self, parameters: Mapping[str, nn.Parameter], optimizer: RankOptimizer) -> None:
         """Give an optimizer this state of its parameters; the settings of its groups stay.
 
         Tensors go to their parameter's device as in torch's own `Optimizer.load_state_dict`: the count of steps is read
@@ -194,7 +200,7 @@ class OptimizerState:
             optimizer.state[parameter][state] = value.to(parameter.device) if on_device else value
 
 
-def _groups(optimizer: PipelineOptimizer) -> dict[int, dict[str, Any]]:
+def _groups(optimizer: RankOptimizer) -> dict[int, dict[str, Any]]:
     """The group of each parameter, by the parameter's id."""
     return {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
 
@@ -215,7 +221,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_settings(index: Index, settings: Mapping[str, dict[str, Any]], optimizer: PipelineOptimizer) -> None:
+def _check_settings(index: Index, settings: Mapping[str, dict[str, Any]], optimizer: RankOptimizer) -> None:
     """Every group's settings are there, are the same for all its parameters, and are of the kind that it has now."""
     for group, names in zip(optimizer.param_groups, optimizer.names, strict=True):
         saved = [name for name in names if name in settings]  # without those that no partition reads

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from assigner.runtime.checkpoints.checkpoint import TrainingProgress
     from assigner.runtime.checkpoints.wholestate import UnreadState
     from assigner.runtime.stages.localpartitions import LocalPartitions
-    from assigner.runtime.update.optimizer import PipelineOptimizer
+    from assigner.runtime.update.rankoptimizer import RankOptimizer
 
 _OURS = re.compile(r"training\.json|(model|optimizer|carried)(\.safetensors\.index\.json|-\d{5,9}\.(safetensors|json))")
 
@@ -63,7 +63,7 @@ class Saving:
         graph: PartitionGraph,
         share: LocalPartitions,
         unread: UnreadState,
-        optimizer: PipelineOptimizer,
+        optimizer: RankOptimizer,
         carried: CarriedState,
         progress: TrainingProgress,
         force: bool,
@@ -90,7 +90,7 @@ class Saving:
                 )
         self._share.check_parameters()
         check_places(self._share.state(kept=True), self._graph, UsageError, "what is saved could not be loaded")
-        self._optimizer.memory.check_saved()
+        self._optimizer.memory.check_saved(is_spread=self._optimizer.is_spread)
         self._moments = OptimizerState.of(self._share.kept_updated, self._optimizer)
         extra = self._share.extra_state(kept=True)
         self._extra = {path: PackedValue.of(each, extra_key(path)) for path, each in extra.items()}

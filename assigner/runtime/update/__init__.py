@@ -1,7 +1,8 @@
 """The optimizer, as one over all ranks.
 
-optimizer           the same param groups on each, and in them the parameters that are its own
-handle              what a script sets and reads on it
+optimizer           what a script holds: torch's names, and those of the user's optimizer
+namedstate          its state dict, by the model's names
+rankoptimizer       what the runtime calls: the same param groups on each rank, with the parameters that are its own
 building            the user's, made of all parameters and left with some
 separability        whether each parameter is treated by itself
 scaling             one scale of float16 losses on all ranks

@@ -16,7 +16,7 @@ from torch import nn
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import Memento
-from assigner.runtime.update.separability import is_known
+from assigner.runtime.update.separability import has_own, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +33,7 @@ class OptimizerMemory:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+        self._is_made = "_zero_grad_profile_name" in vars(optimizer)  # else it has no state_dict() of torch's either
         places = () if is_known(optimizer) else _places(optimizer)
         self._before = {name: (value, Memento((), [value])) for name, value in places}
 
@@ -44,21 +45,65 @@ class OptimizerMemory:
         """
         self._refuse("another plan would lose it", [name for name in self._changed() if "param_groups" not in name])
 
-    def check_saved(self) -> None:
+    def check_saved(self, *, is_spread: bool) -> None:
         """Refuse to save its state where its own `state_dict` has something that is not saved.
 
+        Args:
+            is_spread: Several workers have parameters.
+
         Raises:
-            UsageError: naming it.
+            UsageError: naming it; or it loads its state by a method of its own, of which several workers would each
+                have one.
         """
-        if is_known(self._optimizer):
+        if is_spread:
+            self.check_loaded()
+        if is_known(self._optimizer) and not self.tells():
             return
         changed = self._changed()
-        is_made = "_zero_grad_profile_name" in vars(self._optimizer)  # else it has no state_dict() of torch's either
-        found = [name for name in changed if not (is_made and name.startswith("self."))]
-        if type(self._optimizer).state_dict is not torch.optim.Optimizer.state_dict:
-            beyond = [key for key in self._optimizer.state_dict() if key not in _SECTIONS]
-            found += [f"{key!r} of its own state_dict()" for key in beyond]
-        self._refuse("a checkpoint of a pipeline would lose it", found)
+        found = [name for name in changed if not (self._is_made and name.startswith("self."))]
+        self._refuse("a checkpoint of a pipeline would lose it", found + self._told())
+
+    def check_told(self) -> None:
+        """As `check_saved`, where several workers have parameters and a script asks for the state of one.
+
+        Raises:
+            UsageError: naming what would be lost.
+        """
+        found = [each for each in self._changed() if each.startswith("state[")]
+        self._refuse("the state of one worker of several has it not", found + self._told())
+
+    def check_loaded(self) -> None:
+        """Refuse to load its state where several workers have parameters, and a method of its own would see some.
+
+        Raises:
+            UsageError: it has one, or a hook on torch's.
+        """
+        if self.loads():
+            raise UsageError(
+                f"{type(self._optimizer).__name__} has a load_state_dict() of its own, or hooks on it, which would see"
+                " the parameters of one worker, and several have some",
+                hint="have step() do what it does; or train under a plan on one worker (assigner solve"
+                " --max-workers 1)",
+            )
+
+    def tells(self) -> bool:
+        """Whether its `state_dict` is not torch's, or has hooks."""
+        return has_own(self._optimizer, "state_dict") or _has_hooks(self._optimizer, "state_dict")
+
+    def loads(self) -> bool:
+        """Whether its `load_state_dict` is not torch's, or has hooks."""
+        return has_own(self._optimizer, "load_state_dict") or _has_hooks(self._optimizer, "load_state_dict")
+
+    def _told(self) -> list[str]:
+        """What its `state_dict` has, by a method of its own or a hook, that torch's has not."""
+        if not self.tells():
+            return []
+        told, usual = self._optimizer.state_dict(), _usual(self._optimizer)
+        if not isinstance(told, dict):
+            return [f"a {type(told).__name__} for its own state_dict()"]
+        found = [f"{key!r} of its own state_dict()" for key in told if key not in _SECTIONS]
+        changed = [key for key, each in usual.items() if not _equal(told.get(key), each)]
+        return found + [f"another {key!r} in its own state_dict()" for key in changed]
 
     def _changed(self) -> list[str]:
         """The places where it keeps something now that it did not keep when it was made."""
@@ -84,6 +129,30 @@ class OptimizerMemory:
 def _of_torch() -> frozenset[str]:
     """What every optimizer has."""
     return frozenset((*vars(torch.optim.SGD([torch.zeros((), device="cpu")])), *_SECTIONS, "defaults"))
+
+
+def _has_hooks(optimizer: torch.optim.Optimizer, method: str) -> bool:
+    return any(vars(optimizer).get(f"_optimizer_{method}_{when}_hooks") for when in ("pre", "post"))
+
+
+def _usual(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What torch's own `state_dict` gives, without the hooks on it."""
+    number = {id(each): n for n, each in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    groups = [{**group, "params": [number[id(each)] for each in group["params"]]} for group in optimizer.param_groups]
+    return {"state": {number.get(id(key), key): each for key, each in optimizer.state.items()}, "param_groups": groups}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Two state dicts, or what is in them."""
+    if one is other:
+        return True
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.layout == other.layout and one.dtype == other.dtype and torch.equal(one.to(other.device), other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(each, other[key]) for key, each in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return type(one) is type(other) and bool(one == other)
 
 
 def _places(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:

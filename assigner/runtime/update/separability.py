@@ -6,7 +6,8 @@
 torch's own optimizers do. Of others, and of those with hooks on their step, small stand-ins for the parameters tell:
 the user's builder makes one optimizer over all of them and one over each worker's, all get the same gradients for some
 steps, and then the parameters must be the same. They tell two more things, too: whether the step runs where no
-parameter has a gradient, and whether it changes gradients.
+parameter has a gradient, and whether it changes gradients. A `zero_grad` of an optimizer's own is called as well: it
+may keep something of them.
 
 What treats every parameter by itself may also take one part of them after the other: see `step_in_parts`.
 """
@@ -54,10 +55,12 @@ class StepBehaviour:
     Args:
         runs_idle: It runs where no parameter has a gradient, or there is none; False: it fails there.
         changes_gradients: It leaves other gradients than it finds, as one that clips them in place.
+        keeps_gradients: Its `zero_grad` leaves something of them.
     """
 
     runs_idle: bool = True
     changes_gradients: bool = False
+    keeps_gradients: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,12 @@ class _Trial:
     Args:
         updates: The sums of the updates, and that of the step with the largest gradients.
         changed_gradients: One of the steps has left other gradients.
+        kept_gradients: The optimizer's own `zero_grad` has left some.
     """
 
     updates: dict[str, tuple[torch.Tensor, torch.Tensor]]
     changed_gradients: bool
+    kept_gradients: bool
 
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
@@ -81,6 +86,12 @@ def is_known(optimizer: torch.optim.Optimizer) -> bool:
     )  # fmt: skip
     own = type(optimizer).__module__.startswith("torch.optim") and "step" not in vars(optimizer)
     return own and not any(hooks)
+
+
+def has_own(optimizer: torch.optim.Optimizer, method: str) -> bool:
+    """Whether a method that every optimizer has is another one here than torch's."""
+    defined = next((each for each in type(optimizer).__mro__ if method in vars(each)), torch.optim.Optimizer)
+    return method in vars(optimizer) or not defined.__module__.startswith("torch.optim")
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
@@ -150,7 +161,8 @@ def check_separable(
                     idle = False  # it fails over nothing that is trained: its step is left out there
     except Exception as error:
         if all(share in (whole, frozenset()) for share in parts):
-            return StepBehaviour(runs_idle=False, changes_gradients=True)
+            own = has_own(optimizer, "zero_grad")
+            return StepBehaviour(runs_idle=False, changes_gradients=True, keeps_gradients=own)
         if _runs_with_closure(model, whole, build):
             raise UsageError(closure_words(optimizer), hint=CLOSURE_HINT) from error
         said = str(error).strip().splitlines()
@@ -173,7 +185,8 @@ def check_separable(
             f" {differs[0]!r} depends on others that another worker has under this plan",
             hint=_HINT,
         )
-    return StepBehaviour(idle, together.changed_gradients)
+    kept = any(each.kept_gradients for each in (together, *apart.values()))
+    return StepBehaviour(idle, together.changed_gradients, kept)
 
 
 _HINT = (
@@ -213,11 +226,14 @@ def _tried(
     held = {name: each for name, each in small.items() if name in share}
     before = {name: each.detach().clone() for name, each in held.items()}
     optimizer = build({name: each if name in held else stand_in(each) for name, each in small.items()}, held)
-    changed = False
+    changed = kept = False
     moved: dict[str, torch.Tensor] = {}
     for scale in (*_SCALES, _LARGEST):
         if scale == _LARGEST:
             moved = {name: each.detach().clone() for name, each in held.items()}
+        if has_own(optimizer, "zero_grad"):
+            optimizer.zero_grad()
+            kept = kept or any(each.grad is not None and bool(each.grad.any()) for each in held.values())
         shares = {name: 10 ** (2 * float(torch.rand((), generator=generator, device="cpu")) - 1) for name in small}
         given = {name: directions[name] * scale * shares[name] for name, each in held.items() if each.requires_grad}
 
@@ -236,7 +252,7 @@ def _tried(
             optimizer.step(closure)
         changed = changed or any(not _same(given.get(name), each.grad) for name, each in held.items())
     updates = {name: (moved[name] - before[name], each.detach() - moved[name]) for name, each in held.items()}
-    return _Trial(updates, changed)
+    return _Trial(updates, changed, kept)
 
 
 def _small(parameter: nn.Parameter, generator: torch.Generator) -> nn.Parameter:

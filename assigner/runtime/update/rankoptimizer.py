@@ -1,0 +1,408 @@
+"""The user's optimizer on this rank, as the runtime calls it: all hold the same param groups, each its own parameters.
+
+    plain PyTorch                                on every rank
+    groups[0]: tokens.weight, head.weight        groups[0]: head.weight
+    groups[1]: norm.bias, head.bias              groups[1]: head.bias
+
+The user's builder sees the whole model everywhere, with stand-ins for what other ranks hold, so it groups as it would
+without a pipeline; the stand-ins then leave the groups. Learning rates are set alike on every rank by the same
+scheduler, and a rank with nothing in a group, or with nothing at all, takes part without a special case.
+
+Scripts have a handle on it, `PipelineOptimizer`, on which nothing of this has a name.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import torch
+
+from assigner.errors import UsageError
+from assigner.model.deferred.contents import ATOMS
+from assigner.model.plainvalues import SINGLE
+from assigner.runtime.update.building import built_optimizer, stand_ins
+from assigner.runtime.update.optimizermemory import OptimizerMemory
+from assigner.runtime.update.separability import (
+    CLOSURE_HINT,
+    StepBehaviour,
+    check_separable,
+    closure_words,
+    has_own,
+    is_known,
+    needs_closure,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from torch import nn
+
+    from assigner.model.workload import Workload
+
+
+_MOST_RATES = 3
+"""So many learning rates are told of."""
+
+
+MEMBERS = ("params", "param_names")
+"""What a group has of its parameters; the rest are settings."""
+
+
+def is_plain(value: Any) -> bool:
+    """A setting that all ranks can compare; a tensor would have to be waited for."""
+    return isinstance(value, bool | int | float | str | None) or (
+        isinstance(value, tuple) and all(isinstance(each, bool | int | float | str | None) for each in value)
+    )
+
+
+def _is_told(value: Any) -> bool:
+    """A setting that can go to another rank."""
+    if isinstance(value, tuple):
+        return all(map(_is_told, value))
+    return type(value) in SINGLE or isinstance(value, float) or type(value) is torch.Tensor
+
+
+class _BuiltGroup(NamedTuple):
+    """A param group as the builder has made it.
+
+    Args:
+        group: The group, and
+        members: the list of its parameters on this rank: the script may put another group with this one in its place.
+        names: Of all its parameters, on whatever rank.
+    """
+
+    group: dict[str, Any]
+    members: list[nn.Parameter]
+    names: tuple[str, ...]
+
+
+class RankOptimizer:
+    """The user's optimizer over the parameters that one rank updates.
+
+    Args:
+        workload: Whose optimizer.
+        model: All of the model's parameters by name, in the model's order; those of other ranks only for their shapes.
+        held: Those that this rank updates, by the same names.
+        shares: Names of the parameters that each worker updates; none: one has all.
+        beside: Parameters of this rank that another worker updates for it: `zero_grad` drops their gradients.
+        holders: How many workers hold each parameter; None: those that update it.
+        ranks: How many the run has: some of them may update nothing.
+
+    Attributes:
+        local: The optimizer that the user's builder made, over this rank's parameters.
+        memory: What `local` keeps beside the state of parameters.
+        held: The parameters that it updates, by name.
+        ranks: As given.
+        is_spread: Several workers have parameters, or one of them.
+        first: Plain values that `local` was built with, by the names of its attributes.
+        given: What the script has set on it, likewise.
+        hooks: Those on the handle's steps.
+        notes_settings: Its step may write into its groups: it is not torch's own, as it was built.
+        changes_gradients: A step may leave other gradients than it finds.
+
+    Raises:
+        UsageError: the builder failed, or made an optimizer that is over other parameters than it was given, or that
+            looks at parameters of several workers at once, or that needs a closure (LBFGS) where several have some.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        model: Iterable[tuple[str, nn.Parameter]],
+        held: Mapping[str, nn.Parameter],
+        *,
+        shares: Sequence[Collection[str]] = (),
+        beside: Mapping[str, nn.Parameter] | None = None,
+        holders: Mapping[str, int] | None = None,
+        ranks: int = 1,
+    ) -> None:
+        self.ranks, self._workload = ranks, workload
+        self._model = stand_ins(model)
+        self._trained = {name for name, each in self._model if each.requires_grad}
+        self.given: dict[str, Any] = {}
+        self.hooks: tuple[Mapping[int, Any], ...] = ()
+        beside = beside or {}
+        self._hold(held, beside)
+        if self.check(shares, holders):
+            self._hold(held, beside)  # the one that the builder made last is the one that runs: it may have kept it
+        self.is_spread, self._behaviour = self._checked
+        self.agree(lambda number: [number])
+
+    def _hold(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
+        """Build the user's optimizer over these parameters of the model."""
+        self.local, names = built_optimizer(self._workload, self._model, held)
+        self._built = [
+            _BuiltGroup(group, group["params"], members)
+            for group, members in zip(self.local.param_groups, names, strict=True)
+        ]
+        self.first = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS}
+        self.memory = OptimizerMemory(self.local)
+        self.held, self._beside = held, beside
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Of the one that runs; so are the others of these."""
+        return self.local.param_groups
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """By parameter."""
+        return self.local.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The settings of a group that says nothing else."""
+        return self.local.defaults
+
+    def check(self, shares: Sequence[Collection[str]], holders: Mapping[str, int] | None = None) -> bool:
+        """Whether the builder was called for what has to be known of an optimizer that is not torch's own.
+
+        Args:
+            shares: Names of the parameters that each worker is to update.
+            holders: As the class takes it.
+
+        Raises:
+            UsageError: the optimizer looks at parameters of several workers at once, or takes sparse gradients alone
+                and several workers hold one parameter; or its handle has hooks, or groups of the script's own.
+        """
+        self.numbers(self.param_groups)
+        holders = holders or Counter(name for share in shares for name in share)
+        trained = self._trained
+        most = sum(not trained.isdisjoint(share) for share in shares)
+        most = max(most, *(count for name, count in holders.items() if name in trained), 0)
+        is_spread = max([len(shares), *holders.values()]) > 1
+        self._checked = is_spread, StepBehaviour(keeps_gradients=has_own(self.local, "zero_grad"))
+        if is_spread and any(self.hooks):
+            refuse_hook()
+        self._check_sparse({name: count for name, count in holders.items() if name in trained})
+        is_usual = is_known(self.local) and not has_own(self.local, "zero_grad")
+        if needs_closure(self.local):
+            if most > 1 or (is_spread and not is_usual):
+                raise UsageError(
+                    f"{closure_words(self.local)}; under this one {max(most, len(shares))} workers have parameters",
+                    hint=CLOSURE_HINT,
+                )
+            return False
+        if is_usual or (not is_spread and self.ranks == 1):
+            return False
+        behaviour = check_separable(
+            self.local, self._model, shares,
+            lambda whole, held: built_optimizer(self._workload, list(whole.items()), held)[0],
+        )  # fmt: skip
+        if is_spread and behaviour.keeps_gradients:
+            raise UsageError(
+                f"{type(self.local).__name__}.zero_grad keeps something of the gradients, or may: what of them on"
+                " several workers is not known, and under this plan several have parameters",
+                hint="have step() keep it, in the state of each parameter; or train under a plan on one worker"
+                " (assigner solve --max-workers 1)",
+            )
+        self._checked = is_spread, behaviour
+        return True
+
+    def _check_sparse(self, holders: Mapping[str, int]) -> None:
+        """A gradient that several workers add up is dense, also that of a sparse embedding."""
+        if not isinstance(self.local, torch.optim.SparseAdam):
+            return
+        shared = [name for names in self.names for name in names if holders.get(name, 0) > 1]
+        if shared:
+            raise UsageError(
+                f"{type(self.local).__name__} takes sparse gradients alone, and that of {shared[0]!r} is added up over"
+                f" the {holders[shared[0]]} workers that hold it, which makes a dense one",
+                hint="use an optimizer that takes both, as SGD or Adagrad; or have one worker hold it (assigner solve"
+                " --max-replicas 1; partitions that share it: assigner.partition(..., colocate=LABEL))",
+            )
+
+    def move(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
+        """Be over other parameters of the same model, with the settings of the groups as they are and without state.
+
+        The plan is that which `check` was asked about last.
+        """
+        groups, numbers = self.param_groups, self.numbers(self.param_groups)
+        settings = [{key: value for key, value in group.items() if key not in MEMBERS} for group in groups]
+        kept = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS or name in self.given}
+        self.is_spread, self._behaviour = self._checked
+        state, states = self.state, {name: self.state.get(each) for name, each in self.held.items()}
+        self._hold(held, beside)
+        self._keep_state(state, states)
+        vars(self.local).update(kept)  # such as a count of its own
+        for group, kept_settings, number in zip(groups, settings, numbers, strict=True):
+            made = self._built[number].group
+            group.clear()
+            group.update(made, **kept_settings)
+        self.local.param_groups[:] = groups  # the script may hold one of them
+        self.note_groups(numbers)
+
+    def note_groups(self, numbers: Iterable[int]) -> None:
+        """These of the builder's groups are those that there are, whatever objects they are now."""
+        for n, group in zip(numbers, self.local.param_groups, strict=True):
+            self._built[n] = self._built[n]._replace(group=group, members=group["params"])
+
+    def numbers(self, groups: Iterable[Mapping[str, Any]]) -> list[int]:
+        """Which of the builder's groups these are: the script may take some out, or put `{**group, "lr": 0.1}` there.
+
+        Raises:
+            UsageError: one is none of them.
+        """
+        found = self._found(groups)
+        if -1 in found:
+            raise UsageError(
+                f"param_groups[{found.index(-1)}] of pipeline.optimizer has a list of parameters of its own: which of"
+                " the model's it stands for, on all ranks, is not known",
+                hint="make the groups in Workload.optimizer; a script changes them by their settings, takes some out,"
+                ' or puts {**group, "lr": 0.1} in the place of group, whose "params" are the same list',
+            )
+        return found
+
+    def _found(self, groups: Iterable[Mapping[str, Any]]) -> list[int]:
+        """As `numbers`; -1: it is none of the builder's."""
+        numbers = {id(each): n for n, built in enumerate(self._built) for each in (built.group, built.members)}
+        return [numbers.get(id(group), numbers.get(id(group.get("params")), -1)) for group in groups]
+
+    @property
+    def names(self) -> list[tuple[str, ...]]:
+        """For each param group that there is now the names of all its parameters, on whatever rank.
+
+        Raises:
+            UsageError: a group is none of the builder's.
+        """
+        return [self._built[n].names for n in self.numbers(self.param_groups)]
+
+    def _keep_state(self, state: defaultdict[torch.Tensor, Any], states: Mapping[str, dict[str, Any] | None]) -> None:
+        """Have these be the optimizer's state, and those of parameters: the script may hold them.
+
+        What it holds of a parameter that has left is empty. One that is not torch's own may have its state elsewhere,
+        too: there it stays as it was built.
+        """
+        for each in filter(None, states.values()):
+            each.clear()
+        if not is_known(self.local):
+            return
+        made = dict(self.local.state)
+        state.clear()
+        for name, parameter in self.held.items():
+            if (kept := states.get(name)) is not None:
+                kept.update(made.pop(parameter, {}))
+                state[parameter] = kept
+        state.update(made)
+        self.local.state = state
+
+    @property
+    def applied(self) -> torch.optim.Optimizer | None:
+        """What an update calls here; None: this rank updates nothing, and the step fails over nothing."""
+        return None if self.is_idle and not self._behaviour.runs_idle else self.local
+
+    @property
+    def is_idle(self) -> bool:
+        """This rank updates nothing that is trained."""
+        return self._trained.isdisjoint(self.held)
+
+    def agree(self, numbers: Callable[[float], list[float]]) -> None:
+        """Go by what any rank has found of the optimizer, on all of them: the messages behind an update hang on it.
+
+        A hook on all optimizers of a process, as a profiler's, may be on one rank alone.
+
+        Args:
+            numbers: Every rank's number, on every rank.
+        """
+        found = numbers(float(not is_known(self.local)) + 2.0 * self._behaviour.changes_gradients)
+        self.notes_settings = any(int(each) & 1 for each in found)
+        self.changes_gradients = any(int(each) & 2 for each in found)
+
+    @property
+    def told_settings(self) -> list[dict[str, Any]]:
+        """What its groups have beside parameters, for ranks that update nothing: a rate that it learns, a count."""
+        return [
+            {key: value for key, value in group.items() if key not in MEMBERS and _is_told(value)}
+            for group in self.param_groups
+        ]
+
+    def take_settings(self, told: Sequence[Mapping[str, Any]]) -> None:
+        """Have the settings that another rank has told, if this one updates nothing."""
+        if not self.is_idle:
+            return
+        for group, settings in zip(self.param_groups, told, strict=True):
+            for key, value in settings.items():
+                mine = group.get(key)
+                if isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor) and mine.shape == value.shape:
+                    mine.detach().copy_(value)
+                else:
+                    group[key] = value
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Its `zero_grad` is its own, which may leave of the gradients what it likes."""
+        return has_own(self.local, "zero_grad")
+
+    def zero_grad(self, *arguments: Any, **settings: Any) -> None:
+        """Drop this rank's gradients, as torch's optimizers do or by a method of the optimizer's own.
+
+        Args:
+            arguments: As it takes them: torch's has `set_to_none`, which is True by default.
+            settings: Likewise.
+        """
+        if self.applied is not None:
+            self.local.zero_grad(*arguments, **settings)
+        set_to_none = settings.get("set_to_none", arguments[0] if arguments else True)
+        for name in [name for names in self.names for name in names] if self._beside else ():
+            parameter = self._beside.get(name)
+            if parameter is None:
+                continue
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad.detach().zero_()  # in place: the script may have kept it
+
+    def drop(self, gradients: Mapping[str, nn.Parameter], script: Callable[[], None] | None) -> None:
+        """Do what a script's `zero_grad` would do before a step, which has no such call.
+
+        Args:
+            gradients: All parameters of this rank that have some, in groups or not.
+            script: What the script has put in the place of the handle's `zero_grad`; None: nothing.
+        """
+        kept: set[int] = set()
+        if script is not None or self.keeps_gradients:
+            (script or self.zero_grad)()
+            kept = {id(each) for group in self.param_groups for each in group["params"]}
+        for parameter in gradients.values():
+            if id(parameter) not in kept:
+                parameter.grad = None
+
+    @property
+    def settings(self) -> str:
+        """What an update goes by, for the comparison of all ranks: the learning rates, and a digest of all settings."""
+        plain = [
+            sorted((key, value) for key, value in group.items() if key not in MEMBERS and is_plain(value))
+            for group in self.param_groups
+        ]
+        numbers = self._found(self.param_groups)
+        told = plain if numbers == [*range(len(self._built))] else [numbers, *plain]
+        rates = dict.fromkeys(f"{group['lr']:g}" for group in self.param_groups if isinstance(group.get("lr"), float))
+        digest = hashlib.blake2b(repr(told).encode(), digest_size=3).hexdigest()
+        return f"lr {', '.join([*rates][:_MOST_RATES])} (settings {digest})" if rates else f"settings {digest}"
+
+    @property
+    def mine(self) -> list[str]:
+        """The names of the parameters in its groups, in their order."""
+        return [name for names in self.names for name in names if name in self.held]
+
+    @functools.cached_property
+    def model_names(self) -> frozenset[str]:
+        """Of all of the model's parameters."""
+        return frozenset(name for name, _ in self._model)
+
+    @property
+    def needs_closure(self) -> bool:
+        """Whether its step cannot be called without one, as that of LBFGS."""
+        return needs_closure(self.local)
+
+
+def refuse_hook() -> NoReturn:
+    """Raise UsageError over a hook on the steps where several workers have parameters."""
+    raise UsageError(
+        "a hook on the steps of a pipeline's optimizer sees the parameters of one worker, and several have some",
+        hint="register it in Workload.optimizer, on the optimizer that it makes: there it is tried out whether it"
+        " treats every parameter by itself; gradients are clipped by pipeline.clip_grad_norm_",
+    )

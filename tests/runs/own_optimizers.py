@@ -1,0 +1,236 @@
+"""On two ranks: optimizers with methods and state dicts of their own train as in plain torch, or are refused in words.
+
+    torchrun --nproc-per-node 2 tests/runs/own_optimizers.py FOLDER
+
+Writes FOLDER/RANK.json: case -> what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from assigner import Pipeline, UsageError
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
+
+from placements import divided
+from workloads import Reference, graph_of, make_plan, skips
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from assigner import Workload
+    from assigner.formats.plan import Plan
+
+EXACT = 1e-10
+NAMES = ["parts.0", "parts.1", "parts.2", "last"]
+
+
+class Decaying(torch.optim.SGD):
+    """Keeps some of each gradient."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    each.grad.mul_(0.5 if set_to_none else 0.25)
+
+
+class Alternating(Decaying):
+    """Every other time."""
+
+    calls = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.calls += 1
+        if self.calls % 2:
+            torch.optim.SGD.zero_grad(self, set_to_none)
+        else:
+            super().zero_grad()
+
+
+class Dropping(torch.optim.SGD):
+    """Drops all gradients, and counts how often: its rate goes by that."""
+
+    dropped = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.dropped += 1
+        super().zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["lr"] = 0.1 / (1 + self.dropped)
+        return super().step(closure)
+
+
+class Telling(torch.optim.SGD):
+    """Has a count in its state dict, without which it cannot load one."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 / self.count
+        return super().step(closure)
+
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "count": self.count}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.count = state_dict["count"]
+        super().load_state_dict({key: each for key, each in state_dict.items() if key != "count"})
+
+
+class Loading(torch.optim.SGD):
+    """Does something more when it loads its state."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self.loaded = True
+
+
+class OfItsForm(torch.optim.SGD):
+    """Its state dict is not torch's."""
+
+    def state_dict(self) -> Any:
+        return {"all": super().state_dict()}
+
+
+def hooked(parameters: Any) -> torch.optim.Optimizer:
+    made = torch.optim.SGD(parameters, lr=0.1)
+    made.register_state_dict_post_hook(lambda _, told: {**told, "more": 1})
+    return made
+
+
+def rated(kind: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda parameters: kind(parameters, lr=0.1)
+
+
+def plans(made: Workload) -> dict[str, Plan]:
+    shared = make_plan(made, [({0: 2, 1: 2}, NAMES)])
+    return {
+        "one": make_plan(made, [(1, NAMES)]), "other": make_plan(made, [(0, NAMES)], micro_batches=2),
+        "two": make_plan(made, [(0, NAMES[:2]), (1, NAMES[2:])]), "shared": shared, "divided": divided(shared),
+    }  # fmt: skip
+
+
+def trains(build: Any, kind: str, to: str | None = None) -> None:
+    """As in plain torch, by `step`, over a move if there is one; and by hand, with what was accumulated."""
+    made = replace(skips(), optimizer=build)
+    every = plans(made)
+    reference = Reference(made)
+    with Pipeline(made, every[kind], graph=graph_of(made)) as pipeline:
+        for n in range(4):
+            batch = made.make_batch(8, n)
+            assert abs(pipeline.step(batch) - reference.step(batch)) < EXACT, n
+            if n == 1 and to is not None:
+                pipeline.move(every[to])
+        assert reference.distance(pipeline.named_parameters()) < EXACT
+    reference = Reference(made)
+    with Pipeline(made, every[kind], graph=graph_of(made)) as pipeline:
+        for n in range(4):
+            batch = made.make_batch(8, n)
+            loss = reference.loss(batch)
+            loss.backward()
+            assert abs(pipeline.step(batch, update=False) - float(loss.detach())) < EXACT, n
+            for each in (reference.optimizer, pipeline.optimizer):
+                if n % 2:
+                    each.step()
+                    each.zero_grad(set_to_none=n != 1)
+        assert reference.distance(pipeline.named_parameters()) < EXACT
+
+
+def loads(build: Any) -> None:
+    """State dicts on the ranks of one worker are given and taken, before a move and after it."""
+    made = replace(skips(), optimizer=build)
+    every = plans(made)
+    reference = Reference(made)
+    with Pipeline(made, every["one"], graph=graph_of(made)) as pipeline:
+        for n in range(6):
+            batch = made.make_batch(8, n)
+            assert abs(pipeline.step(batch) - reference.step(batch)) < EXACT, n
+            if n == 2:
+                pipeline.move(every["other"])
+            if n in {1, 3}:
+                told = [each.optimizer.state_dict() for each in (reference, pipeline)]
+            if n in {1, 4}:
+                for each, state in zip((reference, pipeline), told, strict=True):
+                    each.optimizer.load_state_dict(state)
+
+
+def refused(words: str, act: Callable[[], Any]) -> None:
+    try:
+        act()
+    except UsageError as error:
+        assert words in str(error), error  # noqa: PT017 - this is no test function
+    else:
+        raise AssertionError(f"not refused: {words}")
+
+
+def refuses(words: str, build: Any, kind: str) -> None:
+    """The pipeline is not made, and another one does not move there."""
+    made = replace(skips(), optimizer=build)
+    every = plans(made)
+    refused(words, lambda: Pipeline(made, every[kind], graph=graph_of(made)))
+    with Pipeline(made, every["one"], graph=graph_of(made)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        refused(words, lambda: pipeline.move(every[kind]))
+        pipeline.optimizer.register_step_post_hook(lambda *_: None)  # it is one worker's still
+        pipeline.step(made.make_batch(8, 1))
+
+
+def tells(words: str, act: str, build: Any, kind: str) -> None:
+    """A script's call of the handle is refused, and training goes on."""
+    made = replace(skips(), optimizer=build)
+    with Pipeline(made, plans(made)[kind], graph=graph_of(made)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        folder = Path(sys.argv[1]) / "saved"
+        calls: dict[str, Callable[[], Any]] = {
+            "state_dict": pipeline.optimizer.state_dict, "save": lambda: pipeline.save(folder),
+            "load_state_dict": lambda: pipeline.optimizer.load_state_dict(pipeline.optimizer.state_dict()),
+        }  # fmt: skip
+        refused(words, calls[act])
+        pipeline.step(made.make_batch(8, 1))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    keeps, one_of = "zero_grad keeps something of the gradients", "state_dict() of its own, or hooks on it"
+    count = "keeps 'count' of its own state_dict() beside the state"
+    cases: dict[str, Callable[[], None]] = {
+        "keeping, one": lambda: trains(rated(Decaying), "one"),
+        "keeping, moved": lambda: trains(rated(Decaying), "one", "other"),
+        "dropping, two": lambda: trains(rated(Dropping), "two"),
+        "dropping, shared": lambda: trains(rated(Dropping), "shared"),
+        "dropping, divided": lambda: trains(rated(Dropping), "divided"),
+        "dropping, moved": lambda: trains(rated(Dropping), "divided", "two"),
+        "telling": lambda: loads(rated(Telling)),
+        "telling by hooks": lambda: loads(hooked),
+        **{f"keeping, {kind}": lambda kind=kind: refuses(keeps, rated(Decaying), kind) for kind in ("two", "divided")},
+        "keeping, shared": lambda: refuses(keeps, rated(Alternating), "shared"),
+        "told, two": lambda: tells(count, "state_dict", rated(Telling), "two"),
+        "told, hooks": lambda: tells("keeps 'more' of its own state_dict()", "state_dict", hooked, "divided"),
+        "saved": lambda: tells(one_of, "save", rated(Loading), "two"),
+        "loaded": lambda: tells(one_of, "load_state_dict", rated(Loading), "shared"),
+        "a form": lambda: tells("has another form than torch's", "state_dict", rated(OfItsForm), "one"),
+    }  # fmt: skip
+    wrong = {}
+    for name, case in cases.items():
+        try:
+            case()
+        except Exception as error:  # noqa: BLE001 - it is told
+            wrong[name] = f"{type(error).__name__}: {error}"
+    (Path(sys.argv[1]) / f"{os.environ['RANK']}.json").write_text(json.dumps(wrong))
+
+
+if __name__ == "__main__":
+    main()
