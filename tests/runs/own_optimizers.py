@@ -7,9 +7,12 @@ Writes FOLDER/RANK.json: case -> what is wrong.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
+import warnings
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,6 +205,57 @@ def tells(words: str, act: str, build: Any, kind: str) -> None:
         pipeline.step(made.make_batch(8, 1))
 
 
+def holds_state() -> None:
+    """A dict of state that the script has kept is empty when its parameter has left, and a warning names it."""
+    for build in (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: Dropping(p, lr=0.1, momentum=0.9)):
+        made = replace(skips(), optimizer=build)
+        every = plans(made)
+        with Pipeline(made, every["one"], graph=graph_of(made)) as pipeline:
+            pipeline.step(made.make_batch(8, 0))
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                pipeline.move(every["other"])
+            pipeline.step(made.make_batch(8, 1))
+            weight = next((each for _, each in pipeline.named_parameters()), None)
+            kept = pipeline.optimizer.state[weight] if weight is not None else None
+            del weight
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                pipeline.move(every["one"])
+            said = [str(each.message) for each in found]
+            assert len(said) == (kept is not None), said
+            assert all("still holds memory of the optimizer's state of parts.0.weight from" in each for each in said)
+            assert not kept
+
+
+def asks_elsewhere() -> None:
+    """State of what another worker updates is not here, in words, also after a load and a move."""
+    made = replace(skips(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    every = plans(made)
+    with Pipeline(made, every["shared"], graph=graph_of(made)) as pipeline:
+        state = pipeline.optimizer.state
+        pipeline.step(made.make_batch(8, 0))
+        assert {len(state[each]) for _, each in pipeline.named_parameters()} == {1}
+        pipeline.move(every["divided"])
+        assert pipeline.optimizer.state is state
+        pipeline.step(made.make_batch(8, 1))
+        for _ in range(2):
+            state = pipeline.optimizer.state
+            named = dict(pipeline.named_parameters())
+            told = pipeline.optimizer.state_dict()["state"]
+            assert 0 < len(told) < len(named)
+            for name, each in named.items():
+                assert (each in state) == (name in told)
+                if name not in told:
+                    words = f"the optimizer's state of {name!r} is not on this rank"
+                    refused(words, lambda each=each, state=state: state[each]["momentum_buffer"])
+                    refused(words, lambda each=each, state=state: state.__setitem__(each, {}))
+            assert type(copy.deepcopy(state)) is defaultdict
+            pipeline.optimizer.load_state_dict(pipeline.optimizer.state_dict())
+        pipeline.move(every["other"])
+        assert {len(pipeline.optimizer.state[each]) for _, each in pipeline.named_parameters()} <= {1}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     keeps, one_of = "zero_grad keeps something of the gradients", "state_dict() of its own, or hooks on it"
@@ -221,6 +275,8 @@ def main() -> None:
         "told, hooks": lambda: tells("keeps 'more' of its own state_dict()", "state_dict", hooked, "divided"),
         "saved": lambda: tells(one_of, "save", rated(Loading), "two"),
         "loaded": lambda: tells(one_of, "load_state_dict", rated(Loading), "shared"),
+        "state that is held": holds_state,
+        "state elsewhere": asks_elsewhere,
         "a form": lambda: tells("has another form than torch's", "state_dict", rated(OfItsForm), "one"),
     }  # fmt: skip
     wrong = {}

@@ -4,6 +4,7 @@ optimizer           what a script holds: torch's names, and those of the user's 
 namedstate          its state dict, by the model's names
 rankoptimizer       what the runtime calls: the same param groups on each rank, with the parameters that are its own
 building            the user's, made of all parameters and left with some
+ownstate            its state on a rank, which has not that of what others update
 separability        whether each parameter is treated by itself
 scaling             one scale of float16 losses on all ranks
 rankfactor          whether a script has clipped gradients by one rank's norm

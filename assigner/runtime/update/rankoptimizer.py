@@ -25,6 +25,7 @@ from assigner.model.deferred.contents import ATOMS
 from assigner.model.plainvalues import SINGLE
 from assigner.runtime.update.building import built_optimizer, stand_ins
 from assigner.runtime.update.optimizermemory import OptimizerMemory
+from assigner.runtime.update.ownstate import OwnState
 from assigner.runtime.update.separability import (
     CLOSURE_HINT,
     StepBehaviour,
@@ -141,6 +142,18 @@ class RankOptimizer:
         self.first = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS}
         self.memory = OptimizerMemory(self.local)
         self.held, self._beside = held, beside
+        self._own_state()
+
+    def _own_state(self) -> None:
+        """Have its state say so where it is asked for that of a parameter which another worker updates.
+
+        One that is not torch's own may share its state with one inside of it: that stays as it is.
+        """
+        state = self.local.state
+        if self.ranks > 1 and type(state) is defaultdict and is_known(self.local):
+            self.local.state = state = OwnState(state.default_factory, state)
+        if isinstance(state, OwnState):
+            state.leave(self._beside.items())
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -236,9 +249,10 @@ class RankOptimizer:
         self.note_groups(numbers)
 
     def note_groups(self, numbers: Iterable[int]) -> None:
-        """These of the builder's groups are those that there are, whatever objects they are now."""
+        """These of the builder's groups are those that there are, and the state is, whatever objects they are now."""
         for n, group in zip(numbers, self.local.param_groups, strict=True):
             self._built[n] = self._built[n]._replace(group=group, members=group["params"])
+        self._own_state()
 
     def numbers(self, groups: Iterable[Mapping[str, Any]]) -> list[int]:
         """Which of the builder's groups these are: the script may take some out, or put `{**group, "lr": 0.1}` there.
@@ -279,6 +293,7 @@ class RankOptimizer:
         for each in filter(None, states.values()):
             each.clear()
         if not is_known(self.local):
+            state.clear()  # it goes with the optimizer that was there
             return
         made = dict(self.local.state)
         state.clear()
@@ -288,6 +303,7 @@ class RankOptimizer:
                 state[parameter] = kept
         state.update(made)
         self.local.state = state
+        self._own_state()
 
     @property
     def applied(self) -> torch.optim.Optimizer | None:
