@@ -587,3 +587,39 @@ class Configured(nn.Module):
 
     def forward(self, x):
         return x * self.config["scale"]
+
+
+class NoLoss(nn.Module):
+    """Of a vector quantizer: a constant stands for "no loss" in eval mode, which glue between partitions reads."""
+
+    persistent, writes = False, False
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(WIDTH, 4), nn.Linear(4, WIDTH), nn.Linear(WIDTH, 1)
+        self.register_buffer("none", torch.randn(()), persistent=self.persistent)
+        self.register_buffer("table", torch.randn(2, 1), persistent=self.persistent)
+
+    def forward(self, x):
+        z = self.first(x)
+        loss = z.square().mean() if self.training else self.none
+        y = self.last(torch.tanh(self.second(z)))
+        if not self.training:
+            y = y * self.table[1] + self.none
+            if self.writes:
+                self.none.add_(1)
+        return y + loss
+
+
+ENDS = ("first", "second", "last")
+case("constant buffers that only eval's glue reads, in no state_dict", *ENDS, inherent=True)(NoLoss)
+
+
+@case("constant buffers that only eval's glue reads, in the state_dict", *ENDS, refusal="needs the buffer 'none'")
+class NoLossInState(NoLoss):
+    persistent = True
+
+
+@case("a buffer that only eval's glue reads and writes", *ENDS, refusal="needs the buffer 'none'")
+class NoLossWritten(NoLoss):
+    writes = True

@@ -57,6 +57,8 @@ DAILY = frozenset(
         "checkpoint inside marked blocks behind the root's own requires_grad_ of a frozen result",
         "checkpoint inside marked blocks behind the detached one of two results of a partition",
         "blind: selective checkpoint by a policy, at the root",
+        "constant buffers that only eval's glue reads, in no state_dict",
+        "constant buffers that only eval's glue reads, in the state_dict",
         # wrappers, and modules that others have made
         "apply_activation_checkpointing: every marked layer in a CheckpointWrapper",
         "a model that lists a part of its parameters: the optimizer trains these",

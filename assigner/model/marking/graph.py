@@ -21,9 +21,11 @@ from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.keepers import ABSENT
 from assigner.model.deferred.memento import Memento, StateChange
+from assigner.model.deferred.mutation import is_view
 from assigner.model.deferred.originals import unwatched
 from assigner.model.marking.domain import Domain
 from assigner.model.marking.marks import Mark
+from assigner.model.marking.nodes import is_item
 from assigner.model.marking.partitionmodule import around_module, build_module
 from assigner.model.marking.realforward import Examples
 from assigner.model.marking.rows import BatchRows
@@ -388,19 +390,39 @@ class PartitionGraph:
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def rebuild(
-        self, modules: Mapping[str, fx.GraphModule], device: torch.device | str = "cpu"
+        self,
+        modules: Mapping[str, fx.GraphModule],
+        device: torch.device | str = "cpu",
+        constants: frozenset[str] = frozenset(),
     ) -> dict[str, fx.GraphModule]:
         """This rank's partitions of this graph, around the modules and tensors of those that another one has.
 
         Args:
             modules: The partitions of the first capture, by name; those that this one lacks are left out.
             device: Where they are.
+            constants: Buffers that partitions of this one hold beside these, with their initial values.
         """
+        wanted = {name for each in modules if each in self.piece for name in self.piece[each].buffers} & constants
+        tensors = self.deferred.materialise(wanted, device) if wanted else {}
         return {
-            name: around_module(module, self.piece[name], torch.device(device))
+            name: around_module(module, self.piece[name], torch.device(device), tensors)
             for name, module in modules.items()
             if name in self.piece
         }
+
+    def constants_beside(self, base: PartitionGraph) -> frozenset[str]:
+        """Buffers of this graph that are the same for ever on any worker.
+
+        No partition of `base`, the first graph, holds them, no state_dict has them, so that nothing is loaded there,
+        and no partition of this graph writes them.
+        """
+        built = self.deferred.tensors()
+        taken = {
+            _memory(built[name]) for name in (*base.persistent, *(each for one in base.pieces for each in one.state))
+        }
+        found = {name for piece in self.pieces for name in piece.buffers if _memory(built[name]) not in taken}
+        written = (name for piece in self.pieces for name in _written(piece.graph))
+        return frozenset(found.difference(written))
 
     def build(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, fx.GraphModule]:
         """The named partitions as modules with their initial weights; nothing else is materialised.
@@ -414,6 +436,27 @@ class PartitionGraph:
     def rebuild_output(self, leaves: Sequence[torch.Tensor]) -> Any:
         """The model's output, in its own structure, from what the last partition returned."""
         return pytree.tree_unflatten(self.output.filled(leaves), self.output.structure)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _written(graph: fx.Graph) -> set[str]:
+    """The names of tensors that a graph reads itself, and writes or hands to code that may."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        views = [node] if node.op == "get_attr" else []
+        for view in views:  # grows
+            for user in view.users:
+                if user.op == "output" or is_item(user):
+                    continue
+                is_known = isinstance(user.target, torch._ops.OpOverload)
+                if not is_known or user.target._schema.is_mutable:
+                    found.add(str(node.target))
+                elif is_view(user.target):
+                    views.append(user)
+    return found
 
 
 def _is_filled_alike(change: StateChange) -> bool:

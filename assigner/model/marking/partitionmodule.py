@@ -77,16 +77,20 @@ def copied_module(
     return own_copy(name, module, deferred.model, known)
 
 
-def around_module(module: fx.GraphModule, piece: Piece, device: torch.device) -> fx.GraphModule:
+def around_module(
+    module: fx.GraphModule, piece: Piece, device: torch.device, beside: Mapping[str, torch.Tensor]
+) -> fx.GraphModule:
     """A piece of another capture as a module around the parts of `module`: the same objects, no second copy.
 
     Args:
         module: The partition as it was built first; it holds what this piece holds, or more.
         piece: What to build.
         device: Where it is.
+        beside: Tensors that `module` has not, by name.
     """
     root: dict[str, Any] = {name: constant.to(device) for name, constant in piece.constants.items()}
     root.update({name: module.get_submodule(name) for name in piece.called})
+    root.update({name: beside[name] for name in piece.buffers if name in beside})
     for node in piece.graph.nodes:
         if node.op == "get_attr" and node.target not in root:
             path, _, leaf = str(node.target).rpartition(".")

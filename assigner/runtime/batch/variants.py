@@ -188,9 +188,10 @@ class Variants:
         what = f"for inputs {key}{'' if training else ' in eval mode'}"
         try:
             graph = recut(base, key.structure, leaves, training=training)
-            _check_ownership(graph, base)
+            constants = graph.constants_beside(base)
+            _check_ownership(graph, base, constants)
             check_stores(self.plan, graph)
-            modules = graph.rebuild(self.planned.modules, self.member.device)
+            modules = graph.rebuild(self.planned.modules, self.member.device, constants)
         except (MarkingError, FormatError) as error:
             _check_kind(key, base.domain.example, error)
             _check_values(key, error)
@@ -240,7 +241,7 @@ def _check_values(given: InputKey, error: AssignerError) -> None:
         ) from None
 
 
-def _check_ownership(graph: PartitionGraph, base: PartitionGraph) -> None:
+def _check_ownership(graph: PartitionGraph, base: PartitionGraph, constants: frozenset[str]) -> None:
     """A partition may use less than what the plan's own graph has it hold, and nothing else.
 
     Raises:
@@ -248,13 +249,26 @@ def _check_ownership(graph: PartitionGraph, base: PartitionGraph) -> None:
     """
     for piece in graph.pieces:
         held = set(base.piece[piece.name].state) | _called(base, piece.name)
-        strange = (set(piece.state) | _called(graph, piece.name)) - held
+        strange = (set(piece.state) | _called(graph, piece.name)) - held - constants
+        if buffers := strange & set(piece.buffers) - _within(graph, piece.name):
+            raise MarkingError(
+                f"partition {piece.name!r} needs the buffer {min(buffers)!r}, which it does not hold under the plan:"
+                " code between partitions reads it there for such inputs alone, or in this mode",
+                hint="register it on a marked module that reads it, or make it in forward, as x.new_zeros(()); one with"
+                " persistent=False that nothing else reads goes to every worker that needs it",
+            )
         if strange:
             raise MarkingError(
                 f"partition {piece.name!r} needs {min(strange)!r}, which it does not hold under the plan",
                 hint="mark a larger module that contains what differs, as one whose forward picks among the heads in"
                 " its nn.ModuleDict, or a smaller one of its own for it",
             )
+
+
+def _within(graph: PartitionGraph, name: str) -> set[str]:
+    """A partition's tensors that lie in modules which it calls."""
+    piece = graph.piece[name]
+    return {each for each in piece.state if any(each.startswith(f"{module}.") for module in piece.called)}
 
 
 def _called(graph: PartitionGraph, name: str) -> set[str]:
