@@ -285,7 +285,7 @@ def size(text: str, flag: str) -> float:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
     if found is None or found[2].lower() not in _UNITS:
-        raise UsageError(f"{flag}: {text!r} is not allowed; expected bytes as 2GiB, 500MB or 1000000")
+        raise UsageError(f"{flag}: {text!r} is not allowed; expected bytes as 2GiB, 500MB or 2000000")
     return float(found[1]) * _UNITS[found[2].lower()]
 
 

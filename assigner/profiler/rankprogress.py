@@ -24,7 +24,7 @@ from assigner.location import rank_of
 from assigner.profiler.exchange import OTHERS, workers_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from assigner.profiler.exchange import Exchange
 
@@ -172,19 +172,21 @@ class Heartbeat:
             beats += 1
             self.closed.wait(_BEAT_S)
 
+    def _beats(self, ranks: Sequence[int]) -> list[int]:
+        """Their last beats; empty: one of them has not beaten yet, or a stranger has written there."""
+        with suppress(WorkerError):
+            return self.table.told([f"beat/{rank}" for rank in ranks], int)
+        return []
+
     def _look(self) -> None:
         others = [rank for rank in range(self.table.ranks) if rank != self.table.rank]
-        found = {}
-        for rank in others:
-            with suppress(WorkerError):  # a stranger's
-                found[rank] = self.table.told([f"beat/{rank}"], int)
+        found = self._beats(others) or [(self._beats([rank]) or [-1])[0] for rank in others]
         now = time.monotonic()
         # a process that was stopped itself, as by Ctrl-Z, has not looked meanwhile
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * _BEAT_S)
         self._looked = now
-        for rank, beats in found.items():
+        for rank, last in zip(others, found, strict=True):
             beat, silent_s = self._seen.get(rank, (-1, 0.0))
-            last = beats[0] if beats else -1
             self._seen[rank] = (last, silent_s + passed if last == beat else 0.0)
 
 
