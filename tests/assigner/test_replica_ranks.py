@@ -98,7 +98,7 @@ def test_equal_to_distributed_data_parallel(forked, tmp_path):
         ("a counter of large values", "share partition '1', and its forward changes 1.found: each of them"),
         ("a counter of evaluations", "share partition '1', and its forward changes what its modules keep: each"),
         ("a hook that counts", "share partition '0', and its forward changes what its modules keep: each"),
-        ("attributes of their own", "share partition '1', and the model's builder has made other values for it"),
+        ("attributes of their own", "the model's builder makes 1.factors['out'] of other numbers"),
         ("weights of the script", "share partition 'parts.0', and the script has given it other values on one of them"),
         ("noise of the script", "hold copies of last.bias, and these have come apart, by"),
         (
@@ -121,7 +121,7 @@ def test_equal_to_distributed_data_parallel(forked, tmp_path):
         ("frozen on one", "hold copies of parts.1.bias, and its requires_grad is True on one of them and False on"),
         ("no number on one", "hold copies of parts.1.bias, and these have come apart, by inf"),
         ("statistics of micro-batches", "with batch_norm='micro_batch' every micro-batch moves the running statistics"),
-        ("weights of their own", "share partition '1', and the model's builder has made other values for it"),
+        ("weights of their own", "the model's builder makes tensors of other numbers on worker:1"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(ranks, case, words):

@@ -814,7 +814,7 @@ CASES = {
     "drawn by rank": Case(lambda: made_of(lambda: Net(second=Drawn())), "draws from other seeds on worker:1"),
     "order drawn by rank": Case(
         lambda: made_of(lambda: Net(second=Ordered(own_random().sample(range(WIDTH), WIDTH)))),
-        "makes 'second.order' of other numbers on worker:1",
+        "makes second.order of other numbers on worker:1",
     ),
     "mask drawn by rank": Case(
         lambda: made_of(lambda: Net(second=Masked(own_random()))), "makes tensors of other numbers on worker:1"

@@ -8,6 +8,7 @@ Writes FOLDER/RANK.json: case -> what this rank found.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -279,7 +280,8 @@ def divided_updates() -> Found:
                     pipeline.optimizer.zero_grad()
                     assert not pipeline.gradients()
                     for _, each in pipeline.named_parameters():
-                        _ = pipeline.optimizer.state[each]  # another one may have it: that makes no state here
+                        with contextlib.suppress(KeyError):  # another one may have it: that makes no state here
+                            _ = pipeline.optimizer.state[each]
                     here = {key: each.detach().clone() for key, each in pipeline.named_parameters()}
                     found.append((here, pipeline.optimizer.state_dict()["state"]))
             (plain, states), (weights, own) = found

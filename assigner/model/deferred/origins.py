@@ -74,7 +74,7 @@ def origins_of(calls: Sequence[Call], model: nn.Module, before: GeneratorStates,
     values = {TENSORS: _digest(_given(calls))}
     for where, value in reach({}, model.named_modules()):
         if numbers := list(_numbers(value)):
-            values[repr(str(where))] = _digest(numbers)
+            values[str(where)] = _digest(numbers)
     return Origins(
         _digest(seeds),
         _digest([repr(before.python)]) if before.python != after.python else 0,
