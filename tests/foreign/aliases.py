@@ -341,3 +341,50 @@ class Stream(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.last(x)
+
+
+class HandsOn(nn.Linear):
+    """Returns its running mean, and how often it was called, beside its result."""
+
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.ones(WIDTH))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+            self.calls += 1
+        return super().forward(x), self.mean.unsqueeze(0), self.calls
+
+
+@case("a running mean that a marked module moves and returns, saved by two later ones", "a", "b", "c", inherent=True)
+class ReadsMoved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = HandsOn(), nn.Bilinear(WIDTH, WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        y, mean, calls = self.a(x)
+        return self.c(torch.tanh(self.b(y, mean.expand_as(y))) * mean) / calls
+
+
+class TakesData(nn.Linear):
+    """Gives what it reads other memory."""
+
+    def forward(self, x):
+        x.data = x.data * 2
+        return super().forward(x)
+
+
+@case(
+    "x.data = in a marked module, of a value that another one reads", "a", "b", "c", refusal="changes a value that it"
+)
+class ReadsData(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(WIDTH, WIDTH), TakesData(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        y = self.a(x)
+        return self.c(self.b(y) + y)

@@ -72,6 +72,7 @@ DAILY = frozenset(
         "moving mean by assignment, unmarked",
         "moving mean by a chain of in-place operations, marked",
         "codebook with moving averages (VQ-VAE), marked",
+        "a running mean that a marked module moves and returns, saved by two later ones",
         "power iteration as spectral_norm has it, unmarked",
         "a buffer that is None at first, marked",
         "old weight_norm",
