@@ -27,25 +27,21 @@ class ReadValue(NamedTuple):
     is_shared: bool
 
 
-class Facts(NamedTuple):
-    """What a forward can change of a tensor so that others with the same values do not see it.
+Facts = tuple[int, bool, int, torch.Size, tuple[int, ...]]
+"""What a forward can change of a tensor so that others with the same values do not see it: torch's count of the changes
+to its values, whether it requires a gradient, where its values lie, and how."""
 
-    Args:
-        version: torch's count of the changes to its values.
-        memory: Where these lie, and how.
-        has_gradient: It requires one.
-    """
-
-    version: int
-    memory: tuple[int, tuple[int, ...], tuple[int, ...]]
-    has_gradient: bool
+_VERSION, _HAS_GRADIENT, _MEMORY = 0, 1, slice(2, None)
 
 
 def facts_of(tensor: torch.Tensor) -> Facts | None:
-    """A tensor as it is now; None: torch does not say how it is."""
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_inference():
+    """A tensor as it is now; None: torch does not say how it is, as of a sparse one."""
+    if type(tensor) is not torch.Tensor:
         return None
-    return Facts(tensor._version, (tensor.data_ptr(), tuple(tensor.shape), tensor.stride()), tensor.requires_grad)
+    try:
+        return tensor._version, tensor.requires_grad, tensor.data_ptr(), tensor.shape, tensor.stride()
+    except RuntimeError:
+        return None
 
 
 def check_unchanged(
@@ -78,10 +74,10 @@ def check_unchanged(
     for (value, is_shared), is_now, was in zip(watched, now, before, strict=True):
         if is_now is None or was is None or is_now == was:
             continue
-        if is_now.version != was.version:
+        if is_now[_VERSION] != was[_VERSION]:
             raise _written_error(piece)
-        if (is_now.memory != was.memory and (is_shared or runs_again)) or (
-            is_now.has_gradient != was.has_gradient and is_shared and value.partition
+        if (is_now[_MEMORY] != was[_MEMORY] and (is_shared or runs_again)) or (
+            is_now[_HAS_GRADIENT] != was[_HAS_GRADIENT] and is_shared and value.partition
         ):
             raise UsageError(
                 f"the forward of partition {piece.name!r} changes a value that it reads in its shape or its memory, or"
