@@ -216,6 +216,7 @@ def test_a_store_that_is_stopped(
     exits: list[int],
     watching: Callable[..., FailureWatch],
     monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
     stopped: StoppedStore,
     hosts: str,
     words: str,
@@ -228,6 +229,9 @@ def test_a_store_that_is_stopped(
     watch.busy_since = time.monotonic()
     watch.thread.join(30)
     assert exits == [7]
+    told = "the launcher, which keeps the run's store, is stopped" if hosts else "error: worker:0 failed: its process"
+    assert told in (said := capfd.readouterr().err)
+    assert "hint: " in said
 
 
 def test_a_store_that_answers_again(

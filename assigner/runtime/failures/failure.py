@@ -339,8 +339,9 @@ class FailureWatch:
             if busy is not None and time.monotonic() - max(busy, since) > _BUSY_S:
                 error = f"it has waited for {_BUSY_S:g} s since {noticed}"
                 mine = Failure(self.worker, "", error, hint=_CUT_HINT if self._is_cut else _NO_STORE_HINT)
+                mine = _host_gone(mine, is_silent=True) if while_silent else mine
                 if not mine.hand_over(to_tell_of=self.worker):
-                    sys.stderr.write(f"[{self.worker}] error: {mine}\n")
+                    sys.stderr.write(f"[{self.worker}] error: {mine}\n[{self.worker}] hint: {mine.hint}\n")
                 self._exit()
         self._see_out()
 
