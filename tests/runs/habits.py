@@ -28,6 +28,7 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from assigner import AssignerError, Pipeline, Workload
+from assigner.runtime.update.optimizer import PipelineOptimizer
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
@@ -359,7 +360,7 @@ def set_anew(optimizer: Any) -> None:
 
 def set_on_one(optimizer: Any) -> None:
     """On one rank alone; there is none in plain training."""
-    if os.environ["RANK"] == "0" or not hasattr(optimizer, "local"):
+    if os.environ["RANK"] == "0" or not isinstance(optimizer, PipelineOptimizer):
         optimizer.strength *= 0.5
 
 

@@ -293,12 +293,17 @@ class PartitionState:
         storages = {storage_of(each) for each in self.tensors.now if each in self.written}
         return tuple([_uncoupled(each) if storage_of(each) in storages else each for each in outputs])
 
-    def versions(self) -> list[int]:
-        """Torch's counts of the changes to the tensors that the modules hold now, where nothing is trained."""
-        self.tensors.renewed()
-        return [each._version for each in self.tensors.now]
+    def versions(self) -> dict[int, int]:
+        """Torch's counts of the changes to the tensors that the modules hold now, by their ids, if it counts any.
 
-    def kept_from_writes(self, outputs: tuple[torch.Tensor, ...], versions: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        For forwards where nothing is trained.
+        """
+        self.tensors.renewed()
+        return {id(each): each._version for each in self.tensors.now if not each.is_inference()}
+
+    def kept_from_writes(
+        self, outputs: tuple[torch.Tensor, ...], versions: Mapping[int, int]
+    ) -> tuple[torch.Tensor, ...]:
         """What a forward returns where nothing is trained: copies of what lies in tensors that it has written.
 
         Args:
@@ -307,8 +312,8 @@ class PartitionState:
         """
         if (now := self.versions()) == versions:
             return outputs
-        pairs = zip(self.tensors.now, versions, now, strict=True)
-        storages = {storage_of(each) for each, before, after in pairs if before != after}
+        written = {key for key, version in now.items() if versions.get(key, version) != version}
+        storages = {storage_of(each) for each in self.tensors.now if id(each) in written}
         return tuple([each.clone() if storage_of(each) in storages else each for each in outputs])
 
     def is_written(self) -> bool:
