@@ -503,14 +503,15 @@ class WordlessError(Exception):
     ("error", "words"),
     [
         (ValueError("x" * 5_000_000), "ValueError: x{50000} ... \\(4900000 characters left out\\) ... x{50000}"),
-        pytest.param(
-            WordlessError(), "WordlessError: \\(no text: its __str__ raised KeyError\\)", marks=pytest.mark.long
-        ),
+        (WordlessError(), "WordlessError: \\(no text: its __str__ raised KeyError\\)"),
     ],
     ids=["long", "without words"],
 )
-def test_an_error_of_any_text_is_told(watching: Callable[..., FailureWatch], error: Exception, words: str) -> None:
+def test_an_error_of_any_text_is_told(
+    watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
     """A message of megabytes would not get to others in time, and one that cannot be read would hide what failed."""
+    monkeypatch.setattr(failure, "_STAY_S", 0.0)
     first = watching(HashStore()).report("forward", error)
     assert re.fullmatch(f"worker:1 failed in forward: {words}", str(first))
     assert len(first.trace) < 200_000
