@@ -11,6 +11,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+class Counting(torch.optim.SGD):
+    """Its rate goes by a count, which is in its state dict alone, and without which it cannot load one."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 / self.count
+        return super().step(closure)
+
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "count": self.count}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.count = state_dict["count"]
+        super().load_state_dict({key: each for key, each in state_dict.items() if key != "count"})
+
+
 class Orthogonal(torch.optim.Optimizer):
     """As Muon: matrices by a Newton-Schulz step of their momentum, the rest by plain descent; numbers in its state."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from training_optimizers import Counting
 from workloads import Reference, make_plan, pipeline_of, skips
 
 from assigner.errors import UsageError
@@ -157,25 +158,8 @@ def test_gradients_that_its_zero_grad_keeps(build):
         assert reference.gradient_distance(pipeline.gradients()) < EXACT
 
 
-class Counting(torch.optim.SGD):
-    """Its rate goes by a count, which is in its state dict alone."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, lr=0.1, momentum=0.5)
-        self.count = 0
-
-    def step(self, closure: Any = None) -> Any:
-        self.count += 1
-        for group in self.param_groups:
-            group["lr"] = 0.1 / self.count
-        return super().step(closure)
-
-    def state_dict(self) -> Any:
-        return {**super().state_dict(), "count": self.count}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.count = state_dict["count"]
-        super().load_state_dict({key: each for key, each in state_dict.items() if key != "count"})
+def counting(parameters: Any) -> torch.optim.Optimizer:
+    return Counting(parameters, lr=0.1, momentum=0.5)
 
 
 def hooked(parameters: Any) -> torch.optim.Optimizer:
@@ -228,7 +212,7 @@ class Noted(torch.optim.SGD):
         return super().step(closure)
 
 
-@pytest.mark.parametrize("build", [Counting, hooked, Lookahead, lambda p: Noted(p, lr=0.1)])
+@pytest.mark.parametrize("build", [counting, hooked, Lookahead, lambda p: Noted(p, lr=0.1)])
 def test_state_dicts_of_its_own(build):
     """What the optimizer or a hook on it adds is given and taken, as in plain torch; in another form too."""
     made = made_with(build)
@@ -244,7 +228,7 @@ def test_state_dicts_of_its_own(build):
                 for each, state in zip((reference, pipeline), kept, strict=True):
                     each.optimizer.load_state_dict(state)
         assert reference.distance(pipeline.named_parameters()) < EXACT
-        if build is Counting:
+        if build is counting:
             assert kept[1]["count"] == 2
             assert set(kept[1]["state"]) == {name for name, _ in pipeline.named_parameters()}
 

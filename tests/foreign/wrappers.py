@@ -9,23 +9,13 @@ from sys import modules as loaded
 
 import torch
 from foreign.case import case
+from foreign.written import MARKS, Net
 from torch import fx, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
 from workloads import WIDTH, sgd, workload
-
-MARKS = ("first", "second", "last")
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
 
 
 @case("apply_activation_checkpointing: every marked layer in a CheckpointWrapper")

@@ -24,6 +24,7 @@ from assigner import Pipeline, UsageError
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
 from placements import divided
+from training_optimizers import Counting
 from workloads import Reference, graph_of, make_plan, skips
 
 if TYPE_CHECKING:
@@ -72,25 +73,6 @@ class Dropping(torch.optim.SGD):
         for group in self.param_groups:
             group["lr"] = 0.1 / (1 + self.dropped)
         return super().step(closure)
-
-
-class Telling(torch.optim.SGD):
-    """Has a count in its state dict, without which it cannot load one."""
-
-    count = 0
-
-    def step(self, closure: Any = None) -> Any:
-        self.count += 1
-        for group in self.param_groups:
-            group["lr"] = 0.1 / self.count
-        return super().step(closure)
-
-    def state_dict(self) -> Any:
-        return {**super().state_dict(), "count": self.count}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.count = state_dict["count"]
-        super().load_state_dict({key: each for key, each in state_dict.items() if key != "count"})
 
 
 class Loading(torch.optim.SGD):
@@ -267,11 +249,11 @@ def main() -> None:
         "dropping, shared": lambda: trains(rated(Dropping), "shared"),
         "dropping, divided": lambda: trains(rated(Dropping), "divided"),
         "dropping, moved": lambda: trains(rated(Dropping), "divided", "two"),
-        "telling": lambda: loads(rated(Telling)),
+        "telling": lambda: loads(rated(Counting)),
         "telling by hooks": lambda: loads(hooked),
         **{f"keeping, {kind}": lambda kind=kind: refuses(keeps, rated(Decaying), kind) for kind in ("two", "divided")},
         "keeping, shared": lambda: refuses(keeps, rated(Alternating), "shared"),
-        "told, two": lambda: tells(count, "state_dict", rated(Telling), "two"),
+        "told, two": lambda: tells(count, "state_dict", rated(Counting), "two"),
         "told, hooks": lambda: tells("keeps 'more' of its own state_dict()", "state_dict", hooked, "divided"),
         "saved": lambda: tells(one_of, "save", rated(Loading), "two"),
         "loaded": lambda: tells(one_of, "load_state_dict", rated(Loading), "shared"),
