@@ -1,8 +1,8 @@
 """Placement: which worker runs which partitions, with a proof of how good that is.
 
     options ─ hints ─┐
-    profile ─────────┴─ solve ─ Search ─┬─ a Setting for each schedule and micro-batch count ─┬─ report ─ Solution
-                                        └─ Contest: the clock, the solver, the best plan ─────┘
+    profile ─────────┴─ solve ─ Search ─┬─ candidates: each a schedule and micro-batch count ─┬─ report ─ Solution
+                                        └─ SearchState: the clock, the solver, the best plan ─┘
 
     solve.py    the main: what is done, in which order
     report.py   what the search found, as a Solution     whatif.py   what one change would bring
@@ -12,13 +12,13 @@ Each of these imports those below it alone:
 
     why/        why nothing fits, and ways out
     orders/     several stages a worker, in any order: list scheduling, local search, bounds
-    search/     the steps of every setting; the simplest of the best plans; money against time
+    search/     the steps of every candidate; the simplest of the best plans; money against time
     free/       convex stages of branched graphs, several stages a worker: exhaustive search, local search, bounds
-    ladder/     one stage a worker, any schedule and objective, stages that workers share: the dynamic program, the
+    pipelines/  one stage a worker, any schedule and objective, stages that workers share: the dynamic program, the
                 simulator, the ILP
     fleet/      GPipe at any size: branch and bound over the slowest servers, hosts, kinds of workers
     baselines/  simpler placements
-    contest/    what settings have in common: the clock, the solver, the best plan
+    candidates/ what all candidates have in common: the clock, the solver, the best plan
     methods/    the dynamic program, the local search
     ilp/        the integer programs that state the problem, in PuLP
     problem/    what is asked for, and what everything costs, what fits

@@ -20,11 +20,11 @@ from assigner.files import put
 from assigner.formats.graph import topological_order
 from assigner.schedule.cost import CostModel
 from assigner.schedule.timing import step_s
-from assigner.solver.contest.contest import Contest, Proposal
-from assigner.solver.ladder.climbing import LadderSetting
-from assigner.solver.ladder.gpipe import GPipeSetting
+from assigner.solver.candidates.state import Proposal, SearchState
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime
+from assigner.solver.pipelines.gpipe import GPipeCandidate
+from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.answer import Progress
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.problem import Problem
@@ -152,34 +152,34 @@ def export_model(
         UsageError: no integer program states the problem, it is too large, or the file cannot be written.
     """
     check_exportable(profile, options, path)
-    setting = _setting(plan, profile, options, progress)
-    _check_size(len(setting.options.all))
+    candidate = _candidate(plan, profile, options, progress)
+    _check_size(len(candidate.options.all))
     spent = plan.solver.seconds if plan.solver is not None else 0.0
-    setting.contest.clock.stop_within(max(LEAST_S, options.time_limit - spent))
+    candidate.state.clock.stop_within(max(LEAST_S, options.time_limit - spent))
     try:
-        setting.settle()
-        closed = setting.decided
+        candidate.close_by_ilp()
+        closed = candidate.decided
     except (KeyboardInterrupt, OutOfTime):
         closed = False
-    best_s = setting.contest.best_value
+    best_s = candidate.state.best_value
     unit = 10.0 ** (math.floor(math.log10(best_s)) - 3)
-    model = setting.statement(setting.instance, setting.options.all, unit=unit)
-    for cut in setting.cuts:
+    model = candidate.statement(candidate.table, candidate.options.all, unit=unit)
+    for cut in candidate.cuts:
         model.cut(*cut)
-    problem = setting.problem
+    problem = candidate.problem
     written = ModelFile(
         path, plan.schedule, plan.micro_batches, problem.order, not problem.exact,
-        len(model.problem.variables()), len(model.problem.constraints()), len(setting.cuts), unit,
+        len(model.problem.variables()), len(model.problem.constraints()), len(candidate.cuts), unit,
         best_s if closed else None, bool(problem.cost.wires),
     )  # fmt: skip
-    put(path, _text(written, model, setting).encode(), force=force)
+    put(path, _text(written, model, candidate).encode(), force=force)
     return written
 
 
-def _setting(
+def _candidate(
     plan: Plan, profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None
-) -> LadderSetting:
-    """The setting that the plan belongs to, along an order of which its stages are intervals, with the plan at hand."""
+) -> PipelineCandidate:
+    """The candidate of the plan, along an order of which its stages are intervals, with the plan at hand."""
     if plan.schedule not in ("gpipe", "1f1b") or plan.is_looped:
         raise UsageError(
             f"no integer program states this plan: it is {plan.schedule}, with {len(plan.stages)} stages on"
@@ -193,20 +193,20 @@ def _setting(
         if progress is not None:
             progress(
                 Progress(
-                    contest.clock.elapsed_s, plan.schedule, plan.micro_batches, contest.best_value, setting.bound,
+                    state.clock.elapsed_s, plan.schedule, plan.micro_batches, state.best_value, candidate.bound,
                     0, 1, "the integer program",
                 )
             )  # fmt: skip
 
-    contest = Contest(problem, watch)
-    setting = (
-        GPipeSetting(contest, plan.micro_batches)
+    state = SearchState(problem, watch)
+    candidate = (
+        GPipeCandidate(state, plan.micro_batches)
         if plan.schedule == "gpipe"
-        else LadderSetting(contest, plan.schedule, plan.micro_batches)
+        else PipelineCandidate(state, plan.schedule, plan.micro_batches)
     )
-    contest.settings = [setting]
-    contest.best = setting.best = Proposal(replace(plan, solver=None), step_s(plan, problem.cost.apart), "")
-    return setting
+    state.candidates = [candidate]
+    state.best = candidate.best = Proposal(replace(plan, solver=None), step_s(plan, problem.cost.apart), "")
+    return candidate
 
 
 def _sequence(plan: Plan, profile: Profile) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ def _sequence(plan: Plan, profile: Profile) -> tuple[str, ...]:
     return () if order == profile.order else order
 
 
-def _text(written: ModelFile, model: PipelineModel, setting: LadderSetting) -> str:
+def _text(written: ModelFile, model: PipelineModel, candidate: PipelineCandidate) -> str:
     """The file: what the model is about and what its variables mean, as comments, then the model."""
     mark = "\\ " if written.path.suffix == ".lp" else "* "
     with tempfile.TemporaryDirectory() as folder:
@@ -233,10 +233,10 @@ def _text(written: ModelFile, model: PipelineModel, setting: LadderSetting) -> s
         else:
             model.problem.writeMPS(plain)
         body = plain.read_text()
-    return "".join(f"{mark}{line}\n" for line in _legend(written, model, setting)) + body
+    return "".join(f"{mark}{line}\n" for line in _legend(written, model, candidate)) + body
 
 
-def _legend(written: ModelFile, model: PipelineModel, setting: LadderSetting) -> Iterator[str]:
+def _legend(written: ModelFile, model: PipelineModel, candidate: PipelineCandidate) -> Iterator[str]:
     yield f"{written.scope}; to be minimised, one unit of the objective is {written.unit_s:g} s"
     yield (
         f"optimum: {written.optimum_s / written.unit_s:.9g} units, the least step time"
@@ -245,7 +245,7 @@ def _legend(written: ModelFile, model: PipelineModel, setting: LadderSetting) ->
     )
     yield "x: a stage, as first partition, last partition, group of workers; y: a boundary, as the position behind it,"
     yield "the group in front, the group behind; of a group, any worker that no other stage has"
-    for number, members in enumerate(setting.instance.groups):
+    for number, members in enumerate(candidate.table.groups):
         yield f"group {number}: {_names(members)}"
     for position, name in enumerate(written.order):
         yield f"position {position}: {_names([name])}"

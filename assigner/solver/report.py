@@ -11,7 +11,7 @@ from assigner.errors import AssignerError, InfeasibleError, LimitError
 from assigner.formats.plan import Candidate, SolverReport
 from assigner.schedule.objective import objective_value
 from assigner.schedule.simulate import overfull, prediction_of
-from assigner.solver.contest.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
+from assigner.solver.candidates.state import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
 from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.problem.answer import Solution
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan, Prediction
     from assigner.formats.profile import Profile
     from assigner.solver.baselines import FoundBaseline
-    from assigner.solver.contest.setting import Setting
+    from assigner.solver.candidates.candidate import CandidateSearch
     from assigner.solver.problem.options import SolveOptions
     from assigner.solver.search.budget import Budget
     from assigner.solver.search.search import Search
@@ -48,7 +48,7 @@ def make_solution(
     unit = plan.micro_batches if plan.objective == "throughput" else 1  # the search compares whole batches
     _check(plan, value / unit, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
     _check_memory(prediction)
-    of_all = min(value, least_of_all_s(search.problem, {each.micro_batches for each in search.settings}))
+    of_all = min(value, least_of_all_s(search.problem, {each.micro_batches for each in search.candidates}))
     any_order_s = of_all if search.any_order and plan.objective == "step" else None  # of a step it is the bound
     covered = search.problem.options.searches(plan)
     if plan.is_divided or not covered:
@@ -96,28 +96,28 @@ def _check_memory(prediction: Prediction) -> None:
 
 def _report(search: Search, found_by: str, options: SolveOptions, value: float, bound: float) -> SolverReport:
     """What is proven, of which plans and by what, in the unit of the plan's objective."""
-    contest, gap = search.contest, (value - bound) / value if value else 0.0
-    solved = {RELAXATION, INTEGER_PROGRAM} & {found_by, *contest.proofs}
+    state, gap = search.state, (value - bound) / value if value else 0.0
+    solved = {RELAXATION, INTEGER_PROGRAM} & {found_by, *state.proofs}
     return SolverReport(
         name={"highs": "HiGHS", "cbc": "CBC"}[options.solver] if solved else "assigner",
-        version=contest.backend.version() if solved else __version__,
+        version=state.backend.version() if solved else __version__,
         status="optimal" if gap <= options.stop_gap + PROVEN else "feasible",
         objective_s=value,
         bound_s=bound,
         gap=0.0 if gap <= PROVEN else gap,
-        seconds=contest.clock.elapsed_s,
+        seconds=state.clock.elapsed_s,
         options=options.record(),
         found_by=found_by,
-        proven_by=tuple(sorted(contest.proofs)),
+        proven_by=tuple(sorted(state.proofs)),
         scope=_scope(search),
-        interrupted=contest.interrupted,
+        interrupted=state.interrupted,
     )
 
 
 def _scope(search: Search) -> str:
     """Which plans the bound is about: where workers share a stage, those of which each updates the whole stage."""
-    kinds = list(dict.fromkeys(each.schedule for each in search.settings))
-    counts = sorted({each.micro_batches for each in search.settings})
+    kinds = list(dict.fromkeys(each.schedule for each in search.candidates))
+    counts = sorted({each.micro_batches for each in search.candidates})
     stages = "any number of stages" if "interleaved" in kinds else "one stage"
     most = search.problem.most_replicas
     shared = f", up to {fmt.plural(most, 'worker')} a stage,{' updates undivided,' if most > 1 else ''}"
@@ -135,14 +135,14 @@ def _any_scope(search: Search) -> str:
 
 
 def _candidates(search: Search, best: Proposal, bound: float) -> tuple[Candidate, ...]:
-    """All settings; where the plan is a baseline's, it stands for the setting that it would belong to."""
-    alike: dict[tuple[str, int], list[Setting]] = {}
-    for setting in search.settings:  # along each order of a graph there is one
-        alike.setdefault((setting.schedule, setting.micro_batches), []).append(setting)
+    """All candidates; where the plan is a baseline's, it stands for the candidate that it would belong to."""
+    alike: dict[tuple[str, int], list[CandidateSearch]] = {}
+    for candidate in search.candidates:  # along each order of a graph there is one
+        alike.setdefault((candidate.schedule, candidate.micro_batches), []).append(candidate)
     plan, found = best.plan, list[Candidate]()
-    for settings in alike.values():
-        found.append(_candidate(search, settings, best, min(each.bound for each in settings)))
-    if best is search.contest.best or plan.objective != "step":
+    for candidates in alike.values():
+        found.append(_candidate(search, candidates, best, min(each.bound for each in candidates)))
+    if best is search.state.best or plan.objective != "step":
         return tuple(found)
     chosen = Candidate(
         plan.schedule, plan.micro_batches, plan.micro_batch_size, best.value, min(bound, best.value), "chosen"
@@ -151,11 +151,11 @@ def _candidates(search: Search, best: Proposal, bound: float) -> tuple[Candidate
     return (*others, chosen)
 
 
-def _candidate(search: Search, settings: Sequence[Setting], best: Proposal, bound: float) -> Candidate:
-    """What came of the settings of one schedule and micro-batch count."""
-    gap, first = search.contest.gap, settings[0]
-    value = min(setting.best_value for setting in settings)
-    if any(setting.best is best for setting in settings):
+def _candidate(search: Search, candidates: Sequence[CandidateSearch], best: Proposal, bound: float) -> Candidate:
+    """What came of the candidates of one schedule and micro-batch count."""
+    gap, first = search.state.gap, candidates[0]
+    value = min(candidate.best_value for candidate in candidates)
+    if any(candidate.best is best for candidate in candidates):
         status = "chosen"
     elif math.isinf(bound):
         status = "infeasible: nothing fits"
@@ -163,7 +163,7 @@ def _candidate(search: Search, settings: Sequence[Setting], best: Proposal, boun
         status = "proven worse"
     elif value < best.value * (1 - PROVEN):
         status = "needs more memory"
-    elif all(setting.decided for setting in settings) or bound >= best.value * (1 - gap - PROVEN):
+    elif all(candidate.decided for candidate in candidates) or bound >= best.value * (1 - gap - PROVEN):
         status = f"gains {fmt.percent(max(0.0, 1 - bound / best.value))} at most"
     else:
         status = "not decided"
@@ -177,14 +177,14 @@ def no_offer(
     budget: Budget, frontier: Sequence[Proposal], profile: Profile, options: SolveOptions
 ) -> InfeasibleError | LimitError:
     """Why no plan meets the step time asked for."""
-    contest = budget.search.contest
+    state = budget.search.state
     if budget.fastest_bound_s > (options.max_step_s or math.inf) or math.isinf(budget.fastest_bound_s):
-        return explain(profile, options, left_s=contest.clock.left_s)
+        return explain(profile, options, left_s=state.clock.left_s)
     if not frontier:
         least = budget.fastest_bound_s
         told = f", and any takes {fmt.seconds(least)} a step or more" if 0 < least < math.inf else ""
         return LimitError(
-            f"no plan was found in {fmt.seconds(contest.clock.elapsed_s)}{told}", hint="a longer --time-limit"
+            f"no plan was found in {fmt.seconds(state.clock.elapsed_s)}{told}", hint="a longer --time-limit"
         )
     fastest = frontier[-1]
     return LimitError(
@@ -196,19 +196,19 @@ def no_offer(
 
 def no_plan(search: Search, profile: Profile, options: SolveOptions) -> InfeasibleError | LimitError:
     """Why no plan was found: there is none, or a limit came first."""
-    contest = search.contest
+    state = search.state
     if search.decided:
         several: Excluded = "not asked for"
         if search.any_order:
             several = "proven" if search.any_order_excluded else "open"
-        return explain(profile, options, left_s=contest.clock.left_s, several=several)
+        return explain(profile, options, left_s=state.clock.left_s, several=several)
     (schedule, count), *more = dict.fromkeys(
-        (setting.schedule, setting.micro_batches) for setting in search.settings if not setting.decided
+        (candidate.schedule, candidate.micro_batches) for candidate in search.candidates if not candidate.decided
     )
     open_ = f"{schedule} with {fmt.plural(count, 'micro-batch')}"
     return LimitError(
-        f"no plan was found in {fmt.seconds(contest.clock.elapsed_s)}, and it is not proven that there is none: {open_}"
+        f"no plan was found in {fmt.seconds(state.clock.elapsed_s)}, and it is not proven that there is none: {open_}"
         + (f" and {fmt.plural(len(more), 'candidate')} more are open" if more else " is open")
         + (f"; any plan takes {fmt.seconds(search.bound)} or more" if 0 < search.bound < math.inf else ""),
-        hint=f"{'a longer --time-limit' if contest.clock.left_s <= 0 else 'more memory'}, or a fixed --micro-batches",
+        hint=f"{'a longer --time-limit' if state.clock.left_s <= 0 else 'more memory'}, or a fixed --micro-batches",
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.profile import Profile
     from assigner.solver.baselines import FoundBaseline
-    from assigner.solver.contest.contest import Proposal
+    from assigner.solver.candidates.state import Proposal
     from assigner.solver.search.search import Search
 
 
@@ -28,8 +28,8 @@ def solve(
 
     Any worker may be left out, in any order. Rematerialisation, the number of micro-batches, the schedule and its
     warm-up depths are chosen together with the placement. Then, for the step time, plans whose stages several workers
-    share, proven beside these as far as `solver/ladder/shared.py` says, and plans with several stages a worker and any
-    order of actions, of which is known how far from the best they may be at most.
+    share, proven beside these as far as `solver/pipelines/shared.py` says, and plans with several stages a worker and
+    any order of actions, of which is known how far from the best they may be at most.
 
     Args:
         profile: The measurements.
@@ -59,7 +59,7 @@ def solve(
     search.price()
     simple = find_baselines(search.problem)  # first, so that there is a plan however soon the time is over
     search.run()
-    best, bound, fastest_s = search.contest.best, search.bound, search.contest.best_value
+    best, bound, fastest_s = search.state.best, search.bound, search.state.best_value
     if options.objective == "step" or best is None:
         best = _chosen(search, simple)
     lighter = relieved(search, best) if options.objective == "step" else None
@@ -71,20 +71,20 @@ def solve(
         best = with_orders(search, best, simple, fastest_s=fastest_s)
     if best is None:
         raise no_plan(search, profile, options)
-    return make_solution(search, best, search.bound if best is search.contest.best else bound, options, simple)
+    return make_solution(search, best, search.bound if best is search.state.best else bound, options, simple)
 
 
 def _chosen(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
     """The fastest plan, a baseline if one is faster, or of plans within the gap the one that is preferred."""
     from assigner.solver.search.preference import preferred, simpler
 
-    best = simpler(search, simple) or search.contest.best
+    best = simpler(search, simple) or search.state.best
     if best is None:
         return None
-    chosen = preferred(search, best, simple) if search.contest.options.objective == "step" else best
-    for setting in search.settings:
-        if (setting.schedule, setting.micro_batches) == (chosen.plan.schedule, chosen.plan.micro_batches):
-            search.contest.best = setting.best = chosen
+    chosen = preferred(search, best, simple) if search.state.options.objective == "step" else best
+    for candidate in search.candidates:
+        if (candidate.schedule, candidate.micro_batches) == (chosen.plan.schedule, chosen.plan.micro_batches):
+            search.state.best = candidate.best = chosen
             break
     return chosen
 
@@ -92,7 +92,7 @@ def _chosen(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
 def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None) -> Solution:
     """The plan that costs least within a step time, and the frontier of money against step time."""
     from assigner.solver.baselines import find_baselines
-    from assigner.solver.contest.contest import Proposal
+    from assigner.solver.candidates.state import Proposal
     from assigner.solver.report import make_solution, no_offer
     from assigner.solver.search.budget import Budget
 

@@ -24,7 +24,7 @@ from assigner.formats.fineness import rows_each
 from assigner.formats.plan import Plan, WhatIf
 from assigner.schedule.cost import collectives_over
 from assigner.solver.baselines import find_baselines
-from assigner.solver.contest.contest import GIVEN, PROVEN, Proposal
+from assigner.solver.candidates.state import GIVEN, PROVEN, Proposal
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
 from assigner.solver.orders.bounds import least_of_all_s
@@ -161,18 +161,18 @@ def answered(question: Question, plan: Plan, left_s: float, told: Callable[[Prog
     step, surely = plan.predicted.step_s, plan.solver.bound_s * (1 - PROVEN)
     changed = search.problem.step_s(question.plan)
     if question.keeps:
-        search.contest.best = Proposal(plan, min(step, changed), GIVEN)
+        search.state.best = Proposal(plan, min(step, changed), GIVEN)
     search.run(brief=True)
-    if search.contest.interrupted:
+    if search.state.interrupted:
         raise KeyboardInterrupt
-    best, bound = min(search.contest.best_value, changed), search.bound
-    of_all = least_of_all_s(search.problem, {setting.micro_batches for setting in search.settings})
-    lighter = relieved(search, search.contest.best)
+    best, bound = min(search.state.best_value, changed), search.bound
+    of_all = least_of_all_s(search.problem, {candidate.micro_batches for candidate in search.candidates})
+    lighter = relieved(search, search.state.best)
     if lighter is not None and lighter.value < best:
         best, bound = lighter.value, of_all
     if search.any_order and not search.problem.options.searches(plan):  # as the plan at hand was found
         simple = find_baselines(search.problem)
-        chosen = with_orders(search, search.contest.best, simple, fastest_s=best, effort=tuning.WHAT_IF_EFFORT)
+        chosen = with_orders(search, search.state.best, simple, fastest_s=best, effort=tuning.WHAT_IF_EFFORT)
         best, bound = best if chosen is None else min(best, chosen.value), of_all
         surely = step * (1 - tuning.MORE_SEARCH)
     if options.schedule == "interleaved" or not search.decided:

@@ -16,9 +16,9 @@ from assigner.solver.baselines import find_baselines
 from assigner.solver.baselines.prices import BaselinePrices
 from assigner.solver.ilp.linear import LinearModel
 from assigner.solver.ilp.one_f_one_b import OneFOneBModel
-from assigner.solver.ladder.gpipe import GPipeSetting
-from assigner.solver.ladder.shared import SharedSetting
 from assigner.solver.limits.clock import OutOfTime, SolveClock
+from assigner.solver.pipelines.gpipe import GPipeCandidate
+from assigner.solver.pipelines.shared import SharedCandidate
 from assigner.solver.problem.hints import resolve
 from assigner.solver.search import relief
 from assigner.solver.search.search import Search
@@ -90,13 +90,13 @@ def test_whenever_the_time_is_over_the_answer_comes_at_once(monkeypatch, kind, o
 
 
 WHOLE = {
-    "the options of one worker each": lambda setting: setting.instance.gpipe.all,
-    "the sets of workers that may share a stage": lambda setting: setting.options.sets,
-    "the dynamic program": lambda setting: setting.program.run(),
-    "a sweep over kinds of workers": lambda setting: GPipeSetting(setting.contest, 4).hierarchy._tried(
-        GPipeSetting(setting.contest, 4).hierarchy._within(math.inf), math.inf, math.inf
+    "the options of one worker each": lambda candidate: candidate.table.gpipe.all,
+    "the sets of workers that may share a stage": lambda candidate: candidate.options.sets,
+    "the dynamic program": lambda candidate: candidate.program.run(),
+    "a sweep over kinds of workers": lambda candidate: GPipeCandidate(candidate.state, 4).hierarchy._tried(
+        GPipeCandidate(candidate.state, 4).hierarchy._within(math.inf), math.inf, math.inf
     ),
-    "an integer program": lambda setting: OneFOneBModel(setting.instance, (), unit=1.0, clock=setting.contest.clock),
+    "an integer program": lambda each: OneFOneBModel(each.table, (), unit=1.0, clock=each.state.clock),
 }
 
 
@@ -105,10 +105,11 @@ def test_what_is_of_no_use_unless_whole_ends_in_its_midst(monkeypatch, step):
     """Once the time is over, such a step raises OutOfTime wherever it is."""
     search = Search(*resolve(profile_of("chain"), SolveOptions()))
     search.price()
-    setting = next(each for each in search.settings if isinstance(each, SharedSetting) and each.micro_batches == 4)
+    shared = [each for each in search.candidates if isinstance(each, SharedCandidate)]
+    candidate = next(each for each in shared if each.micro_batches == 4)
     monkeypatch.setattr(SolveClock, "now", staticmethod(lambda: 1e9))
     with pytest.raises(OutOfTime):
-        WHOLE[step](setting)
+        WHOLE[step](candidate)
 
 
 def test_a_clock_within_another_ends_with_it():
@@ -152,7 +153,7 @@ def test_divided_state_is_not_looked_at_once_the_time_is_over(monkeypatch):
     """Where there is a plan: of many micro-batch counts it would take minutes."""
     search = Search(*resolve(make_profile(work=[1e-3] * 4, slowness=[1.0, 2.0], batch=16), SolveOptions()))
     search.run()
-    best, looked_at = search.contest.best, []
+    best, looked_at = search.state.best, []
     assert best is not None
     monkeypatch.setattr(relief, "divided", lambda _, plan: looked_at.append(plan))
     slow = replace(best, value=math.inf)
@@ -170,11 +171,11 @@ def test_a_pipeline_is_simulated_at_no_more_depths_once_the_time_is_over(monkeyp
         *resolve(make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0], batch=8), SolveOptions(schedule="1f1b"))
     )
     search.price()
-    setting = next(each for each in search.settings if each.micro_batches == 8 and not each.shares)
-    pipeline = next(found for _, found in setting._climb(16) if len(found) == 2)
+    candidate = next(each for each in search.candidates if each.micro_batches == 8 and not each.shares)
+    pipeline = next(found for _, found in candidate._ranked(16) if len(found) == 2)
     timed = []
-    monkeypatch.setattr(setting, "worth", lambda plan: (timed.append(plan), (1.0, 1.0))[1])
+    monkeypatch.setattr(candidate, "worth", lambda plan: (timed.append(plan), (1.0, 1.0))[1])
     monkeypatch.setattr(SolveClock, "now", staticmethod(lambda: 1e9))
     with pytest.raises(OutOfTime):
-        setting.simulate(pipeline)
-    assert [setting.best.plan] == timed
+        candidate.simulate(pipeline)
+    assert [candidate.best.plan] == timed

@@ -10,10 +10,10 @@ from brute_force import best_plan, random_instance
 from builders import single
 
 from assigner.solver import solve
-from assigner.solver.contest.contest import INTEGER_PROGRAM, RELAXATION
+from assigner.solver.candidates.state import INTEGER_PROGRAM, RELAXATION
 from assigner.solver.ilp.one_f_one_b import OneFOneBModel
-from assigner.solver.ladder.climbing import LadderSetting
-from assigner.solver.ladder.gpipe import GPipeSetting
+from assigner.solver.pipelines.gpipe import GPipeCandidate
+from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.hints import resolve
 from assigner.solver.search.search import Search
 
@@ -36,16 +36,16 @@ def test_the_ilp_of_1f1b_is_a_bound(case):
         search = Search(*resolve(profile, single(schedule="1f1b", gap=0)))
         if search.problem.branched:
             continue
-        for count in {each.micro_batches for each in search.settings}:
+        for count in {each.micro_batches for each in search.candidates}:
             best = best_plan(profile, schedules=("1f1b",), micro_batches=count)
-            settings = [each for each in search.settings if each.micro_batches == count]
+            candidates = [each for each in search.candidates if each.micro_batches == count]
             if best is None:
                 continue
             bounds = []
-            for setting in settings:
-                assert isinstance(setting, LadderSetting)
-                model = OneFOneBModel(setting.instance, setting.options.all, unit=1e-3)
-                outcome = search.contest.backend.search(model.problem, gap=0.0, cutoff=math.inf, time_limit=60)
+            for candidate in candidates:
+                assert isinstance(candidate, PipelineCandidate)
+                model = OneFOneBModel(candidate.table, candidate.options.all, unit=1e-3)
+                outcome = search.state.backend.search(model.problem, gap=0.0, cutoff=math.inf, time_limit=60)
                 bounds.append(outcome.bound * model.unit)
             assert 0 < min(bounds) <= best[0] * (1 + 1e-9)
             compared += 1
@@ -76,7 +76,7 @@ def test_the_integer_program_is_named_where_it_closed_the_gap():
 def test_no_solver_is_named_where_none_ran(monkeypatch):
     """A proof by dynamic programs alone has this program's name."""
     profile = random_instance(1, partitions=5, workers=2)
-    for kind in (GPipeSetting, LadderSetting):
+    for kind in (GPipeCandidate, PipelineCandidate):
         monkeypatch.setattr(kind, "closable", False)
     solver = solve(profile, single()).plan.solver
     assert solver.name == "assigner"
@@ -84,11 +84,11 @@ def test_no_solver_is_named_where_none_ran(monkeypatch):
 
 
 def test_what_is_too_large_to_close_keeps_the_usual_gap(monkeypatch):
-    """Where one setting cannot be closed, none is: the answer is that of the usual gap."""
+    """Where one candidate cannot be closed, none is: the answer is that of the usual gap."""
     profile = random_instance(3, partitions=6, workers=3, busy=True)
     asked = solve(profile, single(gap=0.01)).plan
-    monkeypatch.setattr(LadderSetting, "closable", False)
-    monkeypatch.setattr(GPipeSetting, "closable", False)
+    monkeypatch.setattr(PipelineCandidate, "closable", False)
+    monkeypatch.setattr(GPipeCandidate, "closable", False)
     plan = solve(profile, single()).plan
     assert plan.stages == asked.stages
     assert replace(plan.solver, seconds=0, options={}) == replace(asked.solver, seconds=0, options={})

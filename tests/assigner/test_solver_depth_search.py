@@ -10,25 +10,25 @@ from brute_force import random_instance
 from builders import make_profile, single
 
 from assigner.solver import SolveOptions, solve
-from assigner.solver.contest.contest import ENUMERATION
-from assigner.solver.ladder.climbing import LadderSetting
-from assigner.solver.ladder.depth_search import DepthSearch
-from assigner.solver.ladder.depths import falling
-from assigner.solver.ladder.share_search import ShareSearch
-from assigner.solver.ladder.shared import SharedSetting
+from assigner.solver.candidates.state import ENUMERATION
+from assigner.solver.pipelines.depth_search import DepthSearch
+from assigner.solver.pipelines.depths import falling
+from assigner.solver.pipelines.ranking import PipelineCandidate
+from assigner.solver.pipelines.share_search import ShareSearch
+from assigner.solver.pipelines.shared import SharedCandidate
 from assigner.solver.problem.hints import resolve
 from assigner.solver.search.search import Search
 from benchmarks.solver.clusters import cluster
 
 
 def _pipelines(profile, micro_batches, most=6):
-    """A ladder of the profile, and pipelines of it with their bounds, the longest first."""
+    """A candidate of the profile, and pipelines of it with their bounds, the longest first."""
     search = Search(*resolve(profile, single(schedule="1f1b", micro_batches=micro_batches, gap=0.0)))
-    (setting,) = search.settings
-    assert isinstance(setting, LadderSetting)
-    setting.price()
-    found = setting.program.run(width=5_000, dominance=False, most=5_000).pipelines
-    return setting, sorted(found, key=lambda each: (-len(each[1]), each[0]))[:most]
+    (candidate,) = search.candidates
+    assert isinstance(candidate, PipelineCandidate)
+    candidate.price()
+    found = candidate.program.run(width=5_000, dominance=False, most=5_000).pipelines
+    return candidate, sorted(found, key=lambda each: (-len(each[1]), each[0]))[:most]
 
 
 def _ranges(pipeline):
@@ -42,14 +42,14 @@ def _chain(seed, micro_batches):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_box_of_one_choice_is_bounded_by_its_step_time(seed):
     """The longest way through the conditions is what the simulator says, messages that keep workers busy included."""
-    setting, pipelines = _pipelines(_chain(seed, 6), 6)
+    candidate, pipelines = _pipelines(_chain(seed, 6), 6)
     compared = 0
     for price, pipeline in pipelines:
         for depths in list(falling(_ranges(pipeline), 6))[::5]:
-            search = DepthSearch(setting.options, setting.micro_batches, [(price, pipeline)])
+            search = DepthSearch(candidate.options, candidate.micro_batches, [(price, pipeline)])
             search._open.low[-len(pipeline) :, 0] = search._open.high[-len(pipeline) :, 0] = depths
             ((bound, _, found),) = search.split(np.inf)
-            value, _ = setting.worth(setting.plan_of(pipeline, depths))
+            value, _ = candidate.worth(candidate.plan_of(pipeline, depths))
             assert found == depths
             assert bound == pytest.approx(value, rel=1e-12)
             compared += 1
@@ -60,30 +60,30 @@ def test_a_box_of_one_choice_is_bounded_by_its_step_time(seed):
 def test_no_choice_of_a_box_takes_less_than_its_bound(seed):
     """Whatever ranges the depths are held to."""
     rng = random.Random(seed)
-    setting, pipelines = _pipelines(_chain(seed, 8), 8)
+    candidate, pipelines = _pipelines(_chain(seed, 8), 8)
     for _, pipeline in pipelines:
         depths = list(falling(_ranges(pipeline), 8))
         low, high = (np.array(each) for each in (rng.choice(depths), rng.choice(depths)))
         low, high = np.minimum(low, high), np.maximum(low, high)
-        search = DepthSearch(setting.options, setting.micro_batches, [(0.0, pipeline)])
+        search = DepthSearch(candidate.options, candidate.micro_batches, [(0.0, pipeline)])
         search._open.low[-len(pipeline) :, 0], search._open.high[-len(pipeline) :, 0] = low, high
         (bound,) = search._bounds(search._open)
         inside = [each for each in depths if (low <= each).all() and (each <= high).all()]
-        best = min(setting.worth(setting.plan_of(pipeline, each))[0] for each in inside)
+        best = min(candidate.worth(candidate.plan_of(pipeline, each))[0] for each in inside)
         assert 0 < bound <= best * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_search_ends_with_the_best_depths_of_all(seed):
     """Over several pipelines at once, of unlike lengths: the least of every choice, each simulated."""
-    setting, pipelines = _pipelines(_chain(seed, 8), 8, most=40)
+    candidate, pipelines = _pipelines(_chain(seed, 8), 8, most=40)
     pipelines = pipelines[::4]
     best = min(
-        setting.worth(setting.plan_of(pipeline, depths))[0]
+        candidate.worth(candidate.plan_of(pipeline, depths))[0]
         for _, pipeline in pipelines
         for depths in falling(_ranges(pipeline), 8)
     )
-    search, found = DepthSearch(setting.options, setting.micro_batches, pipelines), np.inf
+    search, found = DepthSearch(candidate.options, candidate.micro_batches, pipelines), np.inf
     while search.bound < found:
         for bound, _, _ in search.split(found):
             found = min(found, bound)
@@ -93,8 +93,8 @@ def test_the_search_ends_with_the_best_depths_of_all(seed):
 def test_one_pipeline_without_a_choice():
     """A single stage that has one depth is handed out at once, and nothing is left."""
     profile = make_profile(work=[1.0], slowness=[1.0], batch=1)
-    setting, pipelines = _pipelines(profile, 1)
-    search = DepthSearch(setting.options, setting.micro_batches, pipelines)
+    candidate, pipelines = _pipelines(profile, 1)
+    search = DepthSearch(candidate.options, candidate.micro_batches, pipelines)
     assert [depths for _, _, depths in search.split(np.inf)] == [(1,)]
     assert search.bound == np.inf
 
@@ -118,20 +118,20 @@ def test_no_sharing_takes_less_than_its_bound(seed):
     profile = random_instance(seed, partitions=3, workers=4, busy=True, batch=most)
     search = Search(*resolve(profile, SolveOptions(schedule="1f1b", micro_batches=most, gap=0.0)))
     search.price()
-    setting = next(each for each in search.settings if isinstance(each, SharedSetting))
-    found = setting.program.run(width=5_000, dominance=False, most=5_000).pipelines
+    candidate = next(each for each in search.candidates if isinstance(each, SharedCandidate))
+    found = candidate.program.run(width=5_000, dominance=False, most=5_000).pipelines
     compared = 0
     for _, pipeline in rng.sample(found, min(30, len(found))):
-        ways = list(ShareSearch(setting, pipeline, 1_000).sharings())
+        ways = list(ShareSearch(candidate, pipeline, 1_000).sharings())
         for shared in rng.sample(ways, min(3, len(ways))):
             depths = list(falling([range(each.least_depth, each.most_depth + 1) for each in shared], most))
             low, high = (np.array(each) for each in (rng.choice(depths), rng.choice(depths)))
             low, high = np.minimum(low, high), np.maximum(low, high)
-            boxes = DepthSearch(setting.options, most, [(0.0, shared)])
+            boxes = DepthSearch(candidate.options, most, [(0.0, shared)])
             boxes._open.low[:, 0], boxes._open.high[:, 0] = low, high
             (bound,) = boxes._bounds(boxes._open)
             inside = [each for each in depths if (low <= each).all() and (each <= high).all()]
-            best = min(setting.worth(setting.plan_of(shared, each))[0] for each in inside)
+            best = min(candidate.worth(candidate.plan_of(shared, each))[0] for each in inside)
             assert 0 < bound <= best * (1 + 1e-12)
             compared += best < np.inf
     assert compared > 20

@@ -13,9 +13,9 @@ from builders import make_profile, single
 from assigner.formats.profile import Tie
 from assigner.schedule.cost import CostModel
 from assigner.solver import solve
-from assigner.solver.contest.contest import Contest
-from assigner.solver.ladder.gpipe import GPipeSetting
+from assigner.solver.candidates.state import SearchState
 from assigner.solver.methods.dynamic_program import DynamicProgram
+from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.problem.objectives import GPipeStep
 from assigner.solver.problem.perfect_split import WorkBefore
 from assigner.solver.problem.prices import PriceTable, StageOptions
@@ -32,30 +32,30 @@ def random_pipelines(seed: int, number: int, *, tied: bool = False):
         ends = rng.sample(profile.partitions, 2)
         size = rng.choice([0.1, 0.5, 1.0]) * min(each.parameter_bytes for each in ends)
         profile = replace(profile, ties=(Tie("shared", tuple(each.name for each in ends), size),))
-    instance = PriceTable(Problem(profile, single(), CostModel(profile)), rng.choice([1, 2, 4]))
-    free = [len(group) for group in instance.groups]
+    table = PriceTable(Problem(profile, single(), CostModel(profile)), rng.choice([1, 2, 4]))
+    free = [len(group) for group in table.groups]
     while number:
         cuts = sorted(rng.sample(range(1, 6), rng.randrange(4)))
         groups = [rng.randrange(len(free)) for _ in range(len(cuts) + 1)]
         columns = [
-            instance.gpipe.find(a, b - 1, group) for a, b, group in zip([0, *cuts], [*cuts, 6], groups, strict=True)
+            table.gpipe.find(a, b - 1, group) for a, b, group in zip([0, *cuts], [*cuts, 6], groups, strict=True)
         ]
         if all(columns) and all(groups.count(k) <= free[k] for k in groups):
             number -= 1
-            yield instance, tuple(columns)
+            yield table, tuple(columns)
 
 
-def told_s(instance: PriceTable, columns) -> float:
+def told_s(table: PriceTable, columns) -> float:
     """What the dynamic program says of one pipeline."""
-    program = DynamicProgram(instance, only(instance, columns), GPipeStep(instance.micro_batches))
+    program = DynamicProgram(table, only(table, columns), GPipeStep(table.micro_batches))
     ((price, found),) = program.run().pipelines
     assert found == columns
     return price
 
 
-def only(instance: PriceTable, columns) -> StageOptions:
+def only(table: PriceTable, columns) -> StageOptions:
     """Stage options of which one pipeline alone can be made."""
-    options = StageOptions(instance, deep=False)
+    options = StageOptions(table, deep=False)
     options.all = columns
     return options
 
@@ -64,9 +64,9 @@ def only(instance: PriceTable, columns) -> StageOptions:
 def test_the_price_is_the_simulated_step_time_but_for_early_turns(seed):
     """For any pipeline of a chain, with busy shares, unlike directions, late updates and M = 1, to 1e-9."""
     as_told = 0
-    for instance, columns in random_pipelines(seed, 12):
-        setting = GPipeSetting(Contest(instance.problem, lambda: None), instance.micro_batches)
-        takes, told = setting.simulate(columns), told_s(instance, columns)
+    for table, columns in random_pipelines(seed, 12):
+        candidate = GPipeCandidate(SearchState(table.problem, lambda: None), table.micro_batches)
+        takes, told = candidate.simulate(columns), told_s(table, columns)
         assert told <= takes * (1 + 1e-9)
         as_told += told == pytest.approx(takes, rel=1e-9)
     assert as_told >= 9
@@ -75,21 +75,21 @@ def test_the_price_is_the_simulated_step_time_but_for_early_turns(seed):
 @pytest.mark.parametrize("seed", range(12))
 def test_a_shared_gradient_is_sent_whatever_keeps_its_worker_busy(seed):
     """With tied parameters the price is a lower bound."""
-    for instance, columns in random_pipelines(seed, 12, tied=True):
-        setting = GPipeSetting(Contest(instance.problem, lambda: None), instance.micro_batches)
-        assert told_s(instance, columns) <= setting.simulate(columns) * (1 + 1e-9)
+    for table, columns in random_pipelines(seed, 12, tied=True):
+        candidate = GPipeCandidate(SearchState(table.problem, lambda: None), table.micro_batches)
+        assert told_s(table, columns) <= candidate.simulate(columns) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_no_completion_of_a_suffix_is_below_its_least_price(seed, tied):
     """Also where an update of what is placed ends later than all that is still to come in front of it."""
-    for instance, columns in random_pipelines(seed, 12, tied=tied):
-        objective, rest = GPipeStep(instance.micro_batches), WorkBefore(instance)
-        program = DynamicProgram(instance, only(instance, columns), objective)
+    for table, columns in random_pipelines(seed, 12, tied=tied):
+        objective, rest = GPipeStep(table.micro_batches), WorkBefore(table)
+        program = DynamicProgram(table, only(table, columns), objective)
         whole = program.price(columns)
         for n, stage in enumerate(columns):
-            free = np.array([len(group) for group in instance.groups])
+            free = np.array([len(group) for group in table.groups])
             for each in columns[n:]:
                 free[each.group] -= 1
             before = rest.before(np.array([stage.first]), (rest.weight @ free)[:, None])
@@ -105,8 +105,8 @@ def test_the_ilps_objective_equals_the_price(seed, tied):
     from assigner.solver.ilp.backend import Backend
     from assigner.solver.ilp.gpipe import GPipeModel
 
-    for instance, columns in random_pipelines(seed, 3, tied=tied):
-        model = GPipeModel(instance, instance.gpipe.all, unit=1e-3)
+    for table, columns in random_pipelines(seed, 3, tied=tied):
+        model = GPipeModel(table, table.gpipe.all, unit=1e-3)
         for column, x in zip(model.columns, model.x, strict=True):
             model.problem.addConstraint(
                 pulp.LpConstraint(
@@ -114,11 +114,11 @@ def test_the_ilps_objective_equals_the_price(seed, tied):
                 )
             )
         found = Backend("highs", 0).relax(model.problem, time_limit=10).value * 1e-3
-        setting = GPipeSetting(Contest(instance.problem, lambda: None), instance.micro_batches)
+        candidate = GPipeCandidate(SearchState(table.problem, lambda: None), table.micro_batches)
         if tied:
-            assert found <= setting.simulate(columns) * (1 + 1e-9)
+            assert found <= candidate.simulate(columns) * (1 + 1e-9)
         else:
-            assert found == pytest.approx(told_s(instance, columns), rel=1e-9)
+            assert found == pytest.approx(told_s(table, columns), rel=1e-9)
 
 
 def late_turn():
@@ -143,10 +143,10 @@ def test_a_turn_before_the_last_stage_is_priced(solver):
     assert best is not None
     assert plan.predicted.step_s == pytest.approx(best[0], rel=1e-9)
     assert plan.solver.status == "optimal"
-    instance = PriceTable(Problem(profile, single(), CostModel(profile)), plan.micro_batches)
-    group = {members[0]: number for number, members in enumerate(instance.groups)}
-    columns = tuple(instance.gpipe.find(i, i, group[stage.worker]) for i, stage in enumerate(plan.stages))
-    assert told_s(instance, columns) < plan.predicted.step_s * (1 - 1e-6)
+    table = PriceTable(Problem(profile, single(), CostModel(profile)), plan.micro_batches)
+    group = {members[0]: number for number, members in enumerate(table.groups)}
+    columns = tuple(table.gpipe.find(i, i, group[stage.worker]) for i, stage in enumerate(plan.stages))
+    assert told_s(table, columns) < plan.predicted.step_s * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("seed", [7, 82, 95])

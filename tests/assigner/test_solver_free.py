@@ -16,47 +16,47 @@ from sweeps import sweep
 from assigner.formats.graph import topological_order
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict, prediction_of, step_s, worker_memory
-from assigner.solver.contest.contest import Contest
+from assigner.solver.candidates.state import SearchState
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.arrangement import Arrangement, again_s, held_stages, joined
 from assigner.solver.free.bounds import Bounds
+from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
 from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.pricing import StepPricing
-from assigner.solver.free.setting import ConvexSetting, FreeSetting
+from assigner.solver.free.row_timing import row_step_s
 from assigner.solver.free.starts import orders, starts
-from assigner.solver.free.step_timing import row_step_s
 from assigner.solver.limits import tuning
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.set_memory import SetMemory
 from assigner.solver.problem.set_prices import bits
-from assigner.solver.search.search import settings_of
+from assigner.solver.search.search import candidates_of
 
-KINDS = {"gpipe": ConvexSetting, "interleaved": FreeSetting}
+KINDS = {"gpipe": ConvexCandidate, "interleaved": FreeCandidate}
 
 
-def contest_of(profile, **options):
+def state_of(profile, **options):
     resolved = resolve(profile, single(**{"gap": 0.0, **options}))
-    return Contest(Problem(*resolved, CostModel(resolved[0])), lambda: None)
+    return SearchState(Problem(*resolved, CostModel(resolved[0])), lambda: None)
 
 
 def searched(profile, schedule, **options):
-    """The contest after one kind of setting went through its phases."""
-    contest = contest_of(profile, schedule=schedule, **options)
-    contest.settings = [KINDS[schedule](contest, m) for m in contest.options.counts(contest.problem.cost)]
+    """The state after one kind of candidate went through its phases."""
+    state = state_of(profile, schedule=schedule, **options)
+    state.candidates = [KINDS[schedule](state, m) for m in state.options.counts(state.problem.cost)]
     for phase in ("price", "start", "tighten", "prove"):
-        for each in contest.settings:
+        for each in state.candidates:
             if not each.decided:
                 getattr(each, phase)()
-    return contest
+    return state
 
 
-def room_of(profile, micro_batches=2, **options):
-    return SetMemory(contest_of(profile, micro_batches=micro_batches, **options).problem, micro_batches)
+def memory_of(profile, micro_batches=2, **options):
+    return SetMemory(state_of(profile, micro_batches=micro_batches, **options).problem, micro_batches)
 
 
-def priced(room, stages):
-    return StepPricing(room, one_stage=False).price(stages)
+def priced(memory, stages):
+    return StepPricing(memory, one_stage=False).price(stages)
 
 
 def drawn(seed, partitions=4, workers=3):
@@ -87,10 +87,10 @@ def test_a_row_takes_what_the_simulator_says(seed):
         seed, partitions=6, workers=3, busy=seed % 2 == 0, graph=seed % 3 > 0, tight=seed % 5 == 0
     )
     profile = with_shared_values(profile, seed) if seed % 3 == 1 else profile
-    room = room_of(profile, rng.choice([1, 2, 4]))
-    found = priced(room, random_stages(room.table.problem, rng))
+    memory = memory_of(profile, rng.choice([1, 2, 4]))
+    found = priced(memory, random_stages(memory.table.problem, rng))
     if found is not None:
-        cost = room.table.problem.cost
+        cost = memory.table.problem.cost
         plan = found.plan("interleaved")
         assert step_s(plan, cost) == found.value_s
         for worker in plan.workers:
@@ -101,18 +101,18 @@ def test_a_row_waits_for_no_reader_without_a_gradient():
     """A worker's stage that reads a value and sends no gradient does not delay that of its other stage."""
     profile = make_profile(work=[1e-3] * 4, slowness=[1.0] * 3, edges=[(0, 1), (0, 3), (2, 3)], bandwidth=1e7)
     profile = replace(profile, edges=tuple(replace(e, gradient=e.target != "p1") for e in profile.edges))
-    room = room_of(profile, 4)
-    found = priced(room, ((0, 0b0001), (1, 0b0010), (2, 0b0100), (1, 0b1000)))
-    assert found.value_s == step_s(found.plan("interleaved"), room.table.problem.cost)
+    memory = memory_of(profile, 4)
+    found = priced(memory, ((0, 0b0001), (1, 0b0010), (2, 0b0100), (1, 0b1000)))
+    assert found.value_s == step_s(found.plan("interleaved"), memory.table.problem.cost)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_rematerialisation_of_several_stages_is_joint(seed):
     """Of all subsets that fit a worker's memory none is faster than the best choice, nor cheaper than the cheapest."""
     profile = random_instance(seed, partitions=5, workers=2, tight=True, graph=True)
-    room = room_of(profile, 4)
-    stages, cost = random_stages(room.table.problem, random.Random(seed)), room.table.problem.cost
-    plan = Arrangement(room.table, stages, (0,) * len(stages), 0.0).plan("interleaved")
+    memory = memory_of(profile, 4)
+    stages, cost = random_stages(memory.table.problem, random.Random(seed)), memory.table.problem.cost
+    plan = Arrangement(memory.table, stages, (0,) * len(stages), 0.0).plan("interleaved")
     steps = []
     for number in range(1 << 5):
         names = {name for k, name in enumerate(profile.order) if number >> k & 1}
@@ -123,14 +123,14 @@ def test_rematerialisation_of_several_stages_is_joint(seed):
         if not overfull(prediction_of(other, cost)):
             steps.append((step_s(other, cost), sum(len(each.rematerialise) for each in again)))
     held = held_stages(stages)
-    choices = [room.choices(worker, tuple(stages[n][1] for n in numbers)) for worker, numbers in held.items()]
+    choices = [memory.choices(worker, tuple(stages[n][1] for n in numbers)) for worker, numbers in held.items()]
     found = []
     for chosen in itertools.product(*choices):
         again = joined(stages, chosen)
         rows = [(worker, tuple(bits(mask))) for worker, mask in stages]
-        found.append(row_step_s(room.table, rows, again_s(room, stages, again)))
+        found.append(row_step_s(memory.table, rows, again_s(memory, stages, again)))
     assert min(found, default=math.inf) == pytest.approx(min(steps, default=(math.inf,))[0], rel=1e-12)
-    cheapest = priced(room, stages)
+    cheapest = priced(memory, stages)
     assert (cheapest is None) == (not steps)
     assert cheapest is None or cheapest.value_s >= min(found)
 
@@ -140,19 +140,19 @@ def test_rematerialisation_of_several_stages_is_joint(seed):
 def test_the_search_of_a_small_instance_finds_the_best_of_all(seed, schedule):
     """The plan's step time equals the best of every placement, order and rematerialisation; and that is proven."""
     profile = drawn(seed)
-    contest = searched(profile, schedule)
-    assert all(each.decided for each in contest.settings)
-    bound = min(each.bound for each in contest.settings)
-    best = best_of_all(profile, schedule=schedule, below=contest.best_value * (1 + 1e-6))
+    state = searched(profile, schedule)
+    assert all(each.decided for each in state.candidates)
+    bound = min(each.bound for each in state.candidates)
+    best = best_of_all(profile, schedule=schedule, below=state.best_value * (1 + 1e-6))
     if best is None:
-        assert contest.best is None
+        assert state.best is None
         assert bound == math.inf
         return
-    assert contest.best_value == pytest.approx(best[0], rel=1e-12)
+    assert state.best_value == pytest.approx(best[0], rel=1e-12)
     assert bound == pytest.approx(best[0], rel=1e-6)
-    assert predict(contest.best.plan, profile).step_s == contest.best_value
-    assert not overfull(predict(contest.best.plan, profile))
-    assert contest.best.plan.schedule == schedule
+    assert predict(state.best.plan, profile).step_s == state.best_value
+    assert not overfull(predict(state.best.plan, profile))
+    assert state.best.plan.schedule == schedule
 
 
 @pytest.mark.parametrize("schedule", KINDS)
@@ -160,9 +160,9 @@ def test_the_search_of_a_small_instance_finds_the_best_of_all(seed, schedule):
 def test_bounds_hold(seed, schedule):
     """Neither the first bound, nor the load model's relaxation, nor its ILP is above the optimum."""
     profile = drawn(seed, partitions=5)
-    contest = searched(profile, schedule, micro_batches=2)
-    optimum = contest.best_value
-    fresh = contest_of(profile, micro_batches=2)
+    state = searched(profile, schedule, micro_batches=2)
+    optimum = state.best_value
+    fresh = state_of(profile, micro_batches=2)
     each = KINDS[schedule](fresh, 2)
     each.price()
     assert each.bound <= optimum * (1 + 1e-9)
@@ -182,28 +182,28 @@ def test_a_worker_without_any_room_holds_nothing(schedule):
     profile = make_profile(work=[1e-3] * 4, slowness=[2.0, 1.0, 2.0], edges=[(0, 1), (0, 2), (1, 3), (2, 3)])
     empty = replace(profile.workers[1], reserve_bytes=profile.workers[1].memory_bytes)
     profile = replace(profile, workers=(profile.workers[0], empty, profile.workers[2]))
-    contest = searched(profile, schedule, micro_batches=2)
-    assert set(contest.best.plan.workers) == {"worker:0/cpu", "worker:2/cpu"}
-    each = KINDS[schedule](contest_of(profile, micro_batches=2), 2)
+    state = searched(profile, schedule, micro_batches=2)
+    assert set(state.best.plan.workers) == {"worker:0/cpu", "worker:2/cpu"}
+    each = KINDS[schedule](state_of(profile, micro_batches=2), 2)
     model = each._model()
-    outcome = contest.backend.relax(model.problem, time_limit=20)
-    assert 0 < outcome.bound * model.unit <= contest.best_value * (1 + 1e-6)
+    outcome = state.backend.relax(model.problem, time_limit=20)
+    assert 0 < outcome.bound * model.unit <= state.best_value * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_bounds_of_part_of_a_placement_hold(seed):
     """What the search believes of a prefix of a placement is never above the time of the whole."""
     profile = random_instance(seed, partitions=6, workers=3, busy=seed % 2 == 0, graph=True, late_updates=seed % 3 == 0)
-    room = room_of(profile, 4)
+    memory = memory_of(profile, 4)
     rng = random.Random(seed)
     for _ in range(10):
-        stages = random_stages(room.table.problem, rng)
-        found = priced(room, stages)
+        stages = random_stages(memory.table.problem, rng)
+        found = priced(memory, stages)
         where = {i: worker for worker, mask in stages for i in bits(mask)}
         for placed in range(7):
             known = [where[i] if i < placed else -1 for i in range(6)]
             masks = [sum(1 << i for i in range(placed) if where[i] == w) for w in range(3)]
-            bound, _ = Bounds(room).least(known, masks)
+            bound, _ = Bounds(memory).least(known, masks)
             assert bound <= found.value_s * (1 + 1e-12)
 
 
@@ -211,12 +211,12 @@ def test_bounds_of_part_of_a_placement_hold(seed):
 def test_bounds_of_convex_stages_hold(seed):
     """With one stage a worker, what the sharper bound says of a prefix is never above the time of the whole."""
     profile = random_instance(seed, partitions=6, workers=3, busy=seed % 2 == 0, graph=True, tight=seed % 3 == 0)
-    room = room_of(profile, 4)
-    rng, table, bounds, checked = random.Random(seed), room.table, Bounds(room), 0
+    memory = memory_of(profile, 4)
+    rng, table, bounds, checked = random.Random(seed), memory.table, Bounds(memory), 0
     for _ in range(60):
         where = [rng.randrange(3) for _ in range(6)]
         whole = table.in_order([sum(1 << i for i in range(6) if where[i] == w) for w in range(3)])
-        found = None if whole is None else priced(room, whole)
+        found = None if whole is None else priced(memory, whole)
         if found is None:
             continue
         checked += 1
@@ -233,9 +233,9 @@ def test_a_search_that_runs_out_of_nodes_claims_no_more_than_it_knows():
     best = searched(profile, "interleaved", micro_batches=2).best_value
     floors = []
     for nodes in (30, 30, 200):
-        room = room_of(profile)
+        memory = memory_of(profile)
         search = Exhaustive(
-            StepPricing(room, one_stage=False),
+            StepPricing(memory, one_stage=False),
             limit=math.inf,
             take=lambda found: found.value_s,
             nodes=nodes,
@@ -252,9 +252,9 @@ def test_no_nodes_left_leaves_the_setting_undecided(monkeypatch):
     profile = random_instance(5, partitions=6, workers=3)
     best = searched(profile, "interleaved", micro_batches=2).best_value
     monkeypatch.setattr(tuning, "NODES", 20)
-    contest = searched(profile, "interleaved", micro_batches=2)
-    assert not contest.settings[0].decided
-    assert contest.settings[0].bound <= best <= contest.best_value
+    state = searched(profile, "interleaved", micro_batches=2)
+    assert not state.candidates[0].decided
+    assert state.candidates[0].bound <= best <= state.best_value
 
 
 def test_hints_are_heeded():
@@ -296,9 +296,9 @@ def test_branches_on_different_workers_run_at_the_same_time():
     profile = towers(each=2, workers=3)
     names = ["p0", "p2", "p1", "p3", "p4"]
     profile = replace(profile, partitions=tuple(profile.partition[name] for name in names))
-    contest = searched(profile, "gpipe", micro_batches=1)
-    assert [sorted(stage.partitions) for stage in contest.best.plan.stages][:2] == [["p0", "p1"], ["p2", "p3"]]
-    assert contest.settings[0].decided
+    state = searched(profile, "gpipe", micro_batches=1)
+    assert [sorted(stage.partitions) for stage in state.best.plan.stages][:2] == [["p0", "p1"], ["p2", "p3"]]
+    assert state.candidates[0].decided
 
 
 def test_which_settings_there_are():
@@ -308,8 +308,8 @@ def test_which_settings_there_are():
     counts = (1, 2)
 
     def found(profile, schedule):
-        every = settings_of(contest_of(profile, schedule=schedule), counts)
-        return [(each.schedule, each.micro_batches) for each in every if isinstance(each, FreeSetting)]
+        every = candidates_of(state_of(profile, schedule=schedule), counts)
+        return [(each.schedule, each.micro_batches) for each in every if isinstance(each, FreeCandidate)]
 
     both = [("interleaved", 1), ("interleaved", 2)]
     assert found(chain, "gpipe") == []
@@ -321,7 +321,7 @@ def test_which_settings_there_are():
 
 def test_starts_follow_several_orders():
     """Branch by branch as well as the profile's own order; each is topological and whole."""
-    table = room_of(towers(each=3)).table
+    table = memory_of(towers(each=3)).table
     found = orders(table)
     assert found[0] == tuple(range(7))
     assert (3, 4, 5, 0, 1, 2, 6) in found
@@ -334,17 +334,17 @@ def test_starts_follow_several_orders():
 def test_local_search_only_gets_better_and_repeats_itself(one_stage, monkeypatch):
     """From a plain loop to a better plan that the simulator prices alike; the same seed ends at the same one."""
     monkeypatch.setattr("assigner.solver.limits.tuning.ANNEALING_TRIES", 400)
-    contest = contest_of(towers(each=4, workers=3), micro_batches=4)
+    state = state_of(towers(each=4, workers=3), micro_batches=4)
     ends = []
     for _ in range(2):
-        room = SetMemory(contest.problem, 4)
-        wander = Annealing(StepPricing(room, one_stage=one_stage), seed=0, stop=lambda: False)
-        first = next(found for stages in starts(contest, room.table, loops=False) if (found := wander.start(stages)))
+        memory = SetMemory(state.problem, 4)
+        wander = Annealing(StepPricing(memory, one_stage=one_stage), seed=0, stop=lambda: False)
+        first = next(found for stages in starts(state, memory.table, loops=False) if (found := wander.start(stages)))
         ends.append(wander.run(first))
         assert ends[-1].value_s <= first.value_s
     assert ends[0].stages == ends[1].stages
     plan = ends[0].plan("gpipe" if one_stage else "interleaved")
-    assert step_s(plan, contest.problem.cost) == ends[0].value_s
+    assert step_s(plan, state.problem.cost) == ends[0].value_s
     if one_stage:
         assert len(plan.stages) == len(plan.workers)
 
@@ -352,7 +352,7 @@ def test_local_search_only_gets_better_and_repeats_itself(one_stage, monkeypatch
 def test_stages_that_wait_for_each_other_have_no_order():
     """0 -> 1 -> 2 with the ends on one worker is a circle of stages; a fork is not."""
     chain, fork = (
-        room_of(make_profile(work=[1e-3] * 3, slowness=[1.0] * 2, edges=edges)).table
+        memory_of(make_profile(work=[1e-3] * 3, slowness=[1.0] * 2, edges=edges)).table
         for edges in ([(0, 1), (1, 2)], [(0, 1), (0, 2)])
     )
     assert chain.in_order((0b101, 0b010)) is None
@@ -365,19 +365,19 @@ def test_larger_instances_have_good_plans_and_honest_bounds(schedule, monkeypatc
     """Beyond exhaustive search: the plan is no worse than the pipelines it started from, the bound is below it."""
     monkeypatch.setattr("assigner.solver.limits.tuning.ANNEALING_TRIES", 300)
     monkeypatch.setattr(tuning, "NODES", 300)
-    contest = searched(towers(each=7), schedule, micro_batches=4, gap=0.01)
-    (each,) = contest.settings
+    state = searched(towers(each=7), schedule, micro_batches=4, gap=0.01)
+    (each,) = state.candidates
     assert not each.certain
-    assert 0 < each.bound <= contest.best_value
-    assert predict(contest.best.plan, contest.problem.profile).step_s == contest.best_value
-    room = SetMemory(contest.problem, 4)
-    firsts = [priced(room, stages) for stages in starts(contest_of(towers(each=7)), room.table, loops=False)]
-    assert contest.best_value <= min(first.value_s for first in firsts if first is not None)
-    assert searched(towers(each=7), schedule, micro_batches=4, gap=0.01).best.plan == contest.best.plan
+    assert 0 < each.bound <= state.best_value
+    assert predict(state.best.plan, state.problem.profile).step_s == state.best_value
+    memory = SetMemory(state.problem, 4)
+    firsts = [priced(memory, stages) for stages in starts(state_of(towers(each=7)), memory.table, loops=False)]
+    assert state.best_value <= min(first.value_s for first in firsts if first is not None)
+    assert searched(towers(each=7), schedule, micro_batches=4, gap=0.01).best.plan == state.best.plan
 
 
 def test_a_search_tells_of_its_progress(monkeypatch):
-    """The watch is called while a setting searches, and may interrupt it."""
+    """The watch is called while a candidate searches, and may interrupt it."""
     monkeypatch.setattr(tuning, "TELL_S", 0.0)
     calls = []
 
@@ -387,9 +387,9 @@ def test_a_search_tells_of_its_progress(monkeypatch):
             raise KeyboardInterrupt
 
     resolved = resolve(random_instance(3, partitions=7, workers=4, graph=True), single(gap=0.0, micro_batches=2))
-    contest = Contest(Problem(*resolved, CostModel(resolved[0])), watch)
-    contest.settings = [FreeSetting(contest, 2)]
-    contest.settings[0].price()
+    state = SearchState(Problem(*resolved, CostModel(resolved[0])), watch)
+    state.candidates = [FreeCandidate(state, 2)]
+    state.candidates[0].price()
     with pytest.raises(KeyboardInterrupt):
-        contest.settings[0].prove()
-    assert not contest.settings[0].decided
+        state.candidates[0].prove()
+    assert not state.candidates[0].decided

@@ -18,12 +18,12 @@ from assigner.formats.profile import LinkPoint
 from assigner.schedule.cost import CostModel, message_s
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import solve
-from assigner.solver.contest.contest import Contest
+from assigner.solver.candidates.state import SearchState
 from assigner.solver.fleet import path_program
 from assigner.solver.fleet.hop_arrays import HopArrays, messages_s
 from assigner.solver.fleet.option_arrays import OptionArrays
-from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.limits import tuning
+from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.problem.prices import PriceTable
 from assigner.solver.problem.problem import Problem
 
@@ -43,11 +43,11 @@ def draw(seed: int, *, partitions: int = 6, workers: int = 4):
 def descend(profile, *, gap: float = 1e-4, count: int = COUNT, **options):
     """The hierarchy by itself: the best plan's value, the plan, and the bound."""
     problem = Problem(profile, single(schedule="gpipe", gap=gap, **options), CostModel(profile))
-    setting = GPipeSetting(Contest(problem, lambda: None), count)
-    search = setting.hierarchy
-    if math.isfinite(search.bound) and search.start() and setting.best is not None:
+    candidate = GPipeCandidate(SearchState(problem, lambda: None), count)
+    search = candidate.hierarchy
+    if math.isfinite(search.bound) and search.start() and candidate.best is not None:
         search.search(60)
-    return setting.best_value, setting.best and setting.best.plan, search.bound
+    return candidate.best_value, candidate.best and candidate.best.plan, search.bound
 
 
 @pytest.mark.parametrize("seed", sweep([*range(6), 14, 16, 21, 58], quick=[0, 1, 3, 14, 16, 21, 58]))
@@ -129,12 +129,12 @@ def test_visits_to_a_host_that_are_too_many_are_not_made(monkeypatch):
 def test_segments_priced_as_arrays_are_those_priced_one_by_one(seed):
     """Settled entries equal the columns; those that are not lie below."""
     profile = draw(seed)
-    instance = PriceTable(Problem(profile, single(schedule="gpipe"), CostModel(profile)), COUNT)
-    kinds = instance.kinds
-    table = OptionArrays(instance, kinds, len(profile.order), HopArrays(instance))
+    table = PriceTable(Problem(profile, single(schedule="gpipe"), CostModel(profile)), COUNT)
+    kinds = table.kinds
+    kind_prices = OptionArrays(table, kinds, len(profile.order), HopArrays(table))
     for number, kind in enumerate(kinds):
         for first, last in itertools.combinations_with_replacement(range(len(profile.order)), 2):
-            columns = [instance.gpipe.find(first, last, group) for group in kind.groups]
+            columns = [table.gpipe.find(first, last, group) for group in kind.groups]
             there = [column for column in columns if column is not None]
             least = [
                 min((getattr(column, name) for column in there), default=math.inf)
@@ -142,11 +142,11 @@ def test_segments_priced_as_arrays_are_those_priced_one_by_one(seed):
             ]
             at = number, first, last - first
             if there:
-                assert table.forward[at] == pytest.approx(least[0])
-                assert table.update[at] == pytest.approx(least[2])
-            assert table.backward[at] <= least[1] * (1 + 1e-9)
-            table.settle(number, first, last - first + 1)
-            assert table.backward[at] == pytest.approx(least[1])
+                assert kind_prices.forward[at] == pytest.approx(least[0])
+                assert kind_prices.update[at] == pytest.approx(least[2])
+            assert kind_prices.backward[at] <= least[1] * (1 + 1e-9)
+            kind_prices.settle(number, first, last - first + 1)
+            assert kind_prices.backward[at] == pytest.approx(least[1])
 
 
 def test_messages_priced_as_arrays_are_those_priced_one_by_one():
@@ -209,9 +209,9 @@ def test_stopped_early_it_has_a_plan_and_a_bound_that_holds():
     """With no time to search after the first plan, the bound is what adding up gives."""
     profile = make_profile(work=[2e-3] * 8, slowness=[1.0, 1.0, 1.5, 1.5])
     problem = Problem(profile, single(schedule="gpipe"), CostModel(profile))
-    setting = GPipeSetting(Contest(problem, lambda: None), COUNT)
-    search = setting.hierarchy
+    candidate = GPipeCandidate(SearchState(problem, lambda: None), COUNT)
+    search = candidate.hierarchy
     search.start()
     before = search.bound
     search.search(-math.inf)
-    assert 0 < before <= search.bound <= setting.best_value < math.inf
+    assert 0 < before <= search.bound <= candidate.best_value < math.inf

@@ -88,7 +88,7 @@ def test_every_way_of_searching_heeds_every_hint(graph, name, schedule):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_hints_bind_together(schedule):
-    """The ladder of 1F1B heeds what the ILP of GPipe heeds, all at once."""
+    """1F1B heeds what the ILP of GPipe heeds, all at once."""
     hints = {"apart": (("p0", "p1"),), "max_workers": 2, "order": ("worker:1", "worker:0", "worker:2")}
     plan = solve(PROFILE, single(schedule=schedule, gap=0, **hints)).plan
     assert apart(plan, "p0", "p1")

@@ -67,18 +67,18 @@ def test_the_bound_by_kinds_is_below_the_best_plan_with_shared_stages(seed, sche
     profile = unlike_links(base, seed)
     best = solve(profile, SolveOptions(schedule=schedule, gap=0)).plan.solver
     search = Search(*resolve(profile, SolveOptions(schedule=schedule, gap=0)))
-    search.contest.cutoff = 2 * best.objective_s
+    search.state.cutoff = 2 * best.objective_s
     told = 0.0
-    for setting in search.settings:
-        if setting.shares:
-            setting.price()
-            before = setting.bound
-            setting._bound_by_kinds(200)
-            told = max(told, setting.bound - before)
-            assert setting.bound >= before
-            exact = setting.program.run(cutoff=2 * best.objective_s, width=5000).pipelines
+    for candidate in search.candidates:
+        if candidate.shares:
+            candidate.price()
+            before = candidate.bound
+            candidate._bound_by_kinds(200)
+            told = max(told, candidate.bound - before)
+            assert candidate.bound >= before
+            exact = candidate.program.run(cutoff=2 * best.objective_s, width=5000).pipelines
             if exact:
-                assert setting.bound <= exact[0][0] * (1 + 1e-9)
+                assert candidate.bound <= exact[0][0] * (1 + 1e-9)
     assert told > 0
 
 
@@ -88,12 +88,12 @@ def test_a_search_that_has_no_time_for_shared_stages_still_bounds_them():
     search = Search(*resolve(profile, SolveOptions(schedule="gpipe")))
     told = []
 
-    def stop(setting):
-        told.append(setting)
+    def stop(candidate):
+        told.append(candidate)
         raise KeyboardInterrupt
 
-    for setting in search.settings:
-        setting.start = lambda setting=setting: stop(setting)
+    for candidate in search.candidates:
+        candidate.start = lambda candidate=candidate: stop(candidate)
     with pytest.raises(KeyboardInterrupt):
         search.run()
     assert told

@@ -25,8 +25,8 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict, step_s
 from assigner.solver import SolveOptions, completing, solve, solve_baseline
 from assigner.solver.export import check_exportable
-from assigner.solver.ladder.shared import SharedSetting
 from assigner.solver.orders.bounds import least_of_all_s
+from assigner.solver.pipelines.shared import SharedCandidate
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.options import divisors
 from assigner.solver.problem.problem import Problem
@@ -459,7 +459,8 @@ def test_depths_that_wait_for_ever_are_no_plan(objective):
     """Where workers share the stages, timing alone does not find it: the program could not be built all the same."""
     profile = wide(work=[1e-3] * 2, slowness=[1.0] * 4)
     search = Search(*resolve(profile, SolveOptions(objective=objective, max_replicas=2)))
-    setting = next(each for each in search.settings if isinstance(each, SharedSetting) and each.micro_batches == 8)
+    shared = [each for each in search.candidates if isinstance(each, SharedCandidate)]
+    candidate = next(each for each in shared if each.micro_batches == 8)
     names = [each.name for each in profile.workers]
 
     def plan(first: int, then: int) -> Plan:
@@ -472,8 +473,8 @@ def test_depths_that_wait_for_ever_are_no_plan(objective):
             stages=tuple(stages), objective=objective,
         )  # fmt: skip
 
-    assert math.isfinite(setting.worth(plan(4, 3))[0])
-    assert setting.worth(plan(3, 4)) == (math.inf, math.inf)
+    assert math.isfinite(candidate.worth(plan(4, 3))[0])
+    assert candidate.worth(plan(3, 4)) == (math.inf, math.inf)
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])

@@ -15,11 +15,11 @@ from assigner.errors import AssignerError, LimitError
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.simulate import predict
 from assigner.solver import solve
-from assigner.solver.contest.contest import GIVEN, Proposal
+from assigner.solver.candidates.state import GIVEN, Proposal
 from assigner.solver.ilp.backend import Backend, Outcome
-from assigner.solver.ladder.climbing import LadderSetting
-from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.limits import tuning
+from assigner.solver.pipelines.gpipe import GPipeCandidate
+from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.hints import resolve
 from assigner.solver.search.search import Search
 
@@ -98,7 +98,7 @@ def test_pulps_optimal_after_a_limit_is_not_believed(solver):
 def test_no_plan_before_the_limit_is_a_limit_error(monkeypatch):
     """Neither a plan nor a proof: exit code 4, and the bound that is known."""
     for step in ("start", "tighten", "prove"):
-        monkeypatch.setattr(GPipeSetting, step, lambda *_: None)
+        monkeypatch.setattr(GPipeCandidate, step, lambda *_: None)
     monkeypatch.setattr("assigner.solver.baselines.find_baselines", lambda _: ())
     with pytest.raises(LimitError) as caught:
         solve(UNPROVEN, single(schedule="gpipe", gap=0))
@@ -112,7 +112,7 @@ def test_no_plan_before_the_limit_is_a_limit_error(monkeypatch):
 def test_without_a_first_plan_the_ilp_finds_the_optimum_alone(monkeypatch, solver):
     """The proof and the plan do not hang on the heuristic."""
     want = solve(UNPROVEN, single(schedule="gpipe", gap=0)).plan.solver.objective_s
-    monkeypatch.setattr(GPipeSetting, "start", lambda *_: None)
+    monkeypatch.setattr(GPipeCandidate, "start", lambda *_: None)
     plan = solve(UNPROVEN, single(schedule="gpipe", gap=0, solver=solver)).plan
     assert plan.solver.objective_s == pytest.approx(want, rel=1e-6)
     assert plan.solver.status == "optimal"
@@ -232,15 +232,15 @@ def test_no_baseline_beats_the_plan(seed, partitions):
 
 
 def test_local_search_begins_with_the_most_promising_setting(monkeypatch):
-    """All settings have their first plans by then, and the best of them is improved first."""
+    """All candidates have their first plans by then, and the best of them is improved first."""
     seen = []
-    real = LadderSetting.improve
+    real = PipelineCandidate.improve
 
     def improve(self):
-        seen.append([each.best_value for each in self.contest.settings] + [self.best_value])
+        seen.append([each.best_value for each in self.state.candidates] + [self.best_value])
         real(self)
 
-    monkeypatch.setattr(LadderSetting, "improve", improve)
+    monkeypatch.setattr(PipelineCandidate, "improve", improve)
     solve(random_chain(3, partitions=6, workers=3), single(schedule="1f1b", gap=0))
     *all_of_them, first = seen[0]
     assert first == min(all_of_them)
@@ -248,17 +248,17 @@ def test_local_search_begins_with_the_most_promising_setting(monkeypatch):
 
 
 def test_a_plan_from_outside_is_looked_at_first(monkeypatch):
-    """Where there is a plan already, the setting that it belongs to comes first."""
+    """Where there is a plan already, the candidate that it belongs to comes first."""
     profile = random_chain(3, partitions=6, workers=3)
     best = solve(profile, single()).plan
     search = Search(*resolve(profile, single()))
-    search.contest.best = Proposal(best, best.predicted.step_s, GIVEN)
+    search.state.best = Proposal(best, best.predicted.step_s, GIVEN)
     order = []
 
     def start(self):
         order.append(self)
 
-    for kind in (LadderSetting, GPipeSetting):
+    for kind in (PipelineCandidate, GPipeCandidate):
         monkeypatch.setattr(kind, "start", start)
     search.run()
     assert (order[0].schedule, order[0].micro_batches) == (best.schedule, best.micro_batches)

@@ -20,8 +20,8 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import steady_s
 from assigner.schedule.simulate import overfull, predict, prediction_of
 from assigner.solver import solve
-from assigner.solver.contest.contest import Contest
-from assigner.solver.free.branched import SteadySetting
+from assigner.solver.candidates.state import SearchState
+from assigner.solver.free.branched import SteadyCandidate
 from assigner.solver.free.steady import SteadyPricing
 from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.limits import tuning
@@ -123,9 +123,9 @@ def test_a_placement_has_the_best_order_and_honest_bounds(seed, schedule):
         where = {name: stage.worker for stage in plan.stages for name in stage.partitions}
         key = tuple(room.table.names.index(where[name]) for name in problem.order)
         best[key] = min(value, best.get(key, math.inf))
-    contest = Contest(problem, lambda: None)
+    state = SearchState(problem, lambda: None)
     model = PlacementModel(room, one_stage=True, unit=1e-3, turns=schedule == "gpipe", steady=True)
-    outcome = contest.backend.relax(model.problem, time_limit=60)
+    outcome = state.backend.relax(model.problem, time_limit=60)
     for where, value in best.items():
         masks = [sum(1 << i for i, at in enumerate(where) if at == w) for w in range(3)]
         found = pricing.price(room.table.in_order(masks))
@@ -145,16 +145,16 @@ def test_a_search_that_is_not_whole_says_so(schedule, monkeypatch):
     """Beyond exhaustive search there are a plan and a bound below it, the same every time."""
     profile = random_instance(5, partitions=14, workers=3, graph=True, tight=True)
     monkeypatch.setattr(tuning, "NODES", 200)
-    monkeypatch.setattr(SteadySetting, "most_certain", 1)
+    monkeypatch.setattr(SteadyCandidate, "most_certain", 1)
     monkeypatch.setattr(tuning, "ANNEALING_TRIES", 300)
     found = []
     for _ in range(2):
-        contest = Contest(problem_of(profile, schedule=schedule), lambda: None)
-        contest.settings = [setting] = [SteadySetting(contest, schedule, M)]
-        for phase in (setting.price, setting.start, setting.tighten):
+        state = SearchState(problem_of(profile, schedule=schedule), lambda: None)
+        state.candidates = [candidate] = [SteadyCandidate(state, schedule, M)]
+        for phase in (candidate.price, candidate.start, candidate.tighten):
             phase()
-        setting.look_at_all()
-        assert setting.cut_short
-        assert 0 < setting.bound < contest.best_value
-        found.append((contest.best.plan, setting.bound))
+        candidate.look_at_all()
+        assert candidate.cut_short
+        assert 0 < candidate.bound < state.best_value
+        found.append((state.best.plan, candidate.bound))
     assert found[0] == found[1]

@@ -39,7 +39,7 @@ class WorkerAssignment:
         fleet = paths.fleet
         self._paths, self._fleet, links = paths, fleet, fleet.links
         self._groups = [np.array(kind.groups) for kind in fleet.kinds]
-        self._size = np.array([len(group) for group in fleet.instance.groups])
+        self._size = np.array([len(group) for group in fleet.table.groups])
         self._forward = np.minimum(links.forward, FAR)
         self._backward = np.minimum(links.backward, FAR)
 

@@ -31,20 +31,20 @@ class Hierarchy:
     """The search of one micro-batch count.
 
     Args:
-        instance: What is to be placed.
+        table: What is to be placed.
         price: Takes a pipeline, and says what it takes, in seconds; inf: it cannot be.
         target: Nothing at or above this value is of interest.
         watch: Called between sweeps.
     """
 
     def __init__(
-        self, instance: PriceTable, *, price: Callable[[Sequence[StageOption]], float], target: Callable[[], float],
+        self, table: PriceTable, *, price: Callable[[Sequence[StageOption]], float], target: Callable[[], float],
         watch: Callable[[], None],
     ) -> None:  # fmt: skip
-        self.fleet = KindRelaxation(instance)
+        self.fleet = KindRelaxation(table)
         self._price = price
         self._wanted = target
-        self._clock = instance.problem.clock
+        self._clock = table.problem.clock
         self._watch = watch
         self._paths: KindPaths | None = None
         self._cells: BottleneckSearch | None = None
@@ -88,7 +88,7 @@ class Hierarchy:
 
     def search(self, seconds: float) -> None:
         """Raise the bound to the target, taking better plans on the way, for so many seconds while there is time."""
-        self._clock = SolveClock(seconds, within=self.fleet.instance.problem.clock)
+        self._clock = SolveClock(seconds, within=self.fleet.table.problem.clock)
         if self._cells is None:
             target = self._target()
             high = self.fleet.highest(target) if math.isfinite(target) else (math.inf, math.inf)

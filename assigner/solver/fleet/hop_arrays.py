@@ -30,7 +30,7 @@ class HopArrays:
     """Seconds on the wire: arrays [type of boundary, left group, right group], inf: the two cannot be neighbours.
 
     Args:
-        instance: What is to be placed.
+        table: What is to be placed.
 
     Attributes:
         type_of: The type of each boundary, by position; that of position 0 means nothing.
@@ -39,9 +39,9 @@ class HopArrays:
         apart: Whether no worker of one group is on a host of the other.
     """
 
-    def __init__(self, instance: PriceTable) -> None:
-        problem = instance.problem
-        self._instance, spine = instance, problem.spine
+    def __init__(self, table: PriceTable) -> None:
+        problem = table.problem
+        self._table, spine = table, problem.spine
         kinds: dict[tuple[tuple[tuple[float, bool], ...], bool, bool], int] = {}
         self.type_of = np.array(
             [
@@ -56,7 +56,7 @@ class HopArrays:
         self._graded = np.array([gradient for _, _, gradient in messages], dtype=bool)
         self._on = np.array([on for _, *on in kinds], dtype=bool).T
         self._swept: dict[object, Floats] = {}
-        groups = instance.groups
+        groups = table.groups
         self.forward = np.full((len(kinds), len(groups), len(groups)), np.inf)
         self.backward = self.forward.copy()
         for left, lefts in enumerate(groups):
@@ -68,14 +68,13 @@ class HopArrays:
         self.apart: Flags = np.array([[not one & other for other in hosts] for one in hosts])
 
     def _sizes(self, i: int) -> tuple[tuple[float, bool], ...]:
-        cost = self._instance.problem.cost
+        cost = self._table.problem.cost
         return tuple(
-            (cost.output_bytes(output, self._instance.size), gradient)
-            for output, gradient in self._instance.problem.hops[i]
+            (cost.output_bytes(output, self._table.size), gradient) for output, gradient in self._table.problem.hops[i]
         )
 
     def _price(self, left: int, right: int) -> None:
-        source, target = self._instance.groups[left][0], self._instance.groups[right][-1]
+        source, target = self._table.groups[left][0], self._table.groups[right][-1]
         count = len(self.forward)
         there = np.bincount(self._number, self._seconds(source, target)[self._at], count)
         back_s = self._seconds(target, source)[self._at]
@@ -86,7 +85,7 @@ class HopArrays:
 
     def _seconds(self, source: str, target: str) -> Floats:
         """One message of each size."""
-        link = self._instance.problem.cost.link(source, target)
+        link = self._table.problem.cost.link(source, target)
         if link is None:
             return np.full(len(self._lengths), np.inf)
         key = tuple((point.bytes, point.seconds) for point in link.points)
@@ -129,7 +128,7 @@ class HopArrays:
         Returns:
             Forward and backward: arrays [type of boundary, left group, right group], 0 without a link.
         """
-        cost, groups = self._instance.problem.cost, self._instance.groups
+        cost, groups = self._table.problem.cost, self._table.groups
         ends = np.zeros((2, 2, len(groups), len(groups)))  # what a message's sender and its receiver lose
         for left, lefts in enumerate(groups):
             for right, rights in enumerate(groups):

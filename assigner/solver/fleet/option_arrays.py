@@ -37,7 +37,7 @@ class OptionArrays:
     """Seconds of every segment up to some length: arrays [kind, first, length - 1], inf where there is none.
 
     Args:
-        instance: What is to be placed.
+        table: What is to be placed.
         kinds: Workers that count as alike; each segment has the least of their prices.
         longest: Partitions in the longest segment.
         links: The messages.
@@ -49,22 +49,22 @@ class OptionArrays:
         stages: The same as a sweep sees them: seconds, as far as they lie on the spine; and as servers.
     """
 
-    def __init__(self, instance: PriceTable, kinds: Sequence[WorkerKind], longest: int, links: HopArrays) -> None:
-        self.instance, self.kinds, self.longest = instance, tuple(kinds), longest
-        self.options = instance.gpipe
+    def __init__(self, table: PriceTable, kinds: Sequence[WorkerKind], longest: int, links: HopArrays) -> None:
+        self.table, self.kinds, self.longest = table, tuple(kinds), longest
+        self.options = table.gpipe
         rows = [self._kind(kind) for kind in self.kinds]
         self.forward, self.backward, self.update = (np.stack([row[n] for row in rows]) for n in range(3))
         self.settled: Flags = np.stack([row[3] for row in rows])
         self.stages = self._as_servers(links)
 
     def _as_servers(self, links: HopArrays) -> ServerPrices:
-        spine = self.instance.problem.spine
+        spine = self.table.problem.spine
         forward, backward = (
             np.where(self._anywhere(on) | ~np.isfinite(seconds), seconds, 0.0)
             for seconds, on in ((self.forward, spine.forward), (self.backward, spine.backward))
         )
         seconds = forward + backward
-        if self.instance.problem.exact:
+        if self.table.problem.exact:
             seconds[:, 0] += self.update[:, 0]
         busy_f, busy_b = (_at_ends(*busy, self.longest) for busy in links.busy(self.kinds))
         return ServerPrices(seconds, forward + busy_f, backward + busy_b)
@@ -91,7 +91,7 @@ class OptionArrays:
     @cached_property
     def _bytes(self) -> tuple[Floats, Floats, Floats]:
         """(state, values read, messages) of each segment; inf where it would leave the chain or may not be."""
-        problem, n, bytes_ = self.instance.problem, len(self.instance.problem.order), self.instance.interval_bytes
+        problem, n, bytes_ = self.table.problem, len(self.table.problem.order), self.table.interval_bytes
         if bytes_.ones is not None:
             ones = np.array(bytes_.ones)
             state, read = self._window(ones[:, 0]), self._window(ones[:, 1])
@@ -111,8 +111,8 @@ class OptionArrays:
     def _kind(self, kind: WorkerKind) -> tuple[Floats, Floats, Floats, Flags]:
         """The least of the prices of a kind's groups."""
         rows = [
-            self._group(self.instance.rows[group], self.instance.capacity(group))
-            for group in sorted({self.instance.like[group] for group in kind.groups})
+            self._group(self.table.rows[group], self.table.capacity(group))
+            for group in sorted({self.table.like[group] for group in kind.groups})
         ]
         forward, backward, update, settled = (list(each) for each in zip(*rows, strict=True))
         return (
@@ -127,9 +127,9 @@ class OptionArrays:
             np.array([0.0 if price is None else getattr(price, name) for price in prices]) for name in _FIELDS
         )
         state, read, messages = self._bytes
-        fixed = state + self.instance.micro_batches * read + self._running_max(w) + messages
+        fixed = state + self.table.micro_batches * read + self._running_max(w) + messages
         again, settled = least_recompute_s(
-            (r, a), self.instance.problem.remat_rules, capacity * (1 + ROUNDING) - fixed, self.instance.micro_batches,
+            (r, a), self.table.problem.remat_rules, capacity * (1 + ROUNDING) - fixed, self.table.micro_batches,
             sums=self._window, largest=self._running_max,
         )  # fmt: skip
         missing = (self._window(none) > 0) | ~np.isfinite(again)
@@ -142,12 +142,12 @@ class OptionArrays:
         at = kind, first, length - 1
         if self.settled[at]:
             return
-        groups = sorted({self.instance.like[group] for group in self.kinds[kind].groups})
+        groups = sorted({self.table.like[group] for group in self.kinds[kind].groups})
         found = [self.options.find(first, first + length - 1, group) for group in groups]
         exact = min((option.backward_s for option in found if option is not None), default=math.inf)
         more = exact - self.backward[at]
         self.backward[at], self.settled[at] = exact, True
-        if any(self.instance.problem.spine.backward[first : first + length]):
+        if any(self.table.problem.spine.backward[first : first + length]):
             self.stages.seconds[at] += more
             self.stages.backward[at] += more
 

@@ -38,26 +38,25 @@ class KindPaths:
     """
 
     def __init__(self, fleet: KindRelaxation, limit: float) -> None:
-        self.fleet, instance = fleet, fleet.instance
-        self.prices = OptionArrays(instance, fleet.kinds, fleet.reach(limit), fleet.links)
+        self.fleet, table = fleet, fleet.table
+        self.prices = OptionArrays(table, fleet.kinds, fleet.reach(limit), fleet.links)
         self._sweep = _sweep(fleet)
-        table = self.prices
-        open_ = np.argwhere(~table.settled & np.less_equal(table.forward, limit))
+        open_ = np.argwhere(~self.prices.settled & np.less_equal(self.prices.forward, limit))
         self.exact = int(open_[:, 2].sum()) <= tuning.SETTLED
         if self.exact:
             for kind, first, length in open_:
-                instance.problem.clock.check()
+                table.problem.clock.check()
                 self.prices.settle(int(kind), int(first), int(length) + 1)
-        firsts = sorted(set(instance.like))
+        firsts = sorted(set(table.like))
         self.merged = len(firsts) > len(fleet.kinds)
-        self.row = [firsts.index(like) for like in instance.like]
+        self.row = [firsts.index(like) for like in table.like]
         self.real = self.prices
         if self.merged:
             each = [WorkerKind((first,), 1) for first in firsts]
-            self.real = OptionArrays(instance, each, table.longest, fleet.links)
+            self.real = OptionArrays(table, each, self.prices.longest, fleet.links)
         else:
             number = {group: n for n, kind in enumerate(fleet.kinds) for group in kind.groups}
-            self.row = [number[group] for group in range(len(instance.groups))]
+            self.row = [number[group] for group in range(len(table.groups))]
 
     @property
     def largest(self) -> tuple[float, float]:
@@ -94,17 +93,17 @@ class KindPaths:
 
 def _sweep(fleet: KindRelaxation) -> PathProgram:
     """The sweep of a fleet, with visits to hosts where that tells more and is small enough."""
-    instance, kinds, links = fleet.instance, fleet.kinds, fleet.links
-    counts, most = [kind.count for kind in kinds], instance.most_workers
-    every, clock = links.between(kinds), instance.problem.clock
+    table, kinds, links = fleet.table, fleet.kinds, fleet.links
+    counts, most = [kind.count for kind in kinds], table.most_workers
+    every, clock = links.between(kinds), table.problem.clock
     inside, between = (links.between(kinds, where=where) for where in (links.same_host, links.apart))
     if not (links.same_host | links.apart).all() or not (between.seconds > inside.seconds).any():
         return PathProgram(counts, most=most, work=fleet.work, between=every, clock=clock)
-    worker = instance.problem.profile.worker
+    worker = table.problem.profile.worker
     hosts: dict[str, list[int]] = {}
     for number, kind in enumerate(kinds):
         for group in kind.groups:
-            for name in instance.groups[group]:
+            for name in table.groups[group]:
                 hosts.setdefault(worker[name].host, [0] * len(kinds))[number] += 1
     each_host = [tuple(used) for used in hosts.values()]
     some = np.isfinite(between.seconds)

@@ -39,17 +39,17 @@ class KindRelaxation:
     """The relaxation of one instance, and what it says without looking at segments.
 
     Args:
-        instance: What is to be placed.
+        table: What is to be placed.
     """
 
-    def __init__(self, instance: PriceTable) -> None:
-        self.instance, self.more = instance, instance.micro_batches - 1
-        self.n = len(instance.problem.order)
+    def __init__(self, table: PriceTable) -> None:
+        self.table, self.more = table, table.micro_batches - 1
+        self.n = len(table.problem.order)
 
     @cached_property
     def kinds(self) -> tuple[WorkerKind, ...]:
         """The workers by kind; where that is too many for a sweep, the two that differ least count as one."""
-        kinds = list(self.instance.kinds)
+        kinds = list(self.table.kinds)
         while _states(kinds) * self.n > tuning.MOST_STATES:
             kinds.sort(key=self._speed)
             at = min(range(len(kinds) - 1), key=lambda at: self._speed(kinds[at + 1]) / self._speed(kinds[at]))
@@ -58,20 +58,20 @@ class KindRelaxation:
         return tuple(kinds)
 
     def _speed(self, kind: WorkerKind) -> float:
-        prices = [price for group in kind.groups for price in self.instance.rows[group] if price is not None]
+        prices = [price for group in kind.groups for price in self.table.rows[group] if price is not None]
         return sum(price.forward_s + price.backward_s for price in prices) / max(1, len(prices)) + 1e-12
 
     @cached_property
     def links(self) -> HopArrays:
         """The messages."""
-        return HopArrays(self.instance)
+        return HopArrays(self.table)
 
     @cached_property
     def _seconds(self) -> Floats:
         """Least seconds [kind, position, forward or backward], 0 off the spine; inf: not there."""
-        spine, rows = self.instance.problem.spine, []
+        spine, rows = self.table.problem.spine, []
         for kind in self.kinds:
-            some = {id(row): row for row in (self.instance.rows[group] for group in kind.groups)}
+            some = {id(row): row for row in (self.table.rows[group] for group in kind.groups)}
             every = [
                 [(math.inf, math.inf) if price is None else (price.forward_s, price.backward_s) for price in row]
                 for row in some.values()

@@ -4,12 +4,12 @@ Problem ── SetPrices ── SetMemory (what is rematerialised) ─┬─ Exh
                                                             ├─ starts ── Annealing         larger: good plans
                                                             └─ Bounds, PlacementModel      larger: a lower bound
 
-The first two ask a Pricing: StepPricing times a placement as the simulator would (StepTiming), SteadyPricing has the
+The first two ask a Pricing: StepPricing times a placement as the simulator would (RowTiming), SteadyPricing has the
 slowest worker or link of the steady state.
 
-    setting         settings whose stages have any shape; branched: convex stages of a graph with branches, one a worker
+    candidate       stages of any shape; branched: convex stages of a graph with branches, one a worker
     arrangement     a placement: stages in a topological order, each on some worker
-    pricing         what the searches ask of an objective; step_timing, steady: of the step time, of the steady state
+    pricing         what the searches ask of an objective; row_timing, steady: of the step time, of the steady state
     starts          where the search starts; annealing goes on from there
     exhaustive      every placement of a small instance; stage_orders: all rows of stages for one of them
     bounds          of all rows that put partitions on given workers

@@ -75,7 +75,7 @@ class Annealing:
         self, pricing: Pricing, *, seed: int, stop: Callable[[], bool], actions: int | None = None,
         tries: int | None = None,
     ) -> None:  # fmt: skip
-        self._pricing, self._table, self._stop = pricing, pricing.room.table, stop
+        self._pricing, self._table, self._stop = pricing, pricing.memory.table, stop
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._known: dict[Stages, Arrangement | None] = {}
         self._actions, self._tries = actions or tuning.ANNEALING_ACTIONS, tries or tuning.ANNEALING_TRIES

@@ -77,17 +77,17 @@ def joined(stages: Stages, chosen: Sequence[Masks]) -> Masks:
     return tuple(again)
 
 
-def cheapest_again(room: SetMemory, stages: Stages, in_flight: int | None = None) -> Masks | None:
+def cheapest_again(memory: SetMemory, stages: Stages, in_flight: int | None = None) -> Masks | None:
     """What each stage rematerialises for the least added time; None: they do not fit. In flight as of `SetMemory`."""
     chosen = []
     for worker, numbers in held_stages(stages).items():
-        cheapest = room.cheapest(worker, tuple(stages[n][1] for n in numbers), in_flight)
+        cheapest = memory.cheapest(worker, tuple(stages[n][1] for n in numbers), in_flight)
         if cheapest is None:
             return None
         chosen.append(cheapest)
     return joined(stages, chosen)
 
 
-def again_s(room: SetMemory, stages: Stages, again: Masks) -> tuple[float, ...]:
+def again_s(memory: SetMemory, stages: Stages, again: Masks) -> tuple[float, ...]:
     """Seconds that each stage's backward takes longer."""
-    return tuple(room.again_s(worker, list(bits(mask))) for (worker, _), mask in zip(stages, again, strict=True))
+    return tuple(memory.again_s(worker, list(bits(mask))) for (worker, _), mask in zip(stages, again, strict=True))

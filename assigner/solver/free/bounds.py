@@ -95,11 +95,11 @@ class Bounds:
     """Bounds of one table.
 
     Args:
-        room: Prices and memory.
+        memory: Prices and memory.
     """
 
-    def __init__(self, room: SetMemory) -> None:
-        self.room, self.table = room, room.table
+    def __init__(self, memory: SetMemory) -> None:
+        self.memory, self.table = memory, memory.table
         table = self.table
         self.n = len(table.problem.order)
         prices = [[table.prices[w][i] for w in homes] for i, homes in enumerate(table.homes)]
@@ -130,7 +130,7 @@ class Bounds:
                 update[w] += price.update_s
             else:
                 total += self._share[i]
-        held = [(w, list(bits(mask)), self.room.least_s(w, mask)) for w, mask in enumerate(masks) if mask]
+        held = [(w, list(bits(mask)), self.memory.least_s(w, mask)) for w, mask in enumerate(masks) if mask]
         there, back = self._both_ways(
             where, range(self.n), range(self.n), (forward, backward), [update[w] if w >= 0 else 0.0 for w in where]
         )
@@ -163,7 +163,7 @@ class Bounds:
         update = [0.0] * (n + workers)
         for w, mask in stages:
             forward[n + w] = sum([table.forward_s[w][i] for i in bits(mask)])
-            backward[n + w] = sum([table.backward_s[w][i] for i in bits(mask)]) + self.room.least_s(w, mask)
+            backward[n + w] = sum([table.backward_s[w][i] for i in bits(mask)]) + self.memory.least_s(w, mask)
             update[n + w] = sum([table.update_s[w][i] for i in bits(mask)])
         order = [n + w for w, _ in stages] + [i for i in range(n) if where[i] < 0]
         there, back = self._both_ways(where, node, order, (forward, backward), update)

@@ -1,6 +1,6 @@
 """Graphs with branches: convex stages beyond the intervals of one order.
 
-Throughput is that of convex stages themselves (free/). Of step time and latency the ladder's intervals are plans, and
+Throughput is that of convex stages themselves (free/). Of step time and latency intervals along an order are plans, and
 convex stages tell whether anything fits at all, which intervals cannot prove. Of 1F1B's steps local search looks for
 better ones: over convex stages at the schedule's own warm-ups, all of them where they are few, and then along the order
 of the best of these.
@@ -14,16 +14,16 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.solver.contest.contest import EXHAUSTIVE, LOCAL, Contest
+from assigner.solver.candidates.state import EXHAUSTIVE, LOCAL, SearchState
 from assigner.solver.free.annealing import Annealing
+from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
 from assigner.solver.free.exhaustive import Exhaustive
-from assigner.solver.free.setting import ConvexSetting, FreeSetting
 from assigner.solver.free.starts import of_plan, orders
 from assigner.solver.free.steady import SteadyPricing
 from assigner.solver.ilp.placements import PlacementModel
-from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime, SolveClock
+from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.set_memory import SetMemory
 from assigner.solver.problem.set_prices import bits
@@ -37,55 +37,55 @@ if TYPE_CHECKING:
     from assigner.solver.free.pricing import BoundedPricing
 
 
-class SteadySetting(FreeSetting):
+class SteadyCandidate(FreeCandidate):
     """Throughput under one schedule with M micro-batches, one convex stage a worker, on a graph with branches.
 
     Args:
-        contest: As of `Setting`.
+        state: As of `CandidateSearch`.
         schedule: "gpipe" or "1f1b".
-        micro_batches: As of `Setting`.
+        micro_batches: As of `CandidateSearch`.
     """
 
     one_stage = True
     most_placements = tuning.SMALL_CONVEX
     most_certain = tuning.CERTAIN_STEADY
 
-    def __init__(self, contest: Contest, schedule: Schedule, micro_batches: int) -> None:
-        super().__init__(contest, micro_batches)
+    def __init__(self, state: SearchState, schedule: Schedule, micro_batches: int) -> None:
+        super().__init__(state, micro_batches)
         self.schedule = schedule
 
     @cached_property
     def pricing(self) -> BoundedPricing:
-        """As of `FreeSetting`."""
-        return SteadyPricing(self.room, falling=self.schedule == "1f1b")
+        """As of `FreeCandidate`."""
+        return SteadyPricing(self.memory, falling=self.schedule == "1f1b")
 
     @property
     def closable(self) -> bool:
-        """As `Setting` has it: where the search of all placements ends in a second or two."""
+        """As `CandidateSearch` has it: where the search of all placements ends in a second or two."""
         return self.placements <= tuning.CERTAIN
 
     def _starting(self) -> Iterator[Stages]:
-        """The ladder's best along each of a few orders, and the best plan of all."""
-        for order in orders(self.room.table):
+        """The best pipeline along each of a few orders, and the best plan of all."""
+        for order in orders(self.memory.table):
             along = replace(self.problem, sequence=tuple(self.problem.order[i] for i in order))
-            ladder = LadderSetting(self.contest, self.schedule, self.micro_batches, along)
-            ladder.begin()
-            if ladder.best is not None:
-                yield of_plan(self.problem, ladder.best.plan)
-        if self.contest.best is not None:
-            yield of_plan(self.problem, self.contest.best.plan)
+            pipelines = PipelineCandidate(self.state, self.schedule, self.micro_batches, along)
+            pipelines.begin()
+            if pipelines.best is not None:
+                yield of_plan(self.problem, pipelines.best.plan)
+        if self.state.best is not None:
+            yield of_plan(self.problem, self.state.best.plan)
 
 
 class _OneFOneBPricing(SteadyPricing):
     """The step time under 1F1B of convex stages in the order of the best steady state, at the schedule's own warm-ups.
 
     Args:
-        room: Prices and memory.
+        memory: Prices and memory.
         worth: The value of a plan, and its step time.
     """
 
-    def __init__(self, room: SetMemory, worth: Callable[[Plan], tuple[float, float]]) -> None:
-        super().__init__(room, falling=True)
+    def __init__(self, memory: SetMemory, worth: Callable[[Plan], tuple[float, float]]) -> None:
+        super().__init__(memory, falling=True)
         self._worth = worth
 
     def price(self, stages: Stages) -> Arrangement | None:
@@ -99,16 +99,16 @@ class _OneFOneBPricing(SteadyPricing):
         return 16 * self._table.micro_batches * len(stages)
 
 
-class BranchedSetting(LadderSetting):
+class BranchedCandidate(PipelineCandidate):
     """Step time or latency under one schedule with M micro-batches, one stage a worker, on a graph with branches."""
 
     @property
     def closable(self) -> bool:
-        """No: what the ladder's ILP proves holds for intervals of one order alone."""
+        """No: what the ILP proves holds for intervals of one order alone."""
         return False
 
     def start(self) -> None:
-        """Offer the ladder's plans."""
+        """Offer pipelines along each order."""
         super().start()
         if not self.decided and self.best is None and self._nothing_fits():
             super().raise_bound(math.inf, EXHAUSTIVE)
@@ -120,12 +120,12 @@ class BranchedSetting(LadderSetting):
             return
         few = len(self.problem.workers) ** len(self.problem.order) <= tuning.CERTAIN
         near = 1 + (tuning.REARRANGED_EVERY if few else tuning.REARRANGED_WITHIN)
-        if self.best_value < self.contest.best_value * near:
+        if self.best_value < self.state.best_value * near:
             self._look_at_every(near) if few else self._rearrange()
 
     def _look_at_every(self, near: float) -> None:
         """Try other warm-ups with the best stages that there are at usual ones."""
-        limit = self.contest.best_value * near
+        limit = self.state.best_value * near
         found: list[Arrangement] = []
 
         def take(another: Arrangement) -> float:
@@ -142,7 +142,7 @@ class BranchedSetting(LadderSetting):
         return _OneFOneBPricing(SetMemory(self.problem, self.micro_batches), self.worth)
 
     def _rearrange(self) -> None:
-        pricing, over, seed = self._pricing(), self.over(), self.contest.options.seed
+        pricing, over, seed = self._pricing(), self.over(), self.state.options.seed
         for n in range(tuning.REARRANGED):
             before = self.best
             if before is None or over():
@@ -158,20 +158,20 @@ class BranchedSetting(LadderSetting):
         """Offer stages, and the best of the intervals near them in an order of which they are intervals."""
         positions = [i for _, mask in found.stages for i in bits(mask)]
         along = replace(self.problem, sequence=tuple(self.problem.order[i] for i in positions))
-        ladder = LadderSetting(self.contest, self.schedule, self.micro_batches, along)
-        ladder.improve_from([(self.problem.workers[w].name, mask.bit_count()) for w, mask in found.stages])
-        if ladder.best is not None:
-            best = ladder.best
+        pipelines = PipelineCandidate(self.state, self.schedule, self.micro_batches, along)
+        pipelines.improve_from([(self.problem.workers[w].name, mask.bit_count()) for w, mask in found.stages])
+        if pipelines.best is not None:
+            best = pipelines.best
             self.offer(best.value, lambda: best.plan, LOCAL)
 
     def prove(self) -> None:
-        """Simulate the ladder's pipelines; then bound a step by the work and the paths of every placement."""
+        """Simulate pipelines; then bound a step by the work and the paths of every placement."""
         super().prove()
         self.cut_short = False  # more of the intervals of one order prove nothing about other stages
-        if self.decided or self.objective != "step" or self.contest.clock.left_s <= 0:
+        if self.decided or self.objective != "step" or self.state.clock.left_s <= 0:
             return
-        room = SetMemory(self.problem, self.micro_batches)
-        model = PlacementModel.within(room, one_stage=True, unit=self.contest.unit, turns=False)
+        memory = SetMemory(self.problem, self.micro_batches)
+        model = PlacementModel.within(memory, one_stage=True, unit=self.state.unit, turns=False)
         if model is not None:
             self.bound_by(model)
 
@@ -187,17 +187,17 @@ class BranchedSetting(LadderSetting):
             max_step_s=None,
         )  # fmt: skip
         clock = SolveClock(tuning.FITS_S, within=problem.clock)
-        contest = Contest(Problem(problem.profile, asked, problem.cost, clock=clock), self.contest.watch)
-        setting = ConvexSetting(contest, least)
-        contest.settings = [setting]
+        state = SearchState(Problem(problem.profile, asked, problem.cost, clock=clock), self.state.watch)
+        candidate = ConvexCandidate(state, least)
+        state.candidates = [candidate]
         with suppress(OutOfTime):
-            for phase in (setting.price, setting.start, setting.tighten, setting.prove):
-                if not setting.decided and contest.best is None:
+            for phase in (candidate.price, candidate.start, candidate.tighten, candidate.prove):
+                if not candidate.decided and state.best is None:
                     clock.check()
                     phase()
-        if contest.best is not None:
-            self._adapt(contest.best.plan, least)
-        return contest.best is None and setting.decided
+        if state.best is not None:
+            self._adapt(state.best.plan, least)
+        return state.best is None and candidate.decided
 
     def _adapt(self, plan: Plan, in_flight: int) -> None:
         """Offer stages that fit with so few micro-batches in flight."""

@@ -42,7 +42,7 @@ class Exhaustive:
         self, pricing: BoundedPricing, *, limit: float, take: Callable[[Arrangement], float], nodes: int,
         stop: Callable[[], bool],
     ) -> None:  # fmt: skip
-        self._pricing, self._room, self._table = pricing, pricing.room, pricing.room.table
+        self._pricing, self._memory, self._table = pricing, pricing.memory, pricing.memory.table
         self._limit, self._take, self._nodes, self._stop = limit, take, nodes, stop
         self._n = len(self._table.problem.order)
         self._where = [-1] * self._n
@@ -127,7 +127,7 @@ class Exhaustive:
                 self._limit = self._take(found)
             return
         rows = StageOrders(
-            self._room, self._where, self._masks, values, turns, take=self._take, limit=self._limit, tick=self._tick
+            self._memory, self._where, self._masks, values, turns, take=self._take, limit=self._limit, tick=self._tick
         )
         self._limit = rows.search()
         if not rows.finished:

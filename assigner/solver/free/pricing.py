@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from assigner.solver.free.arrangement import Arrangement, again_s, cheapest_again
 from assigner.solver.free.bounds import Bounds
-from assigner.solver.free.step_timing import row_step_s
+from assigner.solver.free.row_timing import row_step_s
 from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ class Pricing(Protocol):
     """The value of placements under one objective.
 
     Attributes:
-        room: Prices and memory.
+        memory: Prices and memory.
         one_stage: True: at most one stage a worker; else any number.
     """
 
-    room: SetMemory
+    memory: SetMemory
     one_stage: bool
 
     def price(self, stages: Stages) -> Arrangement | None:
@@ -59,19 +59,19 @@ class StepPricing:
     """The step time, as the simulator has it.
 
     Args:
-        room: Prices and memory.
+        memory: Prices and memory.
         one_stage: True: at most one stage a worker; else any number.
     """
 
-    def __init__(self, room: SetMemory, *, one_stage: bool) -> None:
-        self.room, self.one_stage = room, one_stage
-        self._bounds = Bounds(room)
+    def __init__(self, memory: SetMemory, *, one_stage: bool) -> None:
+        self.memory, self.one_stage = memory, one_stage
+        self._bounds = Bounds(memory)
 
     def least(self, where: Sequence[int], masks: Sequence[int], limit: float) -> tuple[float, list[Turn]]:
         """See `BoundedPricing`."""
         bound, turns = self._bounds.least(where, masks)
         if self.one_stage and bound < limit:
-            stages = self.room.table.in_order(masks)
+            stages = self.memory.table.in_order(masks)
             bound = math.inf if stages is None else max(bound, self._bounds.convex(where, stages))
         return bound, turns
 
@@ -80,13 +80,13 @@ class StepPricing:
 
         With one stage a worker no other choice is faster; with several another one may be (set_memory.py).
         """
-        room, again = self.room, cheapest_again(self.room, stages)
+        memory, again = self.memory, cheapest_again(self.memory, stages)
         if again is None:
             return None
         rows = [(worker, tuple(bits(mask))) for worker, mask in stages]
-        step = row_step_s(room.table, rows, again_s(room, stages, again))
-        return None if step is None else Arrangement(room.table, stages, again, step)
+        step = row_step_s(memory.table, rows, again_s(memory, stages, again))
+        return None if step is None else Arrangement(memory.table, stages, again, step)
 
     def actions(self, stages: Stages) -> int:
         """See `Pricing`: a forward and a backward of each stage and micro-batch, and what it takes to begin."""
-        return 2 * self.room.table.micro_batches * len(stages) + 100
+        return 2 * self.memory.table.micro_batches * len(stages) + 100

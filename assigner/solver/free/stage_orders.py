@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING
 
 from assigner.solver.free.arrangement import Arrangement, again_s, held_stages, joined
-from assigner.solver.free.step_timing import StepTiming
+from assigner.solver.free.row_timing import RowTiming
 from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class StageOrders:
     """The rows of one assignment of partitions to workers.
 
     Args:
-        room: Prices and memory.
+        memory: Prices and memory.
         where: The worker of each position.
         masks: The positions of each worker.
         values: The values that travel.
@@ -40,21 +40,21 @@ class StageOrders:
     """
 
     def __init__(
-        self, room: SetMemory, where: Sequence[int], masks: Sequence[int], values: Sequence[TravellingValue],
+        self, memory: SetMemory, where: Sequence[int], masks: Sequence[int], values: Sequence[TravellingValue],
         turns: Sequence[Turn], *, take: Callable[[Arrangement], float], limit: float, tick: Callable[[], bool],
     ) -> None:  # fmt: skip
-        self._room, self._table, self._masks, self._values, self._turns = room, room.table, masks, values, turns
+        self._memory, self._table, self._masks, self._values, self._turns = memory, memory.table, masks, values, turns
         self._take, self._limit, self._tick = take, limit, tick
-        self._sweep = StepTiming(room.table, where, values)
+        self._sweep = RowTiming(memory.table, where, values)
         self._sends = [sum(1 << n for n, way in enumerate(values) if way.maker == i) for i in range(len(where))]
         self._reads = [sum(1 << n for n, way in enumerate(values) if i in way.readers) for i in range(len(where))]
         self._row: list[tuple[int, int]] = []
         self._all = sum(masks)
         self.finished = self._more = True
-        times = room.table.micro_batches
+        times = memory.table.micro_batches
         self._forward = [times * self._seconds(w, mask, backward=False) for w, mask in enumerate(masks)]
         self._behind = [
-            times * (self._seconds(w, mask, backward=True) + room.least_s(w, mask))
+            times * (self._seconds(w, mask, backward=True) + memory.least_s(w, mask))
             + sum([self._table.update_s[w][i] for i in bits(mask)])
             if mask else 0.0
             for w, mask in enumerate(masks)
@@ -140,10 +140,10 @@ class StageOrders:
         stages = tuple(self._row)
         rows = [(worker, tuple(bits(mask))) for worker, mask in stages]
         held = [(worker, tuple(stages[n][1] for n in numbers)) for worker, numbers in held_stages(stages).items()]
-        choices = [self._room.choices(worker, masks) for worker, masks in held]
+        choices = [self._memory.choices(worker, masks) for worker, masks in held]
         if not all(choices):
             return
-        listed = all(self._room.is_listed(worker, masks) for worker, masks in held)
+        listed = all(self._memory.is_listed(worker, masks) for worker, masks in held)
         many = math.prod(map(len, choices))
         if many > 1 or not listed:
             least = self._least_again(choices, held) if listed else [0.0] * len(stages)
@@ -155,7 +155,7 @@ class StageOrders:
                 self.finished = self._more = False
                 return
             again = joined(stages, chosen)
-            step = self._sweep.finish(rows, again_s(self._room, stages, again))
+            step = self._sweep.finish(rows, again_s(self._memory, stages, again))
             if step < self._limit:
                 self._limit = self._take(Arrangement(self._table, stages, again, step))
 
@@ -164,5 +164,5 @@ class StageOrders:
         least = {}
         for (worker, masks), found in zip(held, choices, strict=True):
             for k, mask in enumerate(masks):
-                least[worker, mask] = min(self._room.again_s(worker, list(bits(each[k]))) for each in found)
+                least[worker, mask] = min(self._memory.again_s(worker, list(bits(each[k]))) for each in found)
         return [least[stage] for stage in self._row]

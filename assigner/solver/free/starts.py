@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.solver.contest.contest import Contest
-from assigner.solver.ladder.gpipe import GPipeSetting
+from assigner.solver.candidates.state import SearchState
 from assigner.solver.limits.clock import SolveClock
+from assigner.solver.pipelines.gpipe import GPipeCandidate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from assigner.solver.problem.set_prices import SetPrices
 
 
-def starts(contest: Contest, table: SetPrices, *, loops: bool) -> Iterator[Stages]:
+def starts(state: SearchState, table: SetPrices, *, loops: bool) -> Iterator[Stages]:
     """Placements worth a look, some of which may not fit.
 
     Args:
-        contest: Its best plan so far is one.
+        state: Its best plan so far is one.
         table: The prices.
         loops: Whether workers may have several stages.
     """
-    if contest.best is not None:
-        yield of_plan(table.problem, contest.best.plan)
-    seconds = max(contest.share_s / 4, 0.1)
+    if state.best is not None:
+        yield of_plan(table.problem, state.best.plan)
+    seconds = max(state.share_s / 4, 0.1)
     for order in orders(table):
-        yield from _pipelines(contest, table, order, seconds)
+        yield from _pipelines(state, table, order, seconds)
     for times in (1, 2, 3) if loops else (1,):
         yield loop(table, times)
 
@@ -81,17 +81,17 @@ def _by_branches(table: SetPrices, *, backwards: bool) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _pipelines(contest: Contest, table: SetPrices, order: Sequence[int], seconds: float) -> Iterator[Stages]:
+def _pipelines(state: SearchState, table: SetPrices, order: Sequence[int], seconds: float) -> Iterator[Stages]:
     """The pipeline solver's first plan of those whose stages are intervals of an order."""
     problem = table.problem
     ordered = replace(
         problem, sequence=tuple(problem.order[i] for i in order), clock=SolveClock(seconds, within=problem.clock)
     )
-    setting = GPipeSetting(Contest(ordered, contest.watch), table.micro_batches)
-    setting.contest.settings = [setting]
-    setting.begin()
-    if setting.best is not None:
-        yield of_plan(problem, setting.best.plan)
+    candidate = GPipeCandidate(SearchState(ordered, state.watch), table.micro_batches)
+    candidate.state.candidates = [candidate]
+    candidate.begin()
+    if candidate.best is not None:
+        yield of_plan(problem, candidate.best.plan)
 
 
 def loop(table: SetPrices, times: int) -> Stages:

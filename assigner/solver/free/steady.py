@@ -39,15 +39,15 @@ class SteadyPricing:
     """M times the seconds that a micro-batch takes in the steady state.
 
     Args:
-        room: Prices and memory.
+        memory: Prices and memory.
         falling: A stage keeps no more micro-batches than its place from the end, as under 1F1B; else all M.
     """
 
     one_stage = True
 
-    def __init__(self, room: SetMemory, *, falling: bool) -> None:
-        self.room, self._table, self._falling = room, room.table, falling
-        table = room.table
+    def __init__(self, memory: SetMemory, *, falling: bool) -> None:
+        self.memory, self._table, self._falling = memory, memory.table, falling
+        table = memory.table
         self._work = [
             [table.micro_batches * (price.forward_s + price.backward_s) if price else math.inf for price in row]
             for row in table.prices
@@ -85,10 +85,10 @@ class SteadyPricing:
         busy, links = self._messages(where)
 
         def seconds(w: int, depth: int) -> float:
-            again = self.room.cheapest(w, (masks[w],), depth)
+            again = self.memory.cheapest(w, (masks[w],), depth)
             if again is None:
                 return math.inf
-            recompute = self.room.again_s(w, list(bits(again[0])))
+            recompute = self.memory.again_s(w, list(bits(again[0])))
             return self._own_s(w, masks[w]) + table.micro_batches * recompute + busy[w]
 
         row = self._row(masks, seconds)
@@ -97,7 +97,7 @@ class SteadyPricing:
         slowest, ordered = row
         again: list[int] = []
         for n, (w, mask) in enumerate(ordered):
-            chosen = self.room.cheapest(w, (mask,), self._in_flight(len(ordered) - n))
+            chosen = self.memory.cheapest(w, (mask,), self._in_flight(len(ordered) - n))
             assert chosen is not None
             again += chosen
         return Arrangement(table, ordered, tuple(again), max(slowest, links))
@@ -116,7 +116,7 @@ class SteadyPricing:
 
     def _least_load_s(self, worker: int, mask: int, in_flight: int) -> float:
         """Seconds of the positions on a worker without messages, whatever follows; inf: they do not fit."""
-        again = self.room.least_s(worker, mask, in_flight)
+        again = self.memory.least_s(worker, mask, in_flight)
         return self._own_s(worker, mask) + self._table.micro_batches * again
 
     def _messages(self, where: Sequence[int]) -> tuple[list[float], float]:

@@ -49,10 +49,10 @@ class GPipeModel(PipelineModel):
 
     def _seconds(self, column: StageOption, way: str) -> float:
         """A stage's own time, in the model's unit; 0 off the spine."""
-        return self.instance.spine_s(column)[0 if way == FORWARD else 1] / self.unit
+        return self.table.spine_s(column)[0 if way == FORWARD else 1] / self.unit
 
     def _objective(self) -> Terms:
-        spine = self.instance.problem.spine
+        spine = self.table.problem.spine
         covering = self.covering()
         sums: Terms = {
             self.x[j]: self._seconds(column, FORWARD) + self._seconds(column, BACKWARD)
@@ -76,7 +76,7 @@ class GPipeModel(PipelineModel):
             (1.0, sums), (float(self.more), {slow_f: 1.0, slow_b: 1.0}), (1.0, turn),
             (1.0, excess_f.inwards(spine.end)), (1.0, excess_b.outwards(start)),
         )  # fmt: skip
-        if self.instance.problem.exact:
+        if self.table.problem.exact:
             return add((1.0, objective), (1.0, self._tail(slow_b, excess_b)))
         return self._loads(objective, covering, excess_b)
 
@@ -87,7 +87,7 @@ class GPipeModel(PipelineModel):
         for j, column in enumerate(self.columns):
             loads[column.group][self.x[j]] = self._server(column, way)
         for group, terms in loads.items():
-            self.above({slowest: float(len(self.instance.groups[group]))}, terms)
+            self.above({slowest: float(len(self.table.groups[group]))}, terms)
         for i in range(self.n):
             if on[i]:
                 terms = {self.x[j]: self._server(self.columns[j], way) for j in covering[i]}
@@ -104,7 +104,7 @@ class GPipeModel(PipelineModel):
 
     def _loads(self, objective: Terms, covering: list[list[int]], excess: _Excess) -> Terms:
         """The objective, raised where one worker's work alone takes longer, or the first backward's update waits."""
-        m, start = self.more + 1, self.instance.problem.spine.backward.index(True)
+        m, start = self.more + 1, self.table.problem.spine.backward.index(True)
         load = {self.problem.add_variable("load", 0): 1.0}
         raised = add((1.0, objective), (1.0, load))
         self._wait(load, covering[start], excess.outwards(start))
@@ -169,7 +169,7 @@ class GPipeModel(PipelineModel):
         """Positions at which a stage's update could end later than the first stage's."""
         least = [0.0]
         for i in range(self.n):
-            own = [price.backward_s / self.unit for prices in self.instance.rows if (price := prices[i])]
+            own = [price.backward_s / self.unit for prices in self.table.rows if (price := prices[i])]
             least.append(least[-1] + min(own, default=0.0))
         return {
             p
@@ -188,7 +188,7 @@ class _Excess:
         self._over: dict[int, list[Terms]] = {}
         self.largest = 0.0
         for (i, left, right), variable in model.y.items():
-            hop = model.instance.hops[i, left, right]
+            hop = model.table.hops[i, left, right]
             for side, group in ((0, left), (1, right)):
                 excess = min(LARGEST, (busy_s(hop, way, side) - least.of(way, side, i, group)) / model.unit)
                 if excess > 0:

@@ -53,7 +53,7 @@ class OneFOneBModel(PipelineModel):
             front = add((1.0, front), (1.0, ending[i]), (1.0, ways[i]))
             self.above(step, add((1.0, front), (1.0, {self.x[j]: self._work(self.columns[j]) for j in covering[i]})))
             self.above(step, add((1.0, whole), (1.0, {self.x[j]: self._window(self.columns[j]) for j in covering[i]})))
-            if not self.instance.problem.exact:
+            if not self.table.problem.exact:
                 self.above(step, {self.x[j]: self._alone(self.columns[j]) for j in covering[i]})
             longer = self.boundary(i, lambda hop: max(hop.forward_s, hop.backward_s)) if i else {}
             if longer:
@@ -62,17 +62,17 @@ class OneFOneBModel(PipelineModel):
 
     def _seconds(self, column: StageOption) -> tuple[float, float]:
         """A stage's forward and backward, in the model's unit; 0 off the spine."""
-        forward, backward = self.instance.spine_s(column)
+        forward, backward = self.table.spine_s(column)
         return forward / self.unit, backward / self.unit
 
     def _update(self, column: StageOption) -> float:
-        exact = self.instance.problem.exact or self._seconds(column)[1] > 0
+        exact = self.table.problem.exact or self._seconds(column)[1] > 0
         return column.behind_s / self.unit if exact else 0.0
 
     def _work(self, column: StageOption) -> float:
         """All micro-batches of a stage, and the least that its messages keep it busy meanwhile."""
         own = (self.more + 1) * sum(self._seconds(column))
-        if not self.instance.problem.exact:  # stages may run side by side
+        if not self.table.problem.exact:  # stages may run side by side
             return own
         busy = sum(self.least.left(column, way) + self.least.right(column, way) for way in (FORWARD, BACKWARD))
         return own + self.more * busy / self.unit
@@ -83,6 +83,6 @@ class OneFOneBModel(PipelineModel):
     def _window(self, column: StageOption) -> float:
         """What a warm-up depth costs beyond one micro-batch's trip: forwards that wait for the first, or last, trip."""
         forward, backward = self._seconds(column)
-        binds = self.instance.problem.exact or (forward > 0 and backward > 0)
+        binds = self.table.problem.exact or (forward > 0 and backward > 0)
         later = max(0, self.more + 1 - column.bound_depth) if binds else 0
         return max(self.more * backward + later * forward, self.more * forward + later * backward)

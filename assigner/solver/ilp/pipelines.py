@@ -28,17 +28,17 @@ class PipelineModel(LinearModel, ABC):
     """The ILP over some of an instance's columns.
 
     Args:
-        instance: Prices.
+        table: Prices.
         columns: The columns that may be used.
         unit, clock: As of `LinearModel`.
     """
 
     def __init__(
-        self, instance: PriceTable, columns: Sequence[StageOption], *, unit: float, clock: SolveClock | None = None
+        self, table: PriceTable, columns: Sequence[StageOption], *, unit: float, clock: SolveClock | None = None
     ) -> None:
         super().__init__("pipelines", unit=unit, clock=clock)
-        self.instance, self.columns = instance, list(columns)
-        self.n, self.more = len(instance.problem.order), instance.micro_batches - 1
+        self.table, self.columns = table, list(columns)
+        self.n, self.more = len(table.problem.order), table.micro_batches - 1
         self.x = [
             self.problem.add_variable(f"x{j:06d}_{column.first}_{column.last}_{column.group}", 0, 1, pulp.LpInteger)
             for j, column in enumerate(self.columns)
@@ -50,19 +50,19 @@ class PipelineModel(LinearModel, ABC):
             self._ending[column.last + 1, column.group].append(j)
         self.y: dict[tuple[int, int, int], pulp.LpVariable] = {
             key: self.problem.add_variable(f"y_{key[0]}_{key[1]}_{key[2]}", 0, 1)
-            for key in instance.hops
+            for key in table.hops
             if self._ending.get(key[:2]) and self._starting.get((key[0], key[2]))
         }
         self.at: dict[int, list[tuple[pulp.LpVariable, Hop]]] = defaultdict(list)
         for key, variable in self.y.items():
-            self.at[key[0]].append((variable, instance.hops[key]))
-        self.least = LeastBusy(instance)
+            self.at[key[0]].append((variable, table.hops[key]))
+        self.least = LeastBusy(table)
         self._flow()
         self.objective = capped(self._objective())
         self.problem.setObjective(pulp.LpAffineExpression(self.objective))
 
     def _flow(self) -> None:
-        groups = range(len(self.instance.groups))
+        groups = range(len(self.table.groups))
         self.add_row({self.x[j]: 1.0 for j in self.first_columns(0)}, pulp.LpConstraintEQ, 1.0)
         leaving: dict[tuple[int, int], Terms] = defaultdict(dict)
         entering: dict[tuple[int, int], Terms] = defaultdict(dict)
@@ -81,14 +81,14 @@ class PipelineModel(LinearModel, ABC):
                 )  # fmt: skip
         for k in groups:
             members = {self.x[j]: 1.0 for j, column in enumerate(self.columns) if column.group == k}
-            self.add_row(members, pulp.LpConstraintLE, float(len(self.instance.groups[k])))
-        most = self.instance.most_workers
-        if most < min(self.n, sum(map(len, self.instance.groups))):
+            self.add_row(members, pulp.LpConstraintLE, float(len(self.table.groups[k])))
+        most = self.table.most_workers
+        if most < min(self.n, sum(map(len, self.table.groups))):
             self.add_row(dict.fromkeys(self.x, 1.0), pulp.LpConstraintLE, float(most))
 
     def first_columns(self, p: int) -> Iterable[int]:
         """Numbers of the columns that start at a position."""
-        return (j for k in range(len(self.instance.groups)) for j in self._starting.get((p, k), ()))
+        return (j for k in range(len(self.table.groups)) for j in self._starting.get((p, k), ()))
 
     @abstractmethod
     def _objective(self) -> Terms:
@@ -130,9 +130,9 @@ def busy_s(hop: Hop, way: str, side: int) -> float:
 class LeastBusy:
     """The least seconds that a boundary can keep a worker of a group busy, whoever is at its other side."""
 
-    def __init__(self, instance: PriceTable) -> None:
+    def __init__(self, table: PriceTable) -> None:
         self._least: dict[tuple[str, int, int, int], float] = {}
-        for (i, left, right), hop in instance.hops.items():
+        for (i, left, right), hop in table.hops.items():
             for way in (FORWARD, BACKWARD):
                 for side, group in ((0, left), (1, right)):
                     key, busy = (way, side, i, group), busy_s(hop, way, side)

@@ -46,7 +46,7 @@ class PlacementModel(LinearModel):
     """The model of one table.
 
     Args:
-        room: Prices and memory.
+        memory: Prices and memory.
         one_stage: True: at most one stage a worker.
         unit: Seconds of one unit of the model's objective.
         turns: All forwards come before all backwards; False: as under 1F1B.
@@ -54,10 +54,10 @@ class PlacementModel(LinearModel):
     """
 
     def __init__(
-        self, room: SetMemory, *, one_stage: bool, unit: float, turns: bool = True, steady: bool = False
+        self, memory: SetMemory, *, one_stage: bool, unit: float, turns: bool = True, steady: bool = False
     ) -> None:
-        super().__init__("load", unit=unit, clock=room.table.problem.clock)
-        self._table, self._turns = room.table, turns
+        super().__init__("load", unit=unit, clock=memory.table.problem.clock)
+        self._table, self._turns = memory.table, turns
         self._n, self._times = len(self._table.problem.order), self._table.micro_batches
         groups: dict[int, list[int]] = defaultdict(list)
         for worker, group in enumerate(self._table.group):
@@ -86,13 +86,13 @@ class PlacementModel(LinearModel):
 
     @classmethod
     def within(
-        cls, room: SetMemory, *, one_stage: bool, unit: float, turns: bool = True, steady: bool = False
+        cls, memory: SetMemory, *, one_stage: bool, unit: float, turns: bool = True, steady: bool = False
     ) -> PlacementModel | None:
         """The model; None: it would have too many variables."""
-        table = room.table
+        table = memory.table
         if len(table.problem.order) * len(set(table.group)) > tuning.VARIABLES:
             return None
-        return cls(room, one_stage=one_stage, unit=unit, turns=turns, steady=steady)
+        return cls(memory, one_stage=one_stage, unit=unit, turns=turns, steady=steady)
 
     def _price(self, i: int, k: int) -> PartitionCost:
         price = self._table.prices[self._members[k][0]][i]

@@ -4,13 +4,13 @@ Sizes and counts are counted, not timed, wherever they can be, so that the answe
 no choice (tolerances of rounding, words, units) stands where it is used.
 """
 
-# All settings
+# All candidates
 
 BASELINES_SHARE = 0.5
 """Of the time that is left: of many micro-batch counts baselines would have all of it, and the search none."""
 
 MORE_EFFORT, MOST_EFFORT = 4, 4**6
-"""A setting that used up its counts goes on with so many times as many, up to so many times the first ones."""
+"""A candidate that used up its counts goes on with so many times as many, up to so many times the first ones."""
 
 CLOSE_NODES = 1_000
 """So many nodes one ILP may take to close the usual gap: counted, not timed, so that the answer is always the same."""
@@ -181,8 +181,8 @@ ANNEALING_TRIES = 12_000
 """So many neighbours at most."""
 
 MOST_CHOSEN = 24
-"""Of like workers that all-reduces with others tell apart, so many choices are priced for a plan; of more the ladder's
-price is the bound."""
+"""Of like workers that all-reduces with others tell apart, so many choices are priced for a plan; of more the dynamic
+program's price is the bound."""
 
 REARRANGED = 6
 """So many local searches over the stages of a branched graph under 1F1B follow each other while each finds more."""

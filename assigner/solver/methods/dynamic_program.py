@@ -87,10 +87,10 @@ class _OptionArrays:
     Of a graph, only what lies on the spine adds up, and a warm-up depth binds only a stage on both ways of it.
     """
 
-    def __init__(self, instance: PriceTable, options: Sequence[StageOption], *, adds_up: bool) -> None:
-        exact = instance.problem.exact or not adds_up
+    def __init__(self, table: PriceTable, options: Sequence[StageOption], *, adds_up: bool) -> None:
+        exact = table.problem.exact or not adds_up
         times = np.array(
-            [(c.forward_s, c.backward_s) if exact else instance.spine_s(c) for c in options]
+            [(c.forward_s, c.backward_s) if exact else table.spine_s(c) for c in options]
         ).reshape(-1, 2)  # fmt: skip
         both = exact | (times > 0).all(axis=1)
         shared_s = np.array([option.busiest_s for option in options]).reshape(-1)
@@ -102,9 +102,9 @@ class _OptionArrays:
         self.front = FrontStages(
             times[:, 0], times[:, 1],
             np.array([c.update_s for c in options]) * ends, np.array([c.tied_s for c in options]) * ends,
-            np.where(both, promised, instance.micro_batches),
+            np.where(both, promised, table.micro_batches),
             np.array([float(option.least_depth) for option in options]) * exact,
-            np.where(alone, instance.micro_batches * times.sum(axis=1), shared_s * both), alone,
+            np.where(alone, table.micro_batches * times.sum(axis=1), shared_s * both), alone,
         )  # fmt: skip
         self.ending: dict[tuple[int, int], list[int]] = {}
         for n, option in enumerate(options):
@@ -115,7 +115,7 @@ class DynamicProgram:
     """The dynamic program of one instance.
 
     Args:
-        instance: Prices and links.
+        table: Prices and links.
         stage_options: Its stages.
         objective: What a pipeline costs.
 
@@ -123,16 +123,16 @@ class DynamicProgram:
         work: Labels that its runs have tried to make so far, and what each visit of a position and a set takes besides.
     """
 
-    def __init__(self, instance: PriceTable, stage_options: StageOptions, objective: PipelineObjective) -> None:
+    def __init__(self, table: PriceTable, stage_options: StageOptions, objective: PipelineObjective) -> None:
         self.work = 0
-        self._clock = instance.problem.clock
-        self._instance, self._stage_options, self._objective = instance, stage_options, objective
-        self._n = len(instance.problem.order)
-        self._most = instance.most_workers
-        self._count = np.array([len(group) for group in instance.groups])
+        self._clock = table.problem.clock
+        self._table, self._stage_options, self._objective = table, stage_options, objective
+        self._n = len(table.problem.order)
+        self._most = table.most_workers
+        self._count = np.array([len(group) for group in table.groups])
         self._place = np.cumprod([1, *(self._count + 1)])[:-1]
-        self._rest = WorkBefore(instance)
-        self._hops = cache(self._table)
+        self._rest = WorkBefore(table)
+        self._hops = cache(self._message_prices)
 
     @cached_property
     def _uses(self) -> Ints:
@@ -140,7 +140,7 @@ class DynamicProgram:
         sets = self._stage_options.sets
         return np.array([[members.count(group) for group in range(len(self._count))] for members in sets])
 
-    def _table(self, i: int, left: int) -> Floats | None:
+    def _message_prices(self, i: int, left: int) -> Floats | None:
         """Boundary i with the replica set `left` in front: a row for each set behind; None: there is no way."""
         hops = [self._stage_options.hop(i, left, right) for right in range(len(self._uses))]
         if not any(hops):
@@ -154,18 +154,18 @@ class DynamicProgram:
 
     def _busy(self, hop: Hop) -> tuple[float, ...]:
         """Seconds in which the left and the right worker cannot compute; 0 where stages may run side by side."""
-        if self._objective.adds_up and not self._instance.problem.exact:
+        if self._objective.adds_up and not self._table.problem.exact:
             return (0.0,) * 4
         return *hop.forward_busy, *hop.backward_busy
 
     @cached_property
     def _options(self) -> _OptionArrays:
-        return _OptionArrays(self._instance, self._stage_options.all, adds_up=self._objective.adds_up)
+        return _OptionArrays(self._table, self._stage_options.all, adds_up=self._objective.adds_up)
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """Worker names, like ones together."""
-        return self._instance.groups
+        return self._table.groups
 
     def least(self, workers: Sequence[str] | None = None) -> float:
         """A price that no pipeline has less than, without looking at any: all work split perfectly; inf: impossible.
@@ -191,13 +191,13 @@ class DynamicProgram:
 
     def marks(self, pipeline: Sequence[StageOption]) -> Floats | None:
         """The objective's marks of one pipeline, or of the stages that one ends with; None: there is no way."""
-        front = _OptionArrays(self._instance, pipeline, adds_up=self._objective.adds_up).front
+        front = _OptionArrays(self._table, pipeline, adds_up=self._objective.adds_up).front
         marks = self._objective.last(_pick(front, [len(pipeline) - 1]))
         for n in range(len(pipeline) - 2, -1, -1):
-            table = self._hops(pipeline[n + 1].first, pipeline[n].group)
-            if table is None:
+            hop_s = self._hops(pipeline[n + 1].first, pipeline[n].group)
+            if hop_s is None:
                 return None
-            hop = FrontHops(*(column[None, None] for column in table[pipeline[n + 1].group]))
+            hop = FrontHops(*(column[None, None] for column in hop_s[pipeline[n + 1].group]))
             marks = self._objective.grow(marks[:, :, None], hop, _pick(front, [n])).reshape(len(marks), 1)
         return marks
 
@@ -278,14 +278,14 @@ class DynamicProgram:
         for position in range(1, self._n):
             for left, uses in enumerate(self._uses):
                 self._clock.check()
-                table, which = self._hops(position, left), self._ending.get((position, left))
-                if table is None or not which:
+                hop_s, which = self._hops(position, left), self._ending.get((position, left))
+                if hop_s is None or not which:
                     continue
                 free = np.flatnonzero(self._has(used, left))
                 own = front.forward[which] + front.backward[which]
                 sums = found[self._options.first[which], left][:, free + uses @ self._place] + own[:, None]
                 found[position][:, free] = np.minimum(
-                    found[position][:, free], (table[:, 0] + table[:, 1])[:, None] + sums.min(axis=0)
+                    found[position][:, free], (hop_s[:, 0] + hop_s[:, 1])[:, None] + sums.min(axis=0)
                 )
         return found
 
@@ -308,18 +308,18 @@ class DynamicProgram:
     ) -> None:
         """Put every stage of replica set `left` that ends before `position` in front of every label."""
         self._clock.check()
-        table = self._hops(position, left)
+        hop_s = self._hops(position, left)
         which = self._ending.get((position, left))
-        if table is None or not which:
+        if hop_s is None or not which:
             return
         self.work += tuning.VISIT_WORK + len(which) * len(labels.used)
         fits = labels.workers + self._uses[left].sum() <= self._most
-        labels = labels.take(fits & self._has(labels.used, left) & np.isfinite(table[labels.set, 0]))
+        labels = labels.take(fits & self._has(labels.used, left) & np.isfinite(hop_s[labels.set, 0]))
         at_once = max(1, tuning.GROWN // len(which))
         for start in range(0, len(labels.used), at_once):
             self._clock.check()
             some = labels.take(np.arange(start, min(start + at_once, len(labels.used))))
-            self._grow(some, table, which, left=left, stage=stage, buckets=buckets, cutoff=cutoff)
+            self._grow(some, hop_s, which, left=left, stage=stage, buckets=buckets, cutoff=cutoff)
 
     def _has(self, used: Ints, number: int) -> NDArray[np.bool_]:
         """Whether the workers of a replica set are left where so many of each group are used."""
@@ -328,12 +328,12 @@ class DynamicProgram:
         return fits
 
     def _grow(
-        self, labels: _Labels, table: Floats, which: Sequence[int], *, left: int, stage: int,
+        self, labels: _Labels, hop_s: Floats, which: Sequence[int], *, left: int, stage: int,
         buckets: list[list[_Labels]], cutoff: float,
     ) -> None:  # fmt: skip
         """Put each of these options of replica set `left` in front of every label."""
         options, uses = self._options, self._uses[left]
-        hop = FrontHops(*(column[:, None] for column in table[labels.set].T))
+        hop = FrontHops(*(column[:, None] for column in hop_s[labels.set].T))
         front = _pick(options.front, which)
         marks = self._objective.grow(labels.marks[:, :, None], hop, front)
         need = labels.need[:, None]

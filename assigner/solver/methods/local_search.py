@@ -1,6 +1,6 @@
-"""Local search, the one of all settings: from a point to a better neighbour, as long as there is one and room to look.
+"""Local search, one for all candidates: from a point to a better neighbour, as long as there is one and room to look.
 
-What a point is, which neighbours it has and what it is worth, the setting says. Pipelines have the moves below; the
+What a point is, which neighbours it has and what it is worth, the candidate says. Pipelines have the moves below; the
 warm-up depths of one pipeline those of `depths.nearby`; placements of any shape those of `free/annealing.py`, which
 also accepts a worse neighbour now and then.
 """

@@ -27,19 +27,19 @@ class ListedPricing:
     """The step time with the order that list scheduling gives.
 
     Args:
-        room: Prices and memory.
+        memory: Prices and memory.
         limit: Placements that cannot take less than about this many seconds are not priced.
     """
 
     one_stage = False
 
-    def __init__(self, room: SetMemory, limit: float = math.inf) -> None:
-        self.room, self.limit = room, limit
+    def __init__(self, memory: SetMemory, limit: float = math.inf) -> None:
+        self.memory, self.limit = memory, limit
         self._known: dict[Stages, Arrangement | None] = {}
 
     def _load(self, masks: Sequence[int]) -> float:
         """Seconds of the slowest worker's work."""
-        table, longest = self.room.table, 0.0
+        table, longest = self.memory.table, 0.0
         for worker, mask in enumerate(masks):
             forward, backward, update = table.forward_s[worker], table.backward_s[worker], table.update_s[worker]
             seconds = sum([table.micro_batches * (forward[i] + backward[i]) + update[i] for i in bits(mask)])
@@ -54,14 +54,14 @@ class ListedPricing:
         return self._known[merged]
 
     def _priced(self, stages: Stages) -> Arrangement | None:
-        masks = [0] * len(self.room.table.names)
+        masks = [0] * len(self.memory.table.names)
         for worker, mask in stages:
             masks[worker] |= mask
         if self._load(masks) >= self.limit:
             return None
         best: Arrangement | None = None
         for again in self._rematerialised(stages):
-            found = Arrangement(self.room.table, stages, again, math.inf)
+            found = Arrangement(self.memory.table, stages, again, math.inf)
             value = self._step_s(found)
             if value < (math.inf if best is None else best.value_s):
                 best = replace(found, value_s=value)
@@ -70,9 +70,9 @@ class ListedPricing:
     def _rematerialised(self, stages: Stages) -> Iterator[Masks]:
         """Choices of what to rematerialise: for all micro-batches in flight, for one a worker, or for one."""
         seen: set[Masks] = set()
-        count = self.room.table.micro_batches
+        count = self.memory.table.micro_batches
         for depth in dict.fromkeys((count, min(count, len(held_stages(stages))), 1)):
-            found = cheapest_again(self.room, stages, depth)
+            found = cheapest_again(self.memory, stages, depth)
             if found is not None and found not in seen:
                 seen.add(found)
                 yield found
@@ -81,7 +81,7 @@ class ListedPricing:
 
     def _step_s(self, found: Arrangement) -> float:
         try:
-            tasks = PlacedTasks(found.plan("interleaved"), self.room.table.problem.cost)
+            tasks = PlacedTasks(found.plan("interleaved"), self.memory.table.problem.cost)
             listed = (list_schedule(tasks, rule) for rule in QUICK)
             return min((tasks.step_s(orders) for orders in listed if orders), default=math.inf)
         except FormatError:  # a link is missing
@@ -90,7 +90,7 @@ class ListedPricing:
     def actions(self, stages: Stages) -> int:
         """See `Pricing`."""
         merged = _merged(stages)
-        return 1 if merged in self._known else 2 * self.room.table.micro_batches * len(merged) + 100
+        return 1 if merged in self._known else 2 * self.memory.table.micro_batches * len(merged) + 100
 
 
 def _merged(stages: Stages) -> Stages:

@@ -1,6 +1,6 @@
 """Orders that are solved, for a whole problem: placements with any number of stages a worker, each with its best order.
 
-    plans at hand   the best of every setting, baselines, loops over all workers ── priced by a quick list schedule
+    plans at hand   the best of every candidate, baselines, loops over all workers ── priced by a quick list schedule
     interleaved     of few partitions, the best plan of that schedule that is near those at hand, or better
     placements      local search from the best of them, with the micro-batch counts that promise most
     orders          of the best placements: the named schedules' own, every rule, exchanges
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from assigner.errors import FormatError
 from assigner.formats.orders import INPUT, ListedStep, written_order
 from assigner.schedule.orders import LETTERS, ActionKind, listed, order_of
-from assigner.solver.contest.contest import BASELINE, PROVEN, Proposal
+from assigner.solver.candidates.state import BASELINE, PROVEN, Proposal
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.pricing import StepPricing
@@ -102,8 +102,8 @@ class OrderSearch:
     """
 
     def __init__(self, search: Search, simple: Sequence[FoundBaseline], *, effort: float = 1.0) -> None:
-        self._search, self._contest, self._problem = search, search.contest, search.problem
-        self._effort, self._counts = effort, list(dict.fromkeys(each.micro_batches for each in search.settings))
+        self._search, self._state, self._problem = search, search.state, search.problem
+        self._effort, self._counts = effort, list(dict.fromkeys(each.micro_batches for each in search.candidates))
         self._plans = list(self._at_hand(simple))
 
     def run(self) -> list[Proposal]:
@@ -122,15 +122,15 @@ class OrderSearch:
         return proposals
 
     def _over(self) -> bool:
-        return self._contest.clock.left_s <= 0 or self._contest.interrupted
+        return self._state.clock.left_s <= 0 or self._state.interrupted
 
     def _at_hand(self, simple: Sequence[FoundBaseline]) -> Iterator[Plan]:
         """Plans whose placement is worth a look, each once."""
         seen = set[object]()
-        plans = [setting.best.plan for setting in self._search.settings if setting.best]
+        plans = [candidate.best.plan for candidate in self._search.candidates if candidate.best]
         plans += [each.plan for each in simple if each.plan is not None]
-        if self._contest.best is not None:
-            plans.insert(0, self._contest.best.plan)
+        if self._state.best is not None:
+            plans.insert(0, self._state.best.plan)
         for plan in plans:
             stages = tuple((stage.workers, stage.partitions, stage.rematerialise) for stage in plan.stages)
             count = 2 * len(plan.stages) * plan.micro_batches
@@ -151,7 +151,7 @@ class OrderSearch:
         partitions or memory is tight, there may be no such way from the plans at hand to the best, or no plan at hand.
         None is looked for where the plans found are better by far.
         """
-        problem = self._contest.problem
+        problem = self._state.problem
         turns: list[tuple[float, int, StepPricing]] = []
         limit = found[0][0] * (1 + tuning.HOT) if found else math.inf
         nodes = tuning.LOOPED_NODES * (1 if found else tuning.LOOPED_ALONE)
@@ -217,22 +217,22 @@ class OrderSearch:
         if len(problem.order) * names * names > tuning.LISTED_VALUES or names < 2:
             return []
         alone = [(value, plan) for value, plan in found if not plan.is_replicated]  # what is looked for is such a one
-        limit = max(self._contest.best_value, min((value for value, _ in alone), default=0.0)) * (1 + tuning.HOT)
+        limit = max(self._state.best_value, min((value for value, _ in alone), default=0.0)) * (1 + tuning.HOT)
         starts: list[tuple[Arrangement, Annealing]] = []
         actions = int(self._effort * tuning.LISTED_TASKS / tuning.LISTED_COUNTS)
         for count in self._counts:
             per_try = 2 * count * 2 * names + 50
             if self._over() or per_try * 20 > actions:
                 continue
-            room = SetMemory(problem, count)
-            if not all(room.table.homes):  # at this size, a partition has no worker that it is priced on and fits
+            memory = SetMemory(problem, count)
+            if not all(memory.table.homes):  # at this size, a partition has no worker that it is priced on and fits
                 continue
             annealing = Annealing(
-                ListedPricing(room, limit), seed=problem.options.seed, stop=self._over, actions=actions,
+                ListedPricing(memory, limit), seed=problem.options.seed, stop=self._over, actions=actions,
                 tries=min(tuning.LISTED_TRIES, max(1, actions // per_try)),
             )  # fmt: skip
             stages = [of_plan(problem, plan) for _, plan in alone[:6]]
-            stages += [loop(room.table, times) for times in (1, 2, 3)]
+            stages += [loop(memory.table, times) for times in (1, 2, 3)]
             priced = [each for each in map(annealing.start, dict.fromkeys(stages)) if each]
             if priced:
                 starts.append((min(priced, key=lambda each: each.value_s), annealing))

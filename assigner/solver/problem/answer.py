@@ -21,8 +21,8 @@ class Progress:
         micro_batches: The micro-batch count at work.
         incumbent_s: Value of the best plan so far; None: there is none.
         bound_s: No plan can be better than this, as far as is proven.
-        done: Settings (schedule, micro-batch count) that are decided.
-        total: Settings in all.
+        done: Candidates (schedule, micro-batch count) that are decided.
+        total: Candidates in all.
         pricing: Where the plan is there already, what else is being solved for.
     """
 

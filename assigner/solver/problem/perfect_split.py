@@ -58,22 +58,22 @@ class WorkBefore:
     """What lies in front of a position at its least: sums over the best worker each, and the perfect split.
 
     Args:
-        instance: Prices and links.
+        table: Prices and links.
 
     Attributes:
         weight: Of forward and backward together, and of each by itself as far as it lies on the spine: [3, group].
         work: Weighted by those, of all positions before one: [3, 0 .. n].
     """
 
-    def __init__(self, instance: PriceTable) -> None:
-        n, groups = len(instance.problem.order), len(instance.groups)
+    def __init__(self, table: PriceTable) -> None:
+        n, groups = len(table.problem.order), len(table.groups)
         ways = np.full((2, groups, n), np.inf)
         for k, i in itertools.product(range(groups), range(n)):
-            price = instance.rows[k][i]
+            price = table.rows[k][i]
             if price is not None:
-                again = price.recompute_s if instance.problem.remat_rules[i] == "always" else 0.0
+                again = price.recompute_s if table.problem.remat_rules[i] == "always" else 0.0
                 ways[:, k, i] = price.forward_s, price.backward_s + again
-        spine = instance.problem.spine
+        spine = table.problem.spine
         along = [
             np.where(np.isfinite(way), np.where(on, way, 0.0), np.inf)
             for on, way in zip((spine.forward, spine.backward), ways, strict=True)
@@ -84,7 +84,7 @@ class WorkBefore:
         forward, backward = (way.min(axis=0) for way in along)
         self._both, self._forward = _before(forward + backward), _before(forward)
         self._ends = spine.backward.index(True)  # whose backward is the last of all
-        self._update = min((price.update_s for row in instance.rows if (price := row[self._ends])), default=0.0)
+        self._update = min((price.update_s for row in table.rows if (price := row[self._ends])), default=0.0)
 
     def before(self, first: Ints, room: Floats, both: Floats | float = 0.0) -> Remainder:
         """What lies before positions.

@@ -37,7 +37,7 @@ def resolver(plan: Plan, options: SolveOptions) -> Rival:
         plan: The chosen plan.
         options: What it was solved with, resolved (hints.py).
     """
-    from assigner.solver.contest.contest import GIVEN, Proposal
+    from assigner.solver.candidates.state import GIVEN, Proposal
     from assigner.solver.search.search import Search
 
     hasty = replace(options, gap=0.0, time_limit=min(tuning.RESOLVE_S, options.time_limit))
@@ -45,9 +45,9 @@ def resolver(plan: Plan, options: SolveOptions) -> Rival:
     def rival(drawn: Profile) -> Plan | None:
         search = Search(drawn, hasty)
         value = value_of(plan, options, search.problem.cost)
-        search.contest.best = Proposal(plan, value, GIVEN) if math.isfinite(value) else None
-        search.run_hastily(neighbours(plan.micro_batches, sorted({each.micro_batches for each in search.settings})))
-        return None if search.contest.best is None else search.contest.best.plan
+        search.state.best = Proposal(plan, value, GIVEN) if math.isfinite(value) else None
+        search.run_hastily(neighbours(plan.micro_batches, sorted({each.micro_batches for each in search.candidates})))
+        return None if search.state.best is None else search.state.best.plan
 
     return rival
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from assigner.schedule.objective import HOUR_S
-from assigner.solver.contest.contest import BASELINE, PROVEN, Proposal
-from assigner.solver.ladder.climbing import LadderSetting
+from assigner.solver.candidates.state import BASELINE, PROVEN, Proposal
 from assigner.solver.limits import tuning
 from assigner.solver.methods.dynamic_program import DynamicProgram
+from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.answer import Progress
 from assigner.solver.problem.objectives import OneFOneBStep
 from assigner.solver.problem.replica_options import counts_of
@@ -74,10 +74,10 @@ class Budget:
         self._choices: list[_Choice] = []
         self._rest = _Choice((), 0.0, 0.0)  # all choices that are not in the list, as one
         self._interrupted = False
-        settings = [setting for setting in self.search.settings if isinstance(setting, LadderSetting)]
+        candidates = [candidate for candidate in self.search.candidates if isinstance(candidate, PipelineCandidate)]
         self._programs = [
             DynamicProgram(table, table.one_f_one_b, OneFOneBStep(table.micro_batches))
-            for table in dict.fromkeys(setting.instance for setting in settings)
+            for table in dict.fromkeys(candidate.table for candidate in candidates)
         ]
 
     def run(self, simple: Sequence[tuple[Plan, float]] = ()) -> tuple[Proposal, ...]:
@@ -92,7 +92,7 @@ class Budget:
         try:
             self._list()
             for choice in self._choices:
-                if self.search.contest.clock.left_s <= 0 or self._interrupted:
+                if self.search.state.clock.left_s <= 0 or self._interrupted:
                     break
                 cutoff = min(
                     (each.value for each in found if self.money(each) <= choice.least * (1 + PROVEN)), default=math.inf
@@ -104,7 +104,7 @@ class Budget:
         except KeyboardInterrupt:
             if not found:
                 raise
-            self.search.contest.interrupted = True
+            self.search.state.interrupted = True
         kept: list[Proposal] = []
         for each in sorted(found, key=lambda each: (self.money(each), each.value)):
             if not kept or each.value < kept[-1].value * (1 - PROVEN):
@@ -136,21 +136,21 @@ class Budget:
         """Find the choice's fastest plan; close to the step time asked for, without a gap."""
         found = self._search(choice, cutoff, gap=self._inner.stop_gap)
         missed = found is not None and found.value > self._within * (1 + PROVEN) >= choice.bound
-        if missed and self.search.contest.clock.left_s > 0:
+        if missed and self.search.state.clock.left_s > 0:
             found = self._search(choice, self._within * (1 + 2 * PROVEN), gap=0.0) or found
         choice.best = found
 
     def _search(self, choice: _Choice, cutoff: float, *, gap: float) -> Proposal | None:
-        contest = self.search.contest
-        options = replace(self._inner, gap=gap, time_limit=max(0.1, contest.clock.left_s), only=choice.workers)
+        state = self.search.state
+        options = replace(self._inner, gap=gap, time_limit=max(0.1, state.clock.left_s), only=choice.workers)
         search = Search(self.problem.profile, options, self._heard)
-        search.contest.cutoff = cutoff
+        search.state.cutoff = cutoff
         search.run()
-        contest.proofs |= search.contest.proofs
+        state.proofs |= search.state.proofs
         choice.bound = max(choice.bound, min(search.bound, cutoff))
-        if search.contest.interrupted:
+        if search.state.interrupted:
             self._interrupted = True
-        return search.contest.best
+        return search.state.best
 
     def _heard(self, _: Progress) -> None:
         """Pass on that a search inside is under way: whoever listens may want to stop it."""
@@ -160,7 +160,7 @@ class Budget:
         if self._progress:
             best = min((self.money(each) for each in found if each.value <= self._within * (1 + PROVEN)), default=None)
             done = sum(each.best is not None for each in (*self._choices, self._rest))
-            elapsed = self.search.contest.clock.elapsed_s
+            elapsed = self.search.state.clock.elapsed_s
             self._progress(Progress(elapsed, "workers", 1, best, self.bound, done, len(self._choices)))
 
     def _rate(self, workers: Sequence[str]) -> float:
@@ -169,8 +169,8 @@ class Budget:
 
     def _list(self) -> None:
         """Fill the list of choices, those with few workers first, as far as there is room; the rest stays as one."""
-        groups, contest = self._groups(), self.search.contest
-        half = contest.clock.left_s / 2
+        groups, state = self._groups(), self.search.state
+        half = state.clock.left_s / 2
         rates = sorted(self._rate(group[:1]) for group in groups for _ in group)
         choices = (
             (number, count)
@@ -179,7 +179,7 @@ class Budget:
         )
         self._rest.bound = math.inf
         for number, count in choices:
-            if len(self._choices) >= tuning.MOST_CHOICES or contest.clock.left_s < half:
+            if len(self._choices) >= tuning.MOST_CHOICES or state.clock.left_s < half:
                 self._rest = _Choice((), sum(rates[:number]), self._least_s(None))
                 break
             names = tuple(name for group, taken in zip(groups, count, strict=True) for name in group[:taken])
@@ -203,6 +203,6 @@ class Budget:
     def _least_s(self, workers: Sequence[str] | None) -> float:
         """The perfect split of all work among these workers, at the best micro-batch count; None: among all.
 
-        0 where every setting searches placements of any shape: what they take is known when they have been solved.
+        0 where every candidate searches placements of any shape: what they take is known when they have been solved.
         """
         return min((program.least(workers) for program in self._programs), default=0.0)

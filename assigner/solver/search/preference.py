@@ -1,6 +1,6 @@
 """Among plans that the gap asked for does not tell apart: less memory first, then what is least unlike an equal split.
 
-    the best plan of each setting ── with fewer micro-batches in flight ── with like workers in the profile's order
+    the best plan of each candidate ── with fewer micro-batches in flight ── with like workers in the profile's order
 
 A plan that is slower than the best one found is taken only once it is proven to be within the gap, too: then the bound
 is raised as far as that takes, in at most as much time again as the search took.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from assigner.schedule.orders import warm_up
 from assigner.schedule.simulate import worker_memory
 from assigner.solver.baselines import TITLES
-from assigner.solver.contest.contest import BASELINE, PROVEN, Proposal
+from assigner.solver.candidates.state import BASELINE, PROVEN, Proposal
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import ROUNDING
 
@@ -44,14 +44,14 @@ def preferred(search: Search, best: Proposal, simple: Sequence[FoundBaseline]) -
         simple: The baselines; the equal split among them is what people compare with.
     """
     problem = search.problem
-    most = best.value * (1 + max(search.contest.gap, ROUNDING))
-    if search.contest.sharing is not None:  # that workers may share stages makes no plan slower
-        alone = min(each.best_value for each in search.settings if not each.shares)
+    most = best.value * (1 + max(search.state.gap, ROUNDING))
+    if search.state.sharing is not None:  # that workers may share stages makes no plan slower
+        alone = min(each.best_value for each in search.candidates if not each.shares)
         most = min(most, max(alone, best.value) * (1 + ROUNDING))
     equal = next(
         (each.plan.placement for each in simple if each.title == TITLES["equal"] and each.plan is not None), {}
     )
-    bests = [each.best for each in search.settings if each.best is not None and each.best_value <= most]
+    bests = [each.best for each in search.candidates if each.best is not None and each.best_value <= most]
     lighter = _lightest(problem, [best, *bests], most)
     for plan in dict.fromkeys(
         each for light in (lighter, best) for each in (_near(problem, light, equal, most), light)
@@ -67,12 +67,12 @@ def simpler(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
     It can be: local search over several stages a worker may miss it, and a limit may come early. Where nothing was
     found, it may be any baseline under another schedule, too.
     """
-    options, contest, found = search.contest.options, search.contest, []
+    options, state, found = search.state.options, search.state, []
     for each in simple:
-        if each.plan is None or each.step_s >= contest.best_value * (1 - PROVEN):
+        if each.plan is None or each.step_s >= state.best_value * (1 - PROVEN):
             continue
         kind: Schedule = "interleaved" if each.plan.is_looped else each.plan.schedule
-        others = NAMED if contest.best is None and kind == "gpipe" else ()
+        others = NAMED if state.best is None and kind == "gpipe" else ()
         for schedule in (kind, *others):
             plan = replace(each.plan, schedule=schedule, objective=options.objective)
             value = search.problem.value_of(plan) if options.searches(plan) else math.inf

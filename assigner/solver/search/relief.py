@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from assigner.schedule.replication import taken
 from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
 from assigner.solver.baselines.prices import BaselinePrices
-from assigner.solver.contest.contest import PROVEN, Proposal
+from assigner.solver.candidates.state import PROVEN, Proposal
 from assigner.solver.problem.stage_remat import divided
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _busiest_s(problem: Problem, plan: Plan) -> float:
 
 def _candidates(search: Search, best: Proposal | None) -> Iterator[Plan]:
     """The best plans with shared stages, and the whole model on every worker, whether it fits or not."""
-    for proposal in (best, *(setting.best for setting in search.settings)):
+    for proposal in (best, *(candidate.best for candidate in search.candidates)):
         if proposal is not None and proposal.plan.is_replicated:
             yield proposal.plan
     pricing = BaselinePrices(search.problem)

@@ -1,4 +1,4 @@
-"""The search: settings in order of promise, each bounded by the best plan of all."""
+"""The search: candidates in order of promise, each bounded by the best plan of all."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from assigner.errors import UsageError
 from assigner.schedule.cost import CostModel
-from assigner.solver.contest.contest import LOCAL, PROVEN, Contest, Proposal
-from assigner.solver.free.branched import BranchedSetting, SteadySetting
-from assigner.solver.free.setting import ConvexSetting, FreeSetting
-from assigner.solver.ladder.climbing import LadderSetting
-from assigner.solver.ladder.gpipe import GPipeSetting
-from assigner.solver.ladder.shared import SharedSetting
+from assigner.solver.candidates.state import LOCAL, PROVEN, Proposal, SearchState
+from assigner.solver.free.branched import BranchedCandidate, SteadyCandidate
+from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime, SolveClock
 from assigner.solver.methods.local_search import local_search
+from assigner.solver.pipelines.gpipe import GPipeCandidate
+from assigner.solver.pipelines.ranking import PipelineCandidate
+from assigner.solver.pipelines.shared import SharedCandidate
 from assigner.solver.problem.answer import Progress
 from assigner.solver.problem.problem import Problem
 
@@ -28,77 +28,77 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
     from assigner.formats.terms import Schedule
-    from assigner.solver.contest.setting import Setting
+    from assigner.solver.candidates.candidate import CandidateSearch
     from assigner.solver.problem.options import SolveOptions
 
 
-def settings_of(contest: Contest, counts: Sequence[int]) -> list[Setting]:
-    """Every setting that the options leave to choose from."""
-    options = contest.options
+def candidates_of(state: SearchState, counts: Sequence[int]) -> list[CandidateSearch]:
+    """Every candidate that the options leave to choose from."""
+    options = state.options
     if options.objective == "step":
-        return _step_settings(contest, counts)
+        return _step_candidates(state, counts)
     # what is in flight does not count for latency, and of throughput 1F1B's full pipeline takes as long as GPipe's
     schedule: Schedule = "gpipe" if options.schedule == "gpipe" else "1f1b"
     if options.objective == "throughput":  # of plans as good, one with many micro-batches has the shorter step
         counts = counts[::-1]
-    found = [each for count in counts for each in _ladders(contest, schedule, count)]
-    return [*found, *_shared(contest, counts)]
+    found = [each for count in counts for each in _pipelines(state, schedule, count)]
+    return [*found, *_shared(state, counts)]
 
 
-def _step_settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
+def _step_candidates(state: SearchState, counts: Sequence[int]) -> list[CandidateSearch]:
     """GPipe and 1F1B, by intervals of the order unless the graph's branches allow for more; or several stages a worker.
 
     Schedule "auto" has none of the last: on processes of one machine such plans were measured at twice what they are
     predicted to take, for they send many more messages. orders/search.py looks for those that gain enough.
     """
-    wanted = contest.options.schedule
+    wanted = state.options.schedule
     if wanted == "interleaved":
-        return [FreeSetting(contest, count) for count in counts]
-    gpipe = [each for count in counts for each in _gpipe(contest, count)] if wanted != "1f1b" else []
-    ladders = [each for count in counts for each in _ladders(contest, "1f1b", count)] if wanted != "gpipe" else []
-    shared = _shared(contest, counts)
-    return [*gpipe, *ladders, *shared] if contest.problem.exact else [*ladders, *gpipe, *shared]
+        return [FreeCandidate(state, count) for count in counts]
+    gpipe = [each for count in counts for each in _gpipe(state, count)] if wanted != "1f1b" else []
+    pipelines = [each for count in counts for each in _pipelines(state, "1f1b", count)] if wanted != "gpipe" else []
+    shared = _shared(state, counts)
+    return [*gpipe, *pipelines, *shared] if state.problem.exact else [*pipelines, *gpipe, *shared]
 
 
-def _gpipe(contest: Contest, count: int) -> Sequence[Setting]:
+def _gpipe(state: SearchState, count: int) -> Sequence[CandidateSearch]:
     """One along each order, that of a chain; else one for all convex stages.
 
     Those are looked at where the graph is branched, so that the bound of intervals would hold for the orders looked at
     alone, and where it is so small that exhaustive search ends at once.
     """
-    if contest.problem.exact:
-        return [GPipeSetting(contest, count)]
-    convex = ConvexSetting(contest, count)
-    if convex.certain or contest.problem.branched:
+    if state.problem.exact:
+        return [GPipeCandidate(state, count)]
+    convex = ConvexCandidate(state, count)
+    if convex.certain or state.problem.branched:
         return [convex]
-    return [GPipeSetting(contest, count, problem) for problem in contest.problem.ordered]
+    return [GPipeCandidate(state, count, problem) for problem in state.problem.ordered]
 
 
-def _shared(contest: Contest, counts: Sequence[int]) -> list[Setting]:
+def _shared(state: SearchState, counts: Sequence[int]) -> list[CandidateSearch]:
     """Where workers may share a stage, the plans in which some do: along each order of the graph.
 
     Where the schedule is open, 1F1B's and then GPipe's. GPipe's are none of 1F1B's, however deep those warm up: its
     backwards come in reverse order, so that other messages and reductions meet. Only the step tells the two apart.
     """
-    if contest.sharing is None:
+    if state.sharing is None:
         return []
-    wanted, among = contest.options.schedule, [(count, each) for count in counts for each in contest.sharing.ordered]
-    first = [SharedSetting(contest, "gpipe" if wanted == "gpipe" else "1f1b", *each) for each in among]
-    if wanted != "auto" or contest.options.objective != "step":
+    wanted, among = state.options.schedule, [(count, each) for count in counts for each in state.sharing.ordered]
+    first = [SharedCandidate(state, "gpipe" if wanted == "gpipe" else "1f1b", *each) for each in among]
+    if wanted != "auto" or state.options.objective != "step":
         return [*first]
-    then = [SharedSetting(contest, "gpipe", *each) for each in among]
+    then = [SharedCandidate(state, "gpipe", *each) for each in among]
     for leader, follower in zip(first, then, strict=True):
         leader.follower = follower
     return [*first, *then]
 
 
-def _ladders(contest: Contest, schedule: Schedule, count: int) -> Sequence[Setting]:
-    """One ladder for each order of the graph, whose intervals together are all stages there are; else one for all."""
-    if contest.problem.branched and contest.options.objective == "throughput":
-        return [SteadySetting(contest, schedule, count)]
-    if contest.problem.branched:
-        return [BranchedSetting(contest, schedule, count)]
-    return [LadderSetting(contest, schedule, count, problem) for problem in contest.problem.ordered]
+def _pipelines(state: SearchState, schedule: Schedule, count: int) -> Sequence[CandidateSearch]:
+    """One for each order of the graph, whose intervals together are all stages there are; else one for all."""
+    if state.problem.branched and state.options.objective == "throughput":
+        return [SteadyCandidate(state, schedule, count)]
+    if state.problem.branched:
+        return [BranchedCandidate(state, schedule, count)]
+    return [PipelineCandidate(state, schedule, count, problem) for problem in state.problem.ordered]
 
 
 class Search:
@@ -133,32 +133,32 @@ class Search:
         clock = SolveClock(options.time_limit)
         self.problem = Problem(profile, options, CostModel(profile), clock=clock)
         self._progress = progress
-        self.contest = Contest(self.problem, lambda: self._tell(self._at))
-        self.settings = settings_of(self.contest, options.counts(self.problem.cost))
-        self.contest.settings = self.settings
-        self._turn = self.settings  # those whose turn it is
-        self._at, self._done = self.settings[0], 0
+        self.state = SearchState(self.problem, lambda: self._tell(self._at))
+        self.candidates = candidates_of(self.state, options.counts(self.problem.cost))
+        self.state.candidates = self.candidates
+        self._turn = self.candidates  # those whose turn it is
+        self._at, self._done = self.candidates[0], 0
         self._first_plan = False
         self._brief = False
 
     @property
     def bound(self) -> float:
         """No plan has a lower value."""
-        return min([self.contest.best_value, *(setting.bound for setting in self.settings)])
+        return min([self.state.best_value, *(candidate.bound for candidate in self.candidates)])
 
     def bound_of(self, *, shares: bool) -> float:
         """No plan with stages that workers share, or none without, has a lower value; inf: there are no such plans."""
-        return min((each.bound for each in self.settings if each.shares == shares), default=math.inf)
+        return min((each.bound for each in self.candidates if each.shares == shares), default=math.inf)
 
     @property
     def decided(self) -> bool:
         """True once there is nothing left to find."""
-        return all(setting.decided for setting in self.settings)
+        return all(candidate.decided for candidate in self.candidates)
 
     def price(self) -> None:
-        """Price one micro-batch of every setting: all have a bound, however soon the time is over."""
-        for setting in self.settings:
-            setting.price()
+        """Price one micro-batch of every candidate: all have a bound, however soon the time is over."""
+        for candidate in self.candidates:
+            candidate.price()
 
     def run(self, *, first_plan: bool = False, brief: bool = False) -> None:
         """Search until the gap is proven, the time is over, or the user interrupts with a plan at hand.
@@ -173,45 +173,45 @@ class Search:
         self._first_plan = first_plan
         self._brief = brief
         if brief:
-            self.contest.shared_effort = tuning.WHAT_IF_EFFORT
-        given = self.contest.best
+            self.state.shared_effort = tuning.WHAT_IF_EFFORT
+        given = self.state.best
         try:
             self.price()
-            alone = [each for each in self.settings if not each.shares]
-            shared = [each for each in self.settings if each.shares]
-            leads: list[Setting] = [
-                each for each in shared if isinstance(each, SharedSetting) and each.follower is not None
+            alone = [each for each in self.candidates if not each.shares]
+            shared = [each for each in self.candidates if each.shares]
+            leads: list[CandidateSearch] = [
+                each for each in shared if isinstance(each, SharedCandidate) and each.follower is not None
             ]
             for turn in (alone, leads, [each for each in shared if each not in leads]):
                 self._turn = turn
                 self._seek()
-            self._turn = self.settings
+            self._turn = self.candidates
             self._go_on()
             self._close()
         except OutOfTime:  # what the step at work was about to tell is of no use
             return
         except KeyboardInterrupt:
-            if self.contest.best is None:
+            if self.state.best is None:
                 raise
-            self.contest.interrupted = True
+            self.state.interrupted = True
         finally:
             self.price_wires(given)
 
     def run_hastily(self, counts: Sequence[int]) -> None:
         """Look for plans with these micro-batch counts, as far as they are found at once; nothing is proven of them."""
-        given = self.contest.best
-        self._turn = [each for each in self.settings if each.micro_batches in counts]
-        for setting in self._turn:
-            setting.price()
+        given = self.state.best
+        self._turn = [each for each in self.candidates if each.micro_batches in counts]
+        for candidate in self._turn:
+            candidate.price()
         with suppress(OutOfTime):
-            for setting in self._open(lambda each: each.bound):
-                setting.start()
-            for setting in self._open(lambda each: each.best_value):
-                setting.improve()
+            for candidate in self._open(lambda each: each.bound):
+                candidate.start()
+            for candidate in self._open(lambda each: each.best_value):
+                candidate.improve()
         self.price_wires(given)
 
     def price_wires(self, given: Proposal | None) -> None:
-        """Where links share wires: take each setting's best plan at prices with them; bounds hold as they are.
+        """Where links share wires: take each candidate's best plan at prices with them; bounds hold as they are.
 
         Workers that were alike without wires are exchanged in the best one, as long as that makes it better.
 
@@ -219,39 +219,39 @@ class Search:
             given: The plan that the search began with, at such prices.
         """
         if self.problem.cost.wires:
-            for setting in self.settings:
-                setting.price_wires()
-            found = [each.best for each in self.settings if each.best] + ([given] if given else [])
+            for candidate in self.candidates:
+                candidate.price_wires()
+            found = [each.best for each in self.candidates if each.best] + ([given] if given else [])
             best = min(found, key=lambda each: each.value, default=None)
-            self.contest.best = best and _exchanged(self.problem, best)
-            for setting in self.settings:
-                if setting.best is best:
-                    setting.best = self.contest.best
+            self.state.best = best and _exchanged(self.problem, best)
+            for candidate in self.candidates:
+                if candidate.best is best:
+                    candidate.best = self.state.best
 
     def _seek(self) -> None:
-        """Take the settings whose turn it is through all steps."""
-        for setting in self._open(lambda _: 0.0):
-            setting.price()
-        for setting in self._open(lambda each: (not each.leads, each.bound)):
-            setting.start()
-        for setting in self._open(lambda each: each.best_value):
-            setting.improve()
-        for setting in self._open(lambda each: each.best_value):
-            setting.tighten()
-        for setting in self._open(lambda each: (each.best_value, each.bound)):
-            setting.prove()
+        """Take the candidates whose turn it is through all steps."""
+        for candidate in self._open(lambda _: 0.0):
+            candidate.price()
+        for candidate in self._open(lambda each: (not each.leads, each.bound)):
+            candidate.start()
+        for candidate in self._open(lambda each: each.best_value):
+            candidate.improve()
+        for candidate in self._open(lambda each: each.best_value):
+            candidate.tighten()
+        for candidate in self._open(lambda each: (each.best_value, each.bound)):
+            candidate.prove()
 
     @property
     def _enough(self) -> bool:
         """True once there is a plan, where any will do."""
-        return self._first_plan and self.contest.best is not None
+        return self._first_plan and self.state.best is not None
 
-    def _open(self, key: Callable[[Setting], Any]) -> Iterator[Setting]:
-        """The settings that are not decided, the least by this key first, while there is time."""
-        for setting in sorted(self._turn, key=key):
-            if not setting.decided and not self._enough and self.contest.clock.left_s > 0:
-                self._tell(setting)
-                yield setting
+    def _open(self, key: Callable[[CandidateSearch], Any]) -> Iterator[CandidateSearch]:
+        """The candidates that are not decided, the least by this key first, while there is time."""
+        for candidate in sorted(self._turn, key=key):
+            if not candidate.decided and not self._enough and self.state.clock.left_s > 0:
+                self._tell(candidate)
+                yield candidate
 
     def allows(self, value: float) -> bool:
         """Whether a plan of this value, which is not the best, is proven to be within the gap.
@@ -259,38 +259,38 @@ class Search:
         The bound is raised for it, in at most as much time again as the search has taken, or a second. Where links
         share wires it stays: what a search would find now is priced without them.
         """
-        contest = self.contest
+        state = self.state
         if self.problem.cost.wires:
-            return self.bound >= value * (1 - contest.gap) * (1 - PROVEN)
-        contest.allowed = value
-        contest.clock.stop_within(max(1.0, contest.clock.elapsed_s))
+            return self.bound >= value * (1 - state.gap) * (1 - PROVEN)
+        state.allowed = value
+        state.clock.stop_within(max(1.0, state.clock.elapsed_s))
         try:
             self._reopen()
-            for setting in self._open(lambda each: each.best_value):
-                setting.tighten()
+            for candidate in self._open(lambda each: each.best_value):
+                candidate.tighten()
             self._reopen()
-            for setting in self._open(lambda each: (each.best_value, each.bound)):
-                setting.prove()
-            return all(setting.bound >= contest.target * (1 - PROVEN) for setting in self.settings)
+            for candidate in self._open(lambda each: (each.best_value, each.bound)):
+                candidate.prove()
+            return all(candidate.bound >= state.target * (1 - PROVEN) for candidate in self.candidates)
         except OutOfTime:
             return False
         except KeyboardInterrupt:
-            contest.interrupted = True
+            state.interrupted = True
             return False
         finally:
-            contest.allowed = 0.0
+            state.allowed = 0.0
 
     def _reopen(self) -> None:
-        """Settings whose bound does not reach the target that holds now have something left to prove."""
-        for setting in self.settings:
-            setting.decided = setting.bound >= self.contest.target * (1 - PROVEN)
+        """Candidates whose bound does not reach the target that holds now have something left to prove."""
+        for candidate in self.candidates:
+            candidate.decided = candidate.bound >= self.state.target * (1 - PROVEN)
 
     def _go_on(self) -> None:
         """Where counts were used up before the gap was proven and time is left: on, each time with more of them."""
-        while self.contest.clock.left_s > 0 and not self._enough:
+        while self.state.clock.left_s > 0 and not self._enough:
             short = [
                 each
-                for each in self.settings
+                for each in self.candidates
                 if not each.decided
                 and each.cut_short
                 and each.effort < each.most_effort
@@ -298,55 +298,55 @@ class Search:
             ]
             if not short:
                 return
-            for setting in sorted(short, key=lambda each: (each.bound, each.best_value)):
-                if self.contest.clock.left_s > 0:
-                    self._tell(setting)
-                    setting.effort *= tuning.MORE_EFFORT
-                    setting.cut_short = False
-                    setting.prove()
+            for candidate in sorted(short, key=lambda each: (each.bound, each.best_value)):
+                if self.state.clock.left_s > 0:
+                    self._tell(candidate)
+                    candidate.effort *= tuning.MORE_EFFORT
+                    candidate.cut_short = False
+                    candidate.prove()
 
     def _close(self) -> None:
-        """Go on from the usual gap to 0, where no gap was asked for and every open setting is small.
+        """Go on from the usual gap to 0, where no gap was asked for and every open candidate is small.
 
         First those with one worker a stage: what is found there does not depend on the others.
         """
-        contest, stated = self.contest, [setting for setting in self.settings if not setting.shares]
-        decided = all(setting.decided for setting in stated)
-        if contest.options.gap is not None or contest.best is None or self._first_plan or not decided:
+        state, stated = self.state, [candidate for candidate in self.candidates if not candidate.shares]
+        decided = all(candidate.decided for candidate in stated)
+        if state.options.gap is not None or state.best is None or self._first_plan or not decided:
             return
-        open_ = [setting for setting in self.settings if not setting.decided]
-        contest.gap, contest.nodes = 0.0, tuning.CLOSE_NODES
-        for setting in self.settings:
-            setting.decided = setting.bound >= contest.target
+        open_ = [candidate for candidate in self.candidates if not candidate.decided]
+        state.gap, state.nodes = 0.0, tuning.CLOSE_NODES
+        for candidate in self.candidates:
+            candidate.decided = candidate.bound >= state.target
         try:
             self._close_each(stated)
-            self._close_each([setting for setting in self.settings if setting.shares])
+            self._close_each([candidate for candidate in self.candidates if candidate.shares])
         finally:  # also when the time is over
-            if min(setting.bound for setting in stated) < contest.target or contest.best.plan.is_replicated:
-                contest.gap = contest.options.stop_gap if self.bound < contest.target else 0.0
-            for setting in self.settings:
-                setting.decided = setting not in open_  # to within the gap
-            contest.nodes = None
+            if min(candidate.bound for candidate in stated) < state.target or state.best.plan.is_replicated:
+                state.gap = state.options.stop_gap if self.bound < state.target else 0.0
+            for candidate in self.candidates:
+                candidate.decided = candidate not in open_  # to within the gap
+            state.nodes = None
 
-    def _close_each(self, turn: Sequence[Setting]) -> None:
-        """Close settings that are all small, while there is time."""
-        contest = self.contest
-        if all(setting.decided or setting.closable for setting in turn):
-            for setting in sorted(turn, key=lambda each: (each.bound, each.best_value)):
-                if setting.bound < contest.target and contest.clock.left_s > 0:
-                    self._tell(setting)
-                    setting.close()
+    def _close_each(self, turn: Sequence[CandidateSearch]) -> None:
+        """Close candidates that are all small, while there is time."""
+        state = self.state
+        if all(candidate.decided or candidate.closable for candidate in turn):
+            for candidate in sorted(turn, key=lambda each: (each.bound, each.best_value)):
+                if candidate.bound < state.target and state.clock.left_s > 0:
+                    self._tell(candidate)
+                    candidate.close()
 
-    def _tell(self, setting: Setting) -> None:
-        self._at = setting
+    def _tell(self, candidate: CandidateSearch) -> None:
+        self._at = candidate
         if self._progress:
-            contest = self.contest
-            self._done = max(self._done, sum(each.decided for each in self.settings))
+            state = self.state
+            self._done = max(self._done, sum(each.decided for each in self.candidates))
             self._progress(
                 Progress(
-                    contest.clock.elapsed_s, setting.schedule, setting.micro_batches,
-                    None if contest.best is None else contest.best_value, self.bound,
-                    self._done, len(self.settings),
+                    state.clock.elapsed_s, candidate.schedule, candidate.micro_batches,
+                    None if state.best is None else state.best_value, self.bound,
+                    self._done, len(self.candidates),
                 )
             )  # fmt: skip
 

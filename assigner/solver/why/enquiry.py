@@ -73,9 +73,9 @@ class Enquiry:
             if left_s <= 0:
                 break
             search = Search(profile, replace(options, objective="step", max_step_s=None, time_limit=left_s))
-            search.contest.cutoff = limit
+            search.state.cutoff = limit
             search.run(first_plan=not last)
-            best = search.contest.best
+            best = search.state.best
             if best is not None and best.value <= limit:
                 return best.plan
             if search.decided and (best is None or search.bound >= limit):

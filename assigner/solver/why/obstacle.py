@@ -39,7 +39,7 @@ def summed_obstacle(case: Case) -> str | None:
         case: What has no plan.
     """
     search = Search(*case.resolved)
-    all_in_flight = all(setting.schedule == "gpipe" for setting in search.settings)
+    all_in_flight = all(candidate.schedule == "gpipe" for candidate in search.candidates)
     sums = StateSums(search.problem, all_in_flight=all_in_flight)
     return sums.misplaced() or sums.too_large() or sums.too_much()
 

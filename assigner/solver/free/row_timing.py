@@ -24,7 +24,7 @@ Sent = tuple[list[float], int, float]
 """A value that is made: its arrivals by micro-batch, the worker that it goes to, seconds on the wire."""
 
 
-class StepTiming:
+class RowTiming:
     """The state of a step while its stages are timed.
 
     Args:
@@ -154,7 +154,7 @@ def row_step_s(table: SetPrices, stages: Row, again_s: Sequence[float]) -> float
     values = table.travelling(where)
     if values is None:
         return None
-    sweep = StepTiming(table, where, values)
+    sweep = RowTiming(table, where, values)
     got: set[int] = set()
     makes: dict[int, list[int]] = {}
     reads: dict[int, list[int]] = {}

@@ -17,22 +17,22 @@ from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
-from assigner.solver.contest.contest import DYNAMIC_PROGRAM, LOCAL, PROVEN
-from assigner.solver.contest.setting import Setting
-from assigner.solver.ladder.depths import falling, falling_count, fitting, nearby
+from assigner.solver.candidates.candidate import CandidateSearch
+from assigner.solver.candidates.state import DYNAMIC_PROGRAM, LOCAL, PROVEN
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime
 from assigner.solver.limits.tuning import TIE
 from assigner.solver.methods.local_search import is_better, local_search, pipeline_moves
+from assigner.solver.pipelines.depths import falling, falling_count, fitting, nearby
 from assigner.solver.problem.objectives import GPipeStep, Latency, OneFOneBStep, SteadyState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.formats.terms import Objective, Schedule
-    from assigner.solver.contest.contest import Contest
-    from assigner.solver.ladder.depths import Depths
+    from assigner.solver.candidates.state import SearchState
     from assigner.solver.methods.local_search import Intervals
+    from assigner.solver.pipelines.depths import Depths
     from assigner.solver.problem.objectives import PipelineObjective
     from assigner.solver.problem.prices import StageOption, StageOptions
     from assigner.solver.problem.problem import Problem
@@ -46,29 +46,29 @@ _Key = tuple[tuple[int, int, tuple[int, ...]], ...]
 _UNKNOWN: Depths = ()
 
 
-class PipelineSetting(Setting):
+class SimulatedCandidate(CandidateSearch):
     """Pipelines with M micro-batches, whose stages are intervals of one order.
 
     Attributes:
-        instance: The prices.
+        table: The prices.
         objective: What is made small.
         options: The stages that can be placed.
 
     Args:
-        contest: What it shares with the other settings.
+        state: What it shares with the other candidates.
         schedule: "gpipe" or "1f1b".
         micro_batches: M.
-        problem: As of `Setting`.
+        problem: As of `CandidateSearch`.
     """
 
     most_depths = tuning.MOST_DEPTHS
 
     def __init__(
-        self, contest: Contest, schedule: Schedule, micro_batches: int, problem: Problem | None = None
+        self, state: SearchState, schedule: Schedule, micro_batches: int, problem: Problem | None = None
     ) -> None:
-        super().__init__(contest, micro_batches, problem)
+        super().__init__(state, micro_batches, problem)
         self.schedule = schedule
-        self.instance = self.problem.prices(micro_batches)
+        self.table = self.problem.prices(micro_batches)
         self.objective: Objective = self.problem.options.objective
         self.options = self._stage_options(deep=schedule == "1f1b")
         self._seen: dict[_Key, tuple[float, Depths]] = {}  # the best that was simulated
@@ -77,7 +77,7 @@ class PipelineSetting(Setting):
         self._actions = tuning.SIMULATED_ACTIONS
 
     def _stage_options(self, *, deep: bool) -> StageOptions:
-        return self.instance.one_f_one_b if deep else self.instance.gpipe
+        return self.table.one_f_one_b if deep else self.table.gpipe
 
     def _additive(self) -> PipelineObjective:
         if self.objective == "throughput":
@@ -93,13 +93,13 @@ class PipelineSetting(Setting):
 
         Args:
             pipeline: The pipeline.
-            price: The ladder's, to compare with; None: it was not asked.
+            price: The dynamic program's, to compare with; None: it was not asked.
             found_by: What has found it.
 
         Raises:
             OutOfTime: the time is over; the best of the depths until then has been offered.
         """
-        key, clock = pipeline_key(pipeline), self.contest.clock
+        key, clock = pipeline_key(pipeline), self.state.clock
         if key in self._seen:
             return self._seen[key][0]
         best, chosen = (math.inf, math.inf), _UNKNOWN
@@ -129,7 +129,7 @@ class PipelineSetting(Setting):
             return math.inf, math.inf
 
     def _check(self, price: float, value: float) -> None:
-        """Raise AssignerError if the ladder's price is no bound, or not the value where it should be."""
+        """Raise AssignerError if the dynamic program's price is no bound, or not the value where it should be."""
         exact = self.problem.exact and self.objective in ("throughput", "latency")
         if value < price * (1 - PROVEN) or (exact and value > price * (1 + PROVEN)):
             raise AssignerError(
@@ -242,7 +242,7 @@ class PipelineSetting(Setting):
             groups: The workers of each group in the order in which stages take them; None: that of the prices.
         """
         problem = self.problem
-        free = [list(reversed(group)) for group in groups or self.instance.groups]
+        free = [list(reversed(group)) for group in groups or self.table.groups]
         stages = []
         for n, (option, depth) in enumerate(zip(pipeline, depths, strict=True)):
             default = self._usual(pipeline, n)
@@ -261,7 +261,7 @@ class PipelineSetting(Setting):
 
     def _stages(self, stages: Sequence[tuple[int, int]]) -> tuple[StageOption, ...] | None:
         """The stage options, recomputing least, of stages as (start, who has it); None: one of them does not fit."""
-        if sum(many := [len(self.options.sets[number]) for _, number in stages]) > self.instance.most_workers:
+        if sum(many := [len(self.options.sets[number]) for _, number in stages]) > self.table.most_workers:
             return None
         ends = [start for start, _ in stages[1:]] + [len(self.problem.order)]
         found = [
@@ -277,7 +277,7 @@ class PipelineSetting(Setting):
 
     def _improve(self, value: float, pipeline: Sequence[StageOption]) -> None:
         """Single moves from a pipeline as long as they make it faster."""
-        n, sizes = len(self.problem.order), tuple(map(len, self.instance.groups))
+        n, sizes = len(self.problem.order), tuple(map(len, self.table.groups))
         least = min(value, self._deepen(pipeline))
 
         def price(stages: Intervals) -> float:
@@ -298,7 +298,7 @@ class PipelineSetting(Setting):
 
     def _may_go_on(self) -> bool:
         """Whether local search has actions and time left."""
-        return self._actions > 0 and self.contest.clock.left_s > 0
+        return self._actions > 0 and self.state.clock.left_s > 0
 
 
 def pipeline_key(pipeline: Sequence[StageOption]) -> _Key:

@@ -1,6 +1,6 @@
-"""What the settings of one search share: the clock, the solver, and the best plan of them all.
+"""What the candidates of one search share: the clock, the solver, and the best plan of them all.
 
-`target` is what a plan must beat: the best value less the gap asked for. A setting whose bound reaches the target is
+`target` is what a plan must beat: the best value less the gap asked for. A candidate whose bound reaches the target is
 decided.
 """
 
@@ -17,7 +17,7 @@ from assigner.solver.limits import tuning
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from assigner.solver.contest.setting import Setting
+    from assigner.solver.candidates.candidate import CandidateSearch
     from assigner.solver.problem.problem import Problem
 
 PROVEN = 1e-6
@@ -51,8 +51,8 @@ class Proposal:
     found_by: str
 
 
-class Contest:
-    """The state that all settings of a search race for.
+class SearchState:
+    """What the candidates of one search share.
 
     Args:
         problem: What is to be placed.
@@ -66,11 +66,11 @@ class Contest:
         interrupted: The user ended the search.
         backend: The ILP solver.
         clock: When the search has to end: the problem's.
-        settings: All settings of the search.
+        candidates: All candidates of the search.
         gap: A plan within this share of the best one is good enough.
         nodes: The most that one ILP may look at; None: any number.
-        shared_work: What the dynamic programs of all settings with shared stages may still spend, in their own unit.
-        shared_effort: So many times what it counts by itself a setting with shared stages spends on a proof.
+        shared_work: What the dynamic programs of all candidates with shared stages may still spend, in their own unit.
+        shared_effort: So many times what it counts by itself a candidate with shared stages spends on a proof.
         cutoff: A plan of this value or more is of no use.
         allowed: A plan of this value is to be proven within the gap, though it is not the best.
     """
@@ -83,7 +83,7 @@ class Contest:
         self.best: Proposal | None = None
         self.proofs: set[str] = set()
         self.interrupted = False
-        self.settings: list[Setting] = []
+        self.candidates: list[CandidateSearch] = []
         self.gap = self.options.stop_gap
         self.nodes: int | None = None
         self.shared_effort = 1.0
@@ -106,8 +106,8 @@ class Contest:
 
     @property
     def share_s(self) -> float:
-        """Seconds that one setting's ILP may take: all that is left for the last one that is open."""
-        return self.clock.left_s * (1.0 if sum(not each.decided for each in self.settings) == 1 else 0.6)
+        """Seconds that one candidate's ILP may take: all that is left for the last one that is open."""
+        return self.clock.left_s * (1.0 if sum(not each.decided for each in self.candidates) == 1 else 0.6)
 
     @property
     def best_value(self) -> float:

@@ -1,4 +1,4 @@
-"""Settings of pipelines that a dynamic program finds: every schedule and objective, one stage a worker.
+"""Candidates of pipelines that a dynamic program finds: every schedule and objective, one stage a worker.
 
 Of a chain, the program's price of throughput and latency is the value itself, and its least price the proven optimum.
 The step time of 1F1B has no closed formula, GPipe's may turn before the last stage: there, and for graphs, the price is
@@ -12,27 +12,27 @@ import math
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
-from assigner.solver.contest.contest import DYNAMIC_PROGRAM, ENUMERATION, INTEGER_PROGRAM, LOCAL, PROVEN, TOTAL_WORK
+from assigner.solver.candidates.state import DYNAMIC_PROGRAM, ENUMERATION, INTEGER_PROGRAM, LOCAL, PROVEN, TOTAL_WORK
 from assigner.solver.ilp.one_f_one_b import OneFOneBModel
-from assigner.solver.ladder.depth_search import DepthSearch
-from assigner.solver.ladder.simulated import PipelineSetting
 from assigner.solver.limits import tuning
 from assigner.solver.methods.dynamic_program import DynamicProgram
+from assigner.solver.pipelines.depth_search import DepthSearch
+from assigner.solver.pipelines.simulated import SimulatedCandidate
 from assigner.solver.problem.prices import StageOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.formats.terms import Schedule
-    from assigner.solver.contest.contest import Contest
+    from assigner.solver.candidates.state import SearchState
     from assigner.solver.ilp.pipelines import PipelineModel
-    from assigner.solver.ladder.depths import Depths
     from assigner.solver.methods.dynamic_program import PricedPipelines
+    from assigner.solver.pipelines.depths import Depths
     from assigner.solver.problem.prices import StageOption
     from assigner.solver.problem.problem import Problem
 
 
-class LadderSetting(PipelineSetting):
+class PipelineCandidate(SimulatedCandidate):
     """One stage a worker, with M micro-batches.
 
     Attributes:
@@ -40,33 +40,33 @@ class LadderSetting(PipelineSetting):
         cuts: Pipelines with the seconds that they take, where the ILP says less.
 
     Args:
-        contest: What it shares with the other settings.
+        state: What it shares with the other candidates.
         schedule: "gpipe" or "1f1b".
         micro_batches: M.
-        problem: As of `Setting`.
+        problem: As of `CandidateSearch`.
     """
 
     statement: ClassVar[type[PipelineModel]] = OneFOneBModel
 
     def __init__(
-        self, contest: Contest, schedule: Schedule, micro_batches: int, problem: Problem | None = None
+        self, state: SearchState, schedule: Schedule, micro_batches: int, problem: Problem | None = None
     ) -> None:
-        super().__init__(contest, schedule, micro_batches, problem)
+        super().__init__(state, schedule, micro_batches, problem)
         self._wider = False  # labels or pipelines were lost for want of room that more effort gives
         self._few = False  # few enough pipelines are below the target to look at all of them
         self._start: tuple[float, Sequence[StageOption]] = (math.inf, ())
         self.cuts: list[tuple[Sequence[StageOption], float]] = []
 
     def raise_bound(self, bound: float, proof: str) -> None:
-        """Take a bound; of a graph with branches, not the ladder's, which knows the intervals of one order only."""
+        """Take a bound; of a graph with branches, not the dynamic program's: it knows intervals of one order only."""
         if not (self.problem.branched and proof in (DYNAMIC_PROGRAM, ENUMERATION)):
             super().raise_bound(bound, proof)
 
     @cached_property
     def program(self) -> DynamicProgram:
         """Its dynamic program; with too many options, memory is left out of it."""
-        options = StageOptions(self.instance, deep=True, relaxed=True) if self._coarse else self.options
-        return DynamicProgram(self.instance, options, self._additive())
+        options = StageOptions(self.table, deep=True, relaxed=True) if self._coarse else self.options
+        return DynamicProgram(self.table, options, self._additive())
 
     def price(self) -> None:
         """The perfect split of all work: no plan of any schedule is faster."""
@@ -74,61 +74,61 @@ class LadderSetting(PipelineSetting):
         self.decided = math.isinf(self.bound)
 
     def start(self) -> None:
-        """Simulate the ladder's best."""
-        if self.bound >= self.contest.target:
+        """Simulate the dynamic program's best."""
+        if self.bound >= self.state.target:
             self.decided = True
             return
-        for _, pipeline in self._climb(tuning.FIRST_WIDTH)[:12]:
+        for _, pipeline in self._ranked(tuning.FIRST_WIDTH)[:12]:
             self._start = min(self._start, (self.simulate(pipeline), pipeline), key=lambda each: each[0])
 
     def improve(self) -> None:
         """Local search from the best of them."""
-        if self.bound >= self.contest.target:
+        if self.bound >= self.state.target:
             self.decided = True
         elif self._start[1]:
             self._improve(*self._start)
 
     def improve_from(self, stages: Sequence[tuple[str, int]]) -> None:
         """Local search from stages along the order: the worker of each, and how many partitions it has."""
-        groups = {name: number for number, group in enumerate(self.instance.groups) for name in group}
+        groups = {name: number for number, group in enumerate(self.table.groups) for name in group}
         starts = itertools.accumulate((count for _, count in stages[:-1]), initial=0)
         pipeline = self._stages([(start, groups[name]) for start, (name, _) in zip(starts, stages, strict=True)])
         if pipeline is not None:
             self._improve(self.simulate(pipeline, found_by=LOCAL), pipeline)
 
     def tighten(self) -> None:
-        """Climb with more room, for the sake of the bound."""
-        found = self._climb(tuning.PROOF_WIDTH)
+        """Rank more of them, for the sake of the bound."""
+        found = self._ranked(tuning.PROOF_WIDTH)
         if self._boxed and not self.shares:
             self._search_depths(found, self.bound)
         else:
             for _, pipeline in found[: tuning.MOST_TRIED]:
                 self.simulate(pipeline)
 
-    def _climb(self, width: int) -> Sequence[tuple[float, Sequence[StageOption]]]:
-        """Prices and pipelines below the target, the best first; the bound is raised to what the ladder proves."""
+    def _ranked(self, width: int) -> Sequence[tuple[float, Sequence[StageOption]]]:
+        """Prices and pipelines below the target, the best first; the bound is raised to what that proves."""
         if self.decided or self.options.count() > tuning.COARSE_OPTIONS:
             return ()
-        target = self.contest.target
-        climb = self._run(width, most=tuning.MOST_SIMULATED)
-        least = climb.pipelines[0][0] if climb.pipelines else math.inf
-        self._few = climb.complete and not self._coarse
+        target = self.state.target
+        ranked = self._run(width, most=tuning.MOST_SIMULATED)
+        least = ranked.pipelines[0][0] if ranked.pipelines else math.inf
+        self._few = ranked.complete and not self._coarse
         room = (
             self.effort < tuning.MOST_LABELS // tuning.LABELS
-            or len(climb.pipelines) >= tuning.MOST_SIMULATED * self.effort
+            or len(ranked.pipelines) >= tuning.MOST_SIMULATED * self.effort
         )
-        self._wider = room and not climb.complete
-        self.raise_bound(min(least, climb.lost, target), DYNAMIC_PROGRAM)
+        self._wider = room and not ranked.complete
+        self.raise_bound(min(least, ranked.lost, target), DYNAMIC_PROGRAM)
         if self._coarse:
-            fitting = ((price, self._stages([(r.first, r.group) for r in found])) for price, found in climb.pipelines)
+            fitting = ((price, self._stages([(r.first, r.group) for r in found])) for price, found in ranked.pipelines)
             return [(price, pipeline) for price, pipeline in fitting if pipeline is not None]
-        return climb.pipelines
+        return ranked.pipelines
 
     def _run(self, width: int, *, most: int, dominance: bool = True) -> PricedPipelines:
-        """The ladder, with as many times the room as the effort."""
+        """The dynamic program, with as many times the room as the effort."""
         effort = min(self.effort, tuning.MOST_LABELS // tuning.LABELS)
         return self.program.run(
-            cutoff=self.contest.target, width=width * effort, made=tuning.LABELS * effort, dominance=dominance,
+            cutoff=self.state.target, width=width * effort, made=tuning.LABELS * effort, dominance=dominance,
             most=most * self.effort,
         )  # fmt: skip
 
@@ -142,17 +142,17 @@ class LadderSetting(PipelineSetting):
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
         if self.effort > 1:
             self._seen.clear()  # more of their warm-up depths may be tried now
-            LadderSetting.tighten(self)  # however a subclass goes about it
+            PipelineCandidate.tighten(self)  # however a subclass goes about it
         if self.decided or not self._few:
             self.cut_short = self._wider
             return
         most = tuning.MOST_SEARCHED if self._boxed else tuning.MOST_SIMULATED
-        climb = self._run(tuning.ALL_WIDTH, most=most, dominance=False)
-        self.cut_short = not climb.complete
+        ranked = self._run(tuning.ALL_WIDTH, most=most, dominance=False)
+        self.cut_short = not ranked.complete
         if self._boxed:
-            self._search_depths(climb.pipelines, climb.lost)
+            self._search_depths(ranked.pipelines, ranked.lost)
         else:
-            self._simulate_all(climb)
+            self._simulate_all(ranked)
 
     @property
     def _proof_effort(self) -> float:
@@ -167,18 +167,18 @@ class LadderSetting(PipelineSetting):
             open_: No others take less, in seconds.
         """
         search = DepthSearch(self.options, self.micro_batches, pipelines)
-        while search.bound < self.contest.target and self.contest.clock.left_s > 0:
+        while search.bound < self.state.target and self.state.clock.left_s > 0:
             if search.boxes >= tuning.MOST_BOXES * self._proof_effort:
                 self.cut_short = True
                 break
-            for bound, pipeline, depths in search.split(self.contest.target):
+            for bound, pipeline, depths in search.split(self.state.target):
                 if any(depth > option.most_depth for option, depth in zip(pipeline, depths, strict=True)):
                     open_ = min(open_, bound)  # with more recomputing than an option stands for
-                elif bound < self.contest.target:
+                elif bound < self.state.target:
                     open_ = min(open_, self._least_at(bound, pipeline, depths))
-            self.raise_bound(min(search.bound, open_, self.contest.target), ENUMERATION)
-            self.contest.watch()
-        self.raise_bound(min(search.bound, open_, self.contest.target), ENUMERATION)
+            self.raise_bound(min(search.bound, open_, self.state.target), ENUMERATION)
+            self.state.watch()
+        self.raise_bound(min(search.bound, open_, self.state.target), ENUMERATION)
 
     def _least_at(self, bound: float, pipeline: Sequence[StageOption], depths: Depths) -> float:
         """No plan of a pipeline with these depths is left that has a lower value than this; the best is offered."""
@@ -187,14 +187,14 @@ class LadderSetting(PipelineSetting):
         self.offer(value, partial(self.plan_of, pipeline, depths), ENUMERATION)
         return math.inf
 
-    def _simulate_all(self, climb: PricedPipelines) -> None:
+    def _simulate_all(self, ranked: PricedPipelines) -> None:
         """Simulate pipelines, the lowest price first, until the price reaches the target."""
-        open_ = climb.lost
-        for price, pipeline in climb.pipelines:
-            if self.contest.clock.left_s <= 0:
+        open_ = ranked.lost
+        for price, pipeline in ranked.pipelines:
+            if self.state.clock.left_s <= 0:
                 open_ = min(open_, price)
                 break
-            self.raise_bound(min(price, open_, self.contest.target), ENUMERATION)
+            self.raise_bound(min(price, open_, self.state.target), ENUMERATION)
             if self.decided:
                 return
             self.simulate(pipeline, price)
@@ -203,11 +203,11 @@ class LadderSetting(PipelineSetting):
             if self.objective == "step" and (deeper or not self._tried_all(pipeline)):
                 open_ = min(open_, price)
                 self.cut_short |= not deeper
-        self.raise_bound(min(open_, self.contest.target), ENUMERATION)
+        self.raise_bound(min(open_, self.state.target), ENUMERATION)
 
     @property
     def closable(self) -> bool:
-        """As `Setting` has it: by the number of stage options; of throughput and latency the ladder itself is exact."""
+        """By the number of stage options; of throughput and latency the dynamic program itself is exact."""
         most = tuning.CLOSE_SEARCHED if self._boxed else tuning.CLOSE_OPTIONS
         small = self.objective == "step" and self.options.count() <= tuning.CLOSE_OPTIONS
         return small and len(self.options.all) <= most
@@ -216,22 +216,22 @@ class LadderSetting(PipelineSetting):
         """Have the ILP close what is small; of the rest look at every pipeline below the target, before it is asked."""
         small = len(self.options.all) <= tuning.CLOSE_OPTIONS
         if small:
-            self.settle()
+            self.close_by_ilp()
         if self._boxed and not self.decided:
             self.tighten()
             if not self.decided:
                 self.prove()
         if not (small or self.decided):
-            self.settle()
+            self.close_by_ilp()
 
-    def settle(self) -> None:
+    def close_by_ilp(self) -> None:
         """Have the ILP name pipelines whose bound is below the target, and simulate each: decided if none is left."""
-        contest, target = self.contest, self.contest.target
+        state, target = self.state, self.state.target
         options = [
             option for option in self.options.all
             if self.micro_batches * (option.forward_s + option.backward_s) < target
         ]  # fmt: skip
-        model = self.statement(self.instance, options, unit=contest.unit, clock=contest.clock)
+        model = self.statement(self.table, options, unit=state.unit, clock=state.clock)
         outcome = self.bound_by(model, relaxed=True, most=target)
         if self.decided or not outcome.finished:
             return
@@ -239,20 +239,20 @@ class LadderSetting(PipelineSetting):
             option for option, x in zip(model.columns, model.x, strict=True)
             if outcome.value + max(0.0, x.dj or 0.0) * model.unit < target * (1 + PROVEN)
         ]  # fmt: skip
-        model = self.statement(self.instance, kept, unit=contest.unit, clock=contest.clock)
+        model = self.statement(self.table, kept, unit=state.unit, clock=state.clock)
         for _ in range(tuning.CLOSE_CUTS):
-            target = contest.target
+            target = state.target
             model.check()
-            found = contest.backend.search(
-                model.problem, gap=contest.gap, cutoff=target / model.unit, time_limit=contest.share_s,
-                nodes=contest.nodes,
+            found = state.backend.search(
+                model.problem, gap=state.gap, cutoff=target / model.unit, time_limit=state.share_s,
+                nodes=state.nodes,
             ).scaled(model.unit)  # fmt: skip
             pipeline = model.chosen() if found.found else ()
             told = self._all_depths(pipeline) and all(option.bound_depth <= option.most_depth for option in pipeline)
             if pipeline and told:
                 self.cuts.append((pipeline, self.simulate(pipeline, found.bound, found_by=INTEGER_PROGRAM)))
                 model.cut(*self.cuts[-1])
-            self.raise_bound(min(found.bound, contest.target), INTEGER_PROGRAM)
+            self.raise_bound(min(found.bound, state.target), INTEGER_PROGRAM)
             if self.decided or not pipeline or not told:  # else the simulator cannot say what it takes at best
                 return
 

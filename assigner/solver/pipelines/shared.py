@@ -16,12 +16,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.schedule.program import deeper_reader
-from assigner.solver.contest.contest import DYNAMIC_PROGRAM, ENUMERATION, TOTAL_WORK
-from assigner.solver.ladder.climbing import LadderSetting
-from assigner.solver.ladder.share_search import ShareSearch
-from assigner.solver.ladder.simulated import pipeline_key
+from assigner.solver.candidates.state import DYNAMIC_PROGRAM, ENUMERATION, TOTAL_WORK
 from assigner.solver.limits import tuning
 from assigner.solver.methods.dynamic_program import DynamicProgram, PricedPipelines
+from assigner.solver.pipelines.ranking import PipelineCandidate
+from assigner.solver.pipelines.share_search import ShareSearch
+from assigner.solver.pipelines.simulated import pipeline_key
 from assigner.solver.problem.objectives import OneFOneBStep
 from assigner.solver.problem.prices import by_kinds
 from assigner.solver.problem.replica_options import ReplicaOptions
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.solver.ladder.depths import Depths
-    from assigner.solver.ladder.simulated import Pipeline, Point
+    from assigner.solver.pipelines.depths import Depths
+    from assigner.solver.pipelines.simulated import Pipeline, Point
     from assigner.solver.problem.objectives import PipelineObjective
     from assigner.solver.problem.prices import StageOption
     from assigner.solver.problem.stage_remat import RematChoices
 
 
-class SharedSetting(LadderSetting):
+class SharedCandidate(PipelineCandidate):
     """Under one schedule with M micro-batches: a worker has one stage, and at least one stage has several workers.
 
     Attributes:
@@ -46,7 +46,7 @@ class SharedSetting(LadderSetting):
             its terms name no order of the backwards, and all micro-batches in flight are one of its depths.
     """
 
-    follower: SharedSetting | None = None
+    follower: SharedCandidate | None = None
     shares = True
     most_depths = tuning.SHARED_DEPTHS
     options: ReplicaOptions
@@ -55,10 +55,10 @@ class SharedSetting(LadderSetting):
         self._below = math.inf  # what is left out of the options takes so long
         self._proven: dict[tuple[object, ...], float] = {}  # by pipeline, of all its shares and depths
         self._memory = StageRemat(self.problem)
-        return ReplicaOptions(self.instance, deep=deep, below=self._limit)
+        return ReplicaOptions(self.table, deep=deep, below=self._limit)
 
     def _limit(self) -> float:
-        self._below = self.contest.best_value
+        self._below = self.state.best_value
         return self._below
 
     def _additive(self) -> PipelineObjective:
@@ -90,20 +90,20 @@ class SharedSetting(LadderSetting):
     @cached_property
     def _kinds(self) -> DynamicProgram | None:
         """The dynamic program of workers taken by kind; None: it is no other, or has too many sets of them, too."""
-        table = by_kinds(self.instance)
+        table = by_kinds(self.table)
         if table is None:
             return None
-        options = ReplicaOptions(table, deep=self.schedule == "1f1b", below=lambda: self.contest.best_value)
+        options = ReplicaOptions(table, deep=self.schedule == "1f1b", below=lambda: self.state.best_value)
         return DynamicProgram(table, options, self._additive()) if options.whole else None
 
     def _bound_by_kinds(self, width: int) -> None:
         """Raise the bound by the least price of pipelines of kinds, with so many labels at a position."""
-        target = self.contest.target
-        if self.bound >= target or math.isinf(target) or self.contest.shared_work <= 0 or self._kinds is None:
+        target = self.state.target
+        if self.bound >= target or math.isinf(target) or self.state.shared_work <= 0 or self._kinds is None:
             return
         before = self._kinds.work
         found = self._kinds.run(cutoff=target, width=width, made=tuning.LABELS, most=1)
-        self.contest.shared_work -= self._kinds.work - before
+        self.state.shared_work -= self._kinds.work - before
         least = found.pipelines[0][0] if found.pipelines else target
         self._raise(min(least, found.lost, target), DYNAMIC_PROGRAM)
 
@@ -119,39 +119,39 @@ class SharedSetting(LadderSetting):
         priced = [(self.program.price(each), n) for n, each in enumerate(whole) if each is not None]
         for price, n in sorted(priced)[: tuning.SHARED_STARTS]:
             pipeline = whole[n]
-            if price < self.contest.target and pipeline is not None:
+            if price < self.state.target and pipeline is not None:
                 self._start = min(self._start, (self.simulate(pipeline), pipeline), key=lambda each: each[0])
         super().start()
 
     def tighten(self) -> None:
-        """By kinds; then as of `LadderSetting`, where every set of workers is looked at: else it tells no bound."""
+        """By kinds; then as of `PipelineCandidate`, where every set of workers is looked at: else it tells no bound."""
         self._bound_by_kinds(tuning.PROOF_WIDTH)
         if self.options.whole and not self.decided:
             super().tighten()
 
     def prove(self) -> None:
-        """As of `LadderSetting`, where every set of workers is looked at; local search is all there is elsewhere."""
+        """As of one worker a stage where every set of workers is looked at; local search is all there is elsewhere."""
         if self.options.whole:
             super().prove()
 
     @property
     def closable(self) -> bool:
-        """As `Setting` has it: by the number of stage options."""
+        """As `CandidateSearch` has it: by the number of stage options."""
         return self.options.whole and self.options.count() <= tuning.CLOSE_OPTIONS
 
     @property
     def most_effort(self) -> int:
-        """As of `Setting` where it is small and a gap was asked for; else what counts say, whatever time is left."""
-        asked = self.contest.options.gap is not None
+        """As of all candidates where it is small and a gap was asked for; else by counts, whatever time there is."""
+        asked = self.state.options.gap is not None
         return super().most_effort if asked and self.closable else tuning.SHARED_EFFORT
 
     def _run(self, width: int, *, most: int, dominance: bool = True) -> PricedPipelines:
-        """As of `LadderSetting`, while all settings together have not used up what large problems may spend."""
-        if self.most_effort == tuning.SHARED_EFFORT and self.contest.shared_work <= 0:
+        """As of `PipelineCandidate`, while all candidates together have not used up what large problems may spend."""
+        if self.most_effort == tuning.SHARED_EFFORT and self.state.shared_work <= 0:
             return PricedPipelines((), lost=0.0)
         before = self.program.work
         found = super()._run(width, most=most, dominance=dominance)
-        self.contest.shared_work -= self.program.work - before
+        self.state.shared_work -= self.program.work - before
         return found
 
     def close(self) -> None:
@@ -162,60 +162,60 @@ class SharedSetting(LadderSetting):
 
     @property
     def _proof_effort(self) -> float:
-        """As of `LadderSetting`; less where a what-if asks."""
-        return self.effort * self.contest.shared_effort
+        """As of `PipelineCandidate`; less where a what-if asks."""
+        return self.effort * self.state.shared_effort
 
     def _search_depths(self, pipelines: Sequence[tuple[float, Sequence[StageOption]]], open_: float) -> None:
-        """As of `LadderSetting`, of every sharing of the pipelines."""
-        room = int(tuning.SHARINGS * self._proof_effort)
+        """As of `PipelineCandidate`, of every sharing of the pipelines."""
+        actions = int(tuning.SHARINGS * self._proof_effort)
         found: list[tuple[float, Pipeline]] = []
         for price, pipeline in pipelines:
-            self.contest.clock.check()
-            search = ShareSearch(self, pipeline, room)
+            self.state.clock.check()
+            search = ShareSearch(self, pipeline, actions)
             found += ((price, shared) for shared in search.sharings())
-            room = search.room
-            if room <= 0:
+            actions = search.actions
+            if actions <= 0:
                 self.cut_short, open_ = True, min(open_, price)
                 break
         super()._search_depths(found, open_)
 
     def _least_at(self, bound: float, pipeline: Sequence[StageOption], depths: Depths) -> float:
-        """As of `LadderSetting`; what the workers of a stage recompute is told by themselves."""
+        """As of `PipelineCandidate`; what the workers of a stage recompute is told by themselves."""
         return max(bound, ShareSearch(self, pipeline, 0).value(tuple(pipeline), depths))
 
-    def _simulate_all(self, climb: PricedPipelines) -> None:
+    def _simulate_all(self, ranked: PricedPipelines) -> None:
         """Look at every plan of pipelines, the lowest price first, until the price reaches the target."""
-        open_, room = climb.lost, int(tuning.SHARED_ACTIONS * self._proof_effort)
-        for price, pipeline in climb.pipelines:
+        open_, actions = ranked.lost, int(tuning.SHARED_ACTIONS * self._proof_effort)
+        for price, pipeline in ranked.pipelines:
             key = pipeline_key(pipeline)
-            if self._proven.get(key, price) >= self.contest.target:
+            if self._proven.get(key, price) >= self.state.target:
                 continue
-            self.raise_bound(min(price, open_, self.contest.target), ENUMERATION)
+            self.raise_bound(min(price, open_, self.state.target), ENUMERATION)
             if self.decided:
                 return
-            if self.contest.clock.left_s <= 0 or room <= 0:
-                self.cut_short = room <= 0
+            if self.state.clock.left_s <= 0 or actions <= 0:
+                self.cut_short = actions <= 0
                 open_ = min(open_, price)
                 break
             self.simulate(pipeline)
             self._deepen(pipeline)
-            search = ShareSearch(self, pipeline, room)
+            search = ShareSearch(self, pipeline, actions)
             self._proven[key] = max(price, search.least())
-            open_, room = min(open_, self._proven[key]), search.room
-            self.cut_short |= room <= 0
-        self.raise_bound(min(open_, self.contest.target), ENUMERATION)
+            open_, actions = min(open_, self._proven[key]), search.actions
+            self.cut_short |= actions <= 0
+        self.raise_bound(min(open_, self.state.target), ENUMERATION)
 
     def _tried_all(self, pipeline: Sequence[StageOption]) -> bool:
-        """As of `LadderSetting`: shares are not all tried."""
+        """As of `PipelineCandidate`: shares are not all tried."""
         return not any(option.shares for option in pipeline) and super()._tried_all(pipeline)
 
     def ranges(self, pipeline: Sequence[StageOption]) -> list[range]:
-        """As of `LadderSetting`; under GPipe all are in flight."""
+        """As of `PipelineCandidate`; under GPipe all are in flight."""
         most = self.micro_batches
         return [range(most, most + 1)] * len(pipeline) if self.schedule == "gpipe" else super().ranges(pipeline)
 
     def worth(self, plan: Plan) -> tuple[float, float]:
-        """As of `LadderSetting`; what a shared stage's option promises of memory need not hold for these shares.
+        """As of `PipelineCandidate`; what a shared stage's option promises of memory need not hold for these shares.
 
         Plans with a reader deeper than its source are not looked for, though with shared stages some of them run.
         """
@@ -226,7 +226,7 @@ class SharedSetting(LadderSetting):
     def plan_of(
         self, pipeline: Sequence[StageOption], depths: Sequence[int], groups: Sequence[Sequence[str]] | None = None
     ) -> Plan:
-        """As of `LadderSetting`; the workers of a stage rematerialise what is best for the slowest for its share."""
+        """As of one worker a stage; those of a stage rematerialise what is best for the slowest for its share."""
         plan, choices = self.remat_choices(pipeline, depths, groups)
         return with_remat(plan, {n: each.sets[0] for n, each in choices.items() if each.sets})
 
@@ -238,7 +238,7 @@ class SharedSetting(LadderSetting):
         return plan, {n: self._memory.choices(plan, n) for n, option in enumerate(pipeline) if option.shares}
 
     def _near(self, at: Point, ranges: Sequence[range]) -> Iterator[Point]:
-        """As of `LadderSetting`; first, one micro-batch handed from one worker to another."""
+        """As of `PipelineCandidate`; first, one micro-batch handed from one worker to another."""
         yield from ((shared, at[1]) for shared in _other_shares(at[0]))
         yield from super()._near(at, ranges)
 

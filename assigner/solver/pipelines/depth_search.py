@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from assigner.solver.ladder.depths import Depths
+    from assigner.solver.pipelines.depths import Depths
     from assigner.solver.problem.prices import StageOption, StageOptions
 
     Floats = NDArray[np.float64]

@@ -1,6 +1,6 @@
 """One way to run a step, a schedule with a number of micro-batches, and how far its search has come.
 
-The search (search.py) takes every setting through the same steps:
+The search (search.py) takes every candidate through the same steps:
 
     price    everything that one micro-batch costs; a first bound
     start    good plans at once, without proof
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
-from assigner.solver.contest.contest import INTEGER_PROGRAM, RELAXATION, Proposal
+from assigner.solver.candidates.state import INTEGER_PROGRAM, RELAXATION, Proposal
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime
 from assigner.solver.limits.tuning import TIE
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Schedule
-    from assigner.solver.contest.contest import Contest
+    from assigner.solver.candidates.state import SearchState
     from assigner.solver.ilp.backend import Outcome
     from assigner.solver.ilp.linear import LinearModel
     from assigner.solver.problem.problem import Problem
 
 
-class Setting(ABC):
+class CandidateSearch(ABC):
     """A schedule with a number of micro-batches.
 
     Args:
-        contest: What it shares with the others.
+        state: What it shares with the others.
         micro_batches: M.
-        problem: What is to be placed, along one order of the graph; None: the contest's.
+        problem: What is to be placed, along one order of the graph; None: the search's.
 
     Attributes:
         schedule: The plan's schedule, `gpipe`.
         shares: Its plans have stages that several workers share.
         best: Its best plan so far.
         with_wires: The best of those offered at prices with wires; None: no links share one, or there is none.
-        bound: No plan of this setting has a lower value; inf: it has none.
+        bound: No plan of this candidate has a lower value; inf: it has none.
         decided: There is nothing left to find.
         effort: How many times what it counts by itself it may spend: nodes, labels, cuts.
         cut_short: It stopped where that count was used up, so that with more of it it would know more.
@@ -63,8 +63,8 @@ class Setting(ABC):
     schedule: Schedule
     shares = False
 
-    def __init__(self, contest: Contest, micro_batches: int, problem: Problem | None = None) -> None:
-        self.contest, self.problem = contest, problem or contest.problem
+    def __init__(self, state: SearchState, micro_batches: int, problem: Problem | None = None) -> None:
+        self.state, self.problem = state, problem or state.problem
         self.micro_batches = micro_batches
         self.best: Proposal | None = None
         self.with_wires: Proposal | None = None
@@ -85,11 +85,11 @@ class Setting(ABC):
     @property
     def leads(self) -> bool:
         """True if the best plan of all runs this way, also where it came from outside of the search."""
-        best = self.contest.best
+        best = self.state.best
         return best is not None and (best.plan.schedule, best.plan.micro_batches) == (self.schedule, self.micro_batches)
 
     def offer(self, value: float, plan: Callable[[], Plan], found_by: str) -> None:
-        """Take a plan that was found, if it is better than this setting's best.
+        """Take a plan that was found, if it is better than this candidate's best.
 
         Args:
             value: Its value of the objective, with a wire for each link; inf: it cannot run.
@@ -100,8 +100,8 @@ class Setting(ABC):
             self._offer_with_wires(Proposal(plan(), value, found_by))
         if value < self.best_value:
             self.best = Proposal(plan(), value, found_by)
-            if value < self.contest.best_value * (1 - TIE):
-                self.contest.best = self.best
+            if value < self.state.best_value * (1 - TIE):
+                self.state.best = self.best
 
     def _offer_with_wires(self, found: Proposal) -> None:
         cost, plan = self.problem.cost, found.plan
@@ -115,37 +115,37 @@ class Setting(ABC):
             self.best = self.with_wires
 
     def raise_bound(self, bound: float, proof: str) -> None:
-        """Take a proven bound; the setting is decided once it reaches the target.
+        """Take a proven bound; the candidate is decided once it reaches the target.
 
         Args:
-            bound: No plan of this setting has a lower value; inf: none is left below the target.
+            bound: No plan of this candidate has a lower value; inf: none is left below the target.
             proof: How it was proven.
         """
-        nothing_better = bound == math.inf and not math.isinf(self.contest.target)
-        self.bound = max(self.bound, self.contest.target if nothing_better else bound)
-        if self.bound >= self.contest.target * (1 - TIE):  # units of a model take its last bit
-            self.bound = max(self.bound, self.contest.target)
+        nothing_better = bound == math.inf and not math.isinf(self.state.target)
+        self.bound = max(self.bound, self.state.target if nothing_better else bound)
+        if self.bound >= self.state.target * (1 - TIE):  # units of a model take its last bit
+            self.bound = max(self.bound, self.state.target)
             self.decided = True
-            self.contest.proofs.add(proof)
+            self.state.proofs.add(proof)
 
     def bound_by(self, model: LinearModel, *, relaxed: bool = False, most: float = math.inf) -> Outcome:
         """Raise the bound to what a model proves of all plans, in seconds; returns what was proven.
 
         Args:
             model: What every plan is a solution of.
-            relaxed: By its linear relaxation, if that ends; else by the ILP, in this setting's share of the time.
+            relaxed: By its linear relaxation, if that ends; else by the ILP, in this candidate's share of the time.
             most: The model has only the plans below this value.
 
         Raises:
             OutOfTime: less is left than it takes to hand the model over.
         """
-        contest = self.contest
+        state = self.state
         model.check()
         if relaxed:
-            outcome = contest.backend.relax(model.problem, time_limit=contest.clock.left_s)
+            outcome = state.backend.relax(model.problem, time_limit=state.clock.left_s)
         else:
-            outcome = contest.backend.search(
-                model.problem, gap=contest.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
+            outcome = state.backend.search(
+                model.problem, gap=state.gap, cutoff=state.target / model.unit, time_limit=state.share_s
             )
         outcome = outcome.scaled(model.unit)
         if outcome.finished or not relaxed:
@@ -153,13 +153,13 @@ class Setting(ABC):
         return outcome
 
     def over(self) -> Callable[[], bool]:
-        """What tells, asked now and then, whether this setting's share of the time is over; it tells of progress."""
-        contest = self.contest
-        until = contest.clock.elapsed_s + contest.share_s
+        """What tells, asked now and then, whether this candidate's share of the time is over; it tells of progress."""
+        state = self.state
+        until = state.clock.elapsed_s + state.share_s
 
         def is_over() -> bool:
-            contest.watch()
-            return contest.clock.elapsed_s > until
+            state.watch()
+            return state.clock.elapsed_s > until
 
         return is_over
 
@@ -179,7 +179,7 @@ class Setting(ABC):
         """Offer good plans."""
 
     def improve(self) -> None:  # noqa: B027 - where `start` leaves nothing to do
-        """Make its best plan better by local search; the most promising setting of all goes first."""
+        """Make its best plan better by local search; the most promising candidate of all goes first."""
 
     @abstractmethod
     def tighten(self) -> None:
@@ -200,5 +200,5 @@ class Setting(ABC):
         return False
 
     def close(self) -> None:
-        """Find the best plan of all below the target, or prove that this setting has none."""
+        """Find the best plan of all below the target, or prove that this candidate has none."""
         self.prove()

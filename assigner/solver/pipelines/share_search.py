@@ -17,19 +17,19 @@ from assigner.errors import FormatError
 from assigner.schedule.program import ActionKind
 from assigner.schedule.replication import takes
 from assigner.schedule.timing import Instead, step_s
-from assigner.solver.contest.contest import ENUMERATION
-from assigner.solver.ladder.depths import falling
+from assigner.solver.candidates.state import ENUMERATION
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import TIE
+from assigner.solver.pipelines.depths import falling
 from assigner.solver.problem.stage_remat import with_remat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.solver.ladder.depths import Depths
-    from assigner.solver.ladder.shared import SharedSetting
-    from assigner.solver.ladder.simulated import Pipeline
+    from assigner.solver.pipelines.depths import Depths
+    from assigner.solver.pipelines.shared import SharedCandidate
+    from assigner.solver.pipelines.simulated import Pipeline
     from assigner.solver.problem.prices import StageOption
     from assigner.solver.problem.stage_remat import RematChoices
 
@@ -38,18 +38,18 @@ class ShareSearch:
     """The search over the plans of one pipeline.
 
     Args:
-        setting: Whose pipeline it is: it prices, simulates and takes plans.
+        candidate: Whose pipeline it is: it prices, simulates and takes plans.
         pipeline: Its stages.
-        room: Simulated actions of workers that it may take.
+        actions: Simulated actions of workers that it may take.
 
     Attributes:
-        room: How many are left; none: it was stopped.
+        actions: How many of these are left; none: it was stopped.
     """
 
-    def __init__(self, setting: SharedSetting, pipeline: Sequence[StageOption], room: int) -> None:
-        self._setting, self._pipeline, self.room = setting, pipeline, room
-        self._target, self._times_steps = setting.contest.target, setting.objective == "step"
-        self._each = 2 * setting.micro_batches * sum(max(1, len(option.shares)) for option in pipeline)
+    def __init__(self, candidate: SharedCandidate, pipeline: Sequence[StageOption], actions: int) -> None:
+        self._candidate, self._pipeline, self.actions = candidate, pipeline, actions
+        self._target, self._times_steps = candidate.state.target, candidate.objective == "step"
+        self._each = 2 * candidate.micro_batches * sum(max(1, len(option.shares)) for option in pipeline)
 
     def least(self) -> float:
         """No plan of the pipeline has a lower value; the best of them is offered. -inf: nothing is known."""
@@ -57,18 +57,18 @@ class ShareSearch:
             return -math.inf  # warm-ups that no option stands for
         found = self._target
         for shared in self.sharings():
-            if self._setting.program.price(shared) < self._target:
+            if self._candidate.program.price(shared) < self._target:
                 found = min(found, self._least(shared))
-            if self.room <= 0 or self._setting.contest.clock.left_s <= 0:
-                self.room = min(self.room, 0)
+            if self.actions <= 0 or self._candidate.state.clock.left_s <= 0:
+                self.actions = min(self.actions, 0)
                 break
-        return found if self.room > 0 else -math.inf
+        return found if self.actions > 0 else -math.inf
 
     def sharings(self) -> Iterator[Pipeline]:
-        """The pipeline with every sharing for which no worker computes until the target, while there is room."""
+        """The pipeline with every sharing for which no worker computes until the target, while any are left."""
         for shared in itertools.product(*(list(self._ways(option)) for option in self._pipeline)):
-            self.room -= 1
-            if self.room <= 0:
+            self.actions -= 1
+            if self.actions <= 0:
                 return
             yield shared
 
@@ -77,14 +77,14 @@ class ShareSearch:
         if not option.shares:
             yield option
             return
-        options = self._setting.options
+        options = self._candidate.options
         members = options.sets[option.group]
         seconds = {group: options.seconds_of(option, group) for group in members}
         within = self._target - (option.behind_s if self._times_steps else 0.0)
         most = {group: int((each < within).nonzero()[0].max(initial=0)) for group, each in seconds.items()}
-        for named, shares in sharings(members, most, self._setting.micro_batches):
-            self.room -= 1
-            if self.room <= 0:
+        for named, shares in sharings(members, most, self._candidate.micro_batches):
+            self.actions -= 1
+            if self.actions <= 0:
                 return
             busiest = max(float(seconds[group][share]) for group, share in zip(named, shares, strict=True))
             yield replace(option, named=named, shares=shares, busiest_s=busiest)
@@ -93,29 +93,29 @@ class ShareSearch:
         """No plan with these shares has a lower value than this, or than the target."""
         found = self._target
         for depths in self._depths(shared):
-            self.room -= self._each
-            if self.room <= 0 or self._setting.contest.clock.left_s <= 0:
+            self.actions -= self._each
+            if self.actions <= 0 or self._candidate.state.clock.left_s <= 0:
                 break
             found = min(found, self.value(shared, depths))
         return found
 
     def _depths(self, shared: Pipeline) -> Iterable[Depths]:
         """Every choice of warm-up depths; of the steady state, which is the same at any, the usual ones."""
-        ranges = self._setting.ranges(shared)
+        ranges = self._candidate.ranges(shared)
         if not all(ranges):
             return ()
         if not self._times_steps:
             return (tuple(each.start for each in ranges),)
-        exact = self._setting.problem.exact
-        return falling(ranges, self._setting.micro_batches) if exact else itertools.product(*ranges)
+        exact = self._candidate.problem.exact
+        return falling(ranges, self._candidate.micro_batches) if exact else itertools.product(*ranges)
 
     def value(self, shared: Pipeline, depths: Depths) -> float:
         """A lower bound of the value with these depths, whatever is recomputed; plans are offered."""
-        groups = self._setting.instance.groups
-        choices = self._choices(shared) if self._setting.problem.rings_differ else [groups]
+        groups = self._candidate.table.groups
+        choices = self._choices(shared) if self._candidate.problem.rings_differ else [groups]
         if not choices:
-            return min(self._value(shared, depths, groups), self._setting.program.price(shared))
-        self.room -= self._each * (len(choices) - 1)
+            return min(self._value(shared, depths, groups), self._candidate.program.price(shared))
+        self.actions -= self._each * (len(choices) - 1)
         return min(self._value(shared, depths, each) for each in choices)
 
     def _choices(self, shared: Pipeline) -> list[tuple[tuple[str, ...], ...]]:
@@ -123,7 +123,7 @@ class ShareSearch:
 
         It matters which are in a ring of three or more with others.
         """
-        groups, sets = self._setting.instance.groups, self._setting.options.sets
+        groups, sets = self._candidate.table.groups, self._candidate.options.sets
         stages = [Counter(option.named or sets[option.group]) for option in shared]
         taken = [
             [(each[group], len(each) > 1 and each.total() > 2) for each in stages if each[group]]
@@ -136,8 +136,8 @@ class ShareSearch:
 
     def _value(self, shared: Pipeline, depths: Depths, groups: Sequence[Sequence[str]]) -> float:
         """The same with these workers."""
-        setting, cost = self._setting, self._setting.problem.cost.apart
-        bare, choices = setting.remat_choices(shared, depths, groups)
+        candidate, cost = self._candidate, self._candidate.problem.cost.apart
+        bare, choices = candidate.remat_choices(shared, depths, groups)
         if not all(each.sets for each in choices.values()):
             return math.inf
         least = -math.inf
@@ -154,19 +154,19 @@ class ShareSearch:
         value = math.inf
         for again in itertools.product(*tried):
             value = min(value, self._offered(with_remat(bare, dict(zip(choices, again, strict=True)))))
-            self.room -= self._each
-        self.room += self._each
+            self.actions -= self._each
+        self.actions += self._each
         return value if (every and value < math.inf) or value <= least * (1 + TIE) else least
 
     def _offered(self, plan: Plan) -> float:
         """The value of a plan, which is offered."""
-        value, _ = self._setting.worth(plan)
-        self._setting.offer(value, lambda: plan, ENUMERATION)
+        value, _ = self._candidate.worth(plan)
+        self._candidate.offer(value, lambda: plan, ENUMERATION)
         return value
 
     def _alone(self, bare: Plan, choices: Mapping[int, RematChoices]) -> Instead:
         """Backwards in which each worker recomputes what it must, and not what others must."""
-        cost, size, seconds = self._setting.problem.cost, bare.micro_batch_size, {}
+        cost, size, seconds = self._candidate.problem.cost, bare.micro_batch_size, {}
         for n, each in choices.items():
             for worker, again_s in each.alone_s.items():
                 once = sum(cost.partition(name, worker, size).backward_s for name in bare.stages[n].partitions)

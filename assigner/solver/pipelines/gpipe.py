@@ -11,34 +11,34 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.solver.contest.contest import DYNAMIC_PROGRAM, TOTAL_WORK
+from assigner.solver.candidates.state import DYNAMIC_PROGRAM, TOTAL_WORK
 from assigner.solver.fleet.hierarchy import Hierarchy
 from assigner.solver.ilp.gpipe import GPipeModel
-from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.limits import tuning
+from assigner.solver.pipelines.ranking import PipelineCandidate
 
 if TYPE_CHECKING:
-    from assigner.solver.contest.contest import Contest
+    from assigner.solver.candidates.state import SearchState
     from assigner.solver.problem.problem import Problem
 
 
-class GPipeSetting(LadderSetting):
-    """GPipe, one stage a worker, with M micro-batches; arguments as of `Setting`."""
+class GPipeCandidate(PipelineCandidate):
+    """GPipe, one stage a worker, with M micro-batches; arguments as of `CandidateSearch`."""
 
     statement = GPipeModel
 
-    def __init__(self, contest: Contest, micro_batches: int, problem: Problem | None = None) -> None:
-        super().__init__(contest, "gpipe", micro_batches, problem)
+    def __init__(self, state: SearchState, micro_batches: int, problem: Problem | None = None) -> None:
+        super().__init__(state, "gpipe", micro_batches, problem)
         self.hierarchy = Hierarchy(
-            self.instance, price=self.simulate, target=lambda: contest.target,
-            watch=lambda: contest.watch(self._take_bound),
+            self.table, price=self.simulate, target=lambda: state.target,
+            watch=lambda: state.watch(self._take_bound),
         )  # fmt: skip
 
     @cached_property
     def _columns(self) -> int:
         """How many segments there are on all groups of workers."""
         n = len(self.problem.order)
-        return n * (n + 1) // 2 * len(self.instance.groups)
+        return n * (n + 1) // 2 * len(self.table.groups)
 
     @property
     def _small(self) -> bool:
@@ -57,13 +57,13 @@ class GPipeSetting(LadderSetting):
 
     @property
     def closable(self) -> bool:
-        """As `Setting` has it: by what the dynamic program can carry."""
+        """As `CandidateSearch` has it: by what the dynamic program can carry."""
         return self._sharp and len(self.options.all) <= tuning.CLOSE_SEARCHED
 
     @cached_property
     def _by_kinds(self) -> bool:
         """Whether the hierarchy goes first: with hardly any gap allowed it rarely proves anything."""
-        return self.contest.gap >= tuning.COARSE_GAP or not self._sharp
+        return self.state.gap >= tuning.COARSE_GAP or not self._sharp
 
     def price(self) -> None:
         """The sums alone give a first bound, inf where a partition fits nowhere."""
@@ -71,11 +71,11 @@ class GPipeSetting(LadderSetting):
         self.decided = math.isinf(self.bound)
 
     def start(self) -> None:
-        """Take the hierarchy's first plan if there is none yet; of a graph, or for a small gap, climb for some more."""
+        """Take the hierarchy's first plan if there is none yet; of a graph, or for a small gap, rank some more."""
         self.raise_bound(self.bound, TOTAL_WORK)
         if self.decided:
             return
-        if self._by_kinds and math.isinf(self.contest.best_value) and not self.hierarchy.start():
+        if self._by_kinds and math.isinf(self.state.best_value) and not self.hierarchy.start():
             self.raise_bound(math.inf, DYNAMIC_PROGRAM)
         if self._climbs and not self.decided:
             super().start()
@@ -91,33 +91,33 @@ class GPipeSetting(LadderSetting):
             super().improve()
 
     def tighten(self) -> None:
-        """Bound the setting: by the hierarchy, the integer program or the dynamic program."""
+        """Bound the candidate: by the hierarchy, the integer program or the dynamic program."""
         if self._by_kinds:
-            self._descend(self.contest.share_s)
+            self._descend(self.state.share_s)
         elif self._few_columns:
-            self.settle()
+            self.close_by_ilp()
         else:
             super().tighten()
 
     def prove(self) -> None:
         """Find a better plan, or prove that there is none."""
         if not self._small:
-            self._descend(self.contest.clock.left_s)
+            self._descend(self.state.clock.left_s)
             return
         if self._few_columns and self.effort == 1:
-            self.settle()
+            self.close_by_ilp()
         if self._sharp and not self.decided:
             if self.effort == 1:
                 super().tighten()
             super().prove()
         if not (self._sharp or self.decided):
-            self._descend(self.contest.share_s)
-        large = not self._sharp and self.contest.gap >= tuning.COARSE_GAP  # its model alone takes longer than the rest
-        if not (self.decided or self.cut_short or self._few_columns or large) and self.contest.clock.left_s > 0:
-            self.settle()
+            self._descend(self.state.share_s)
+        large = not self._sharp and self.state.gap >= tuning.COARSE_GAP  # its model alone takes longer than the rest
+        if not (self.decided or self.cut_short or self._few_columns or large) and self.state.clock.left_s > 0:
+            self.close_by_ilp()
 
     def close(self) -> None:
-        """As `Setting` has it."""
+        """As `CandidateSearch` has it."""
         self.prove()
 
     def _take_bound(self) -> None:

@@ -1,8 +1,8 @@
-"""Settings whose stages have any shape: several stages a worker, or one convex set of a branched graph.
+"""Candidates whose stages have any shape: several stages a worker, or one convex set of a branched graph.
 
 What is proven: of a small instance the optimum over every placement, every order of stages and every choice of
 rematerialisation, by exhaustive search, unless it runs out of nodes or time. Of a larger one plans come from local
-search, and the bound, from a relaxation (`ilp/placements.py`), holds for every placement of the setting.
+search, and the bound, from a relaxation (`ilp/placements.py`), holds for every placement of the candidate.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.solver.contest.contest import EXHAUSTIVE, LOCAL, TOTAL_WORK
-from assigner.solver.contest.setting import Setting
+from assigner.solver.candidates.candidate import CandidateSearch
+from assigner.solver.candidates.state import EXHAUSTIVE, LOCAL, TOTAL_WORK
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.pricing import StepPricing
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from assigner.formats.terms import Schedule
-    from assigner.solver.contest.contest import Contest
+    from assigner.solver.candidates.state import SearchState
     from assigner.solver.free.arrangement import Arrangement, Stages
     from assigner.solver.free.pricing import BoundedPricing
 
 
-class FreeSetting(Setting):
+class FreeCandidate(CandidateSearch):
     """The breadth-first schedule with M micro-batches, any number of stages a worker.
 
     Attributes:
-        room: Prices and memory.
+        memory: Prices and memory.
         placements: How many ways there are to put the partitions on workers.
         small: Few enough for exhaustive search.
         certain: So few that it is sure to end.
@@ -45,45 +45,45 @@ class FreeSetting(Setting):
     most_placements = tuning.SMALL
     most_certain = tuning.CERTAIN
 
-    def __init__(self, contest: Contest, micro_batches: int) -> None:
-        super().__init__(contest, micro_batches)
-        self.room = SetMemory(self.problem, micro_batches)
+    def __init__(self, state: SearchState, micro_batches: int) -> None:
+        super().__init__(state, micro_batches)
+        self.memory = SetMemory(self.problem, micro_batches)
         self._starts: list[Arrangement] = []
-        self.placements = math.prod(max(1, len(homes)) for homes in self.room.table.homes)
+        self.placements = math.prod(max(1, len(homes)) for homes in self.memory.table.homes)
         self.small, self.certain = self.placements <= self.most_placements, self.placements <= self.most_certain
 
     def _take(self, found: Arrangement, found_by: str = LOCAL) -> float:
         self.offer(found.value_s, lambda: found.plan(self.schedule), found_by)
-        return self.contest.target
+        return self.state.target
 
     @property
     def closable(self) -> bool:
-        """As `Setting` has it: where every placement can be looked at."""
+        """As `CandidateSearch` has it: where every placement can be looked at."""
         return self.small
 
     @cached_property
     def pricing(self) -> BoundedPricing:
         """What a placement is worth."""
-        return StepPricing(self.room, one_stage=self.one_stage)
+        return StepPricing(self.memory, one_stage=self.one_stage)
 
     def _starting(self) -> Iterable[Stages]:
         """Placements to start from, some of which may not fit."""
-        return starts(self.contest, self.room.table, loops=not self.one_stage)
+        return starts(self.state, self.memory.table, loops=not self.one_stage)
 
     def price(self) -> None:
         """Bound by the longest path and the perfect split."""
-        table = self.room.table
+        table = self.memory.table
         bound, _ = self.pricing.least([-1] * len(self.problem.order), [0] * len(table.names), 0.0)
         self.bound = bound
         self.decided = math.isinf(bound)
 
     def start(self) -> None:
         """Offer good placements at once."""
-        contest = self.contest
+        state = self.state
         self.raise_bound(self.bound, TOTAL_WORK)
         if self.decided:
             return
-        if self.certain and contest.best is not None:
+        if self.certain and state.best is not None:
             return
         annealing = self._annealing()
         found = {each.stages: each for each in map(annealing.start, self._starting()) if each}
@@ -99,37 +99,37 @@ class FreeSetting(Setting):
 
     def prove(self) -> None:
         """Local search, unless the instance is tiny; then look at every placement, or raise the bound by the ILP."""
-        contest = self.contest
+        state = self.state
         for first in [] if self.certain else self._starts:
-            if contest.clock.left_s > 0:
+            if state.clock.left_s > 0:
                 self._take(self._annealing().run(first))
-        if self.small and contest.clock.left_s > 0:
+        if self.small and state.clock.left_s > 0:
             self.look_at_all()
-        model = None if self.decided or contest.clock.left_s <= 0 else self._model()
+        model = None if self.decided or state.clock.left_s <= 0 else self._model()
         if model is not None:
             self.bound_by(model)
 
     def _annealing(self) -> Annealing:
-        return Annealing(self.pricing, seed=self.contest.options.seed, stop=self.over())
+        return Annealing(self.pricing, seed=self.state.options.seed, stop=self.over())
 
     def look_at_all(self) -> None:
         """Exhaustive search, as far as the nodes and the time reach."""
-        contest = self.contest
+        state = self.state
         search = Exhaustive(
-            self.pricing, limit=contest.target, nodes=tuning.NODES * self.effort, stop=self.over(),
+            self.pricing, limit=state.target, nodes=tuning.NODES * self.effort, stop=self.over(),
             take=lambda found: self._take(found, EXHAUSTIVE),
         )  # fmt: skip
         self.cut_short = not search.run()
-        self.raise_bound(min(search.floor, contest.target), EXHAUSTIVE)
+        self.raise_bound(min(search.floor, state.target), EXHAUSTIVE)
 
     def _model(self) -> PlacementModel | None:
         return PlacementModel.within(
-            self.room, one_stage=self.one_stage, unit=self.contest.unit, turns=self.schedule != "1f1b",
+            self.memory, one_stage=self.one_stage, unit=self.state.unit, turns=self.schedule != "1f1b",
             steady=self.problem.options.objective == "throughput",
         )  # fmt: skip
 
 
-class ConvexSetting(FreeSetting):
+class ConvexCandidate(FreeCandidate):
     """GPipe with M micro-batches, one stage a worker, of a graph whose stages need not follow one order."""
 
     schedule: Schedule = "gpipe"
