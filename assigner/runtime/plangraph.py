@@ -137,7 +137,7 @@ def check_origins(graph: PartitionGraph, member: Membership) -> None:
             hint=f"{seed} before the model is made, with the same number on every rank: nothing else seeds it",
         )
     names, most = list(mine.values), _MOST_COMPARED
-    digests = [float(each) for each in mine.values.values()][:most]
+    digests = [float(each) for each in mine.placed][:most]
     padded = [*digests, *[0.0] * (most - len(digests))]
     told = member.numbers_of(dict.fromkeys(member.ranks, padded))
     rank, what = _first_unlike(told)
@@ -145,7 +145,7 @@ def check_origins(graph: PartitionGraph, member: Membership) -> None:
     raise UsageError(
         f"the model's builder makes {name} of other numbers {where}",
         hint="make it of nothing that differs between ranks: a generator that nobody seeds, the order of a set, the"
-        " number of a rank",
+        " number of a rank; seed (torch.manual_seed) what is made before the builder runs, or load the same into it",
     )
 
 

@@ -11,6 +11,7 @@ import os
 import random
 import re
 import sys
+import time
 import types
 import warnings
 from collections import defaultdict
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -503,6 +505,38 @@ class Masked(nn.Linear):
         return super().forward(x) * self.mask
 
 
+class Tabled(nn.Linear):
+    """What a rank has of its own and no forward reads, and tables in no order or by what has an address."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.pids, self.laps, self.no_decay = [os.getpid()], [time.time()], {id(self.bias)}
+        self.edges = {("query", 1), ("key", 2), ("value", 3), (os.path.sep, 4)}
+        self.kernels = {torch.relu: [1, 2]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / (len(self.edges) + self.kernels[torch.relu][0])
+
+
+class Scaled(nn.Linear):
+    """A factor, or factors as NumPy has them."""
+
+    def __init__(self, factor: Any) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        factor = self.factor if isinstance(self.factor, float) else torch.tensor([float(each) for each in self.factor])
+        return super().forward(x) * factor
+
+
+def made_before() -> Workload:
+    """Each rank has made a model of its own by then, as scripts do that seed by nothing."""
+    torch.manual_seed(int(os.environ["RANK"]))
+    model = Net().double()
+    return made_of(lambda: model)
+
+
 def own_random() -> random.Random:
     """A generator of each rank's own, as an unseeded one is."""
     return random.Random(os.environ["RANK"])
@@ -820,6 +854,15 @@ CASES = {
     "mask drawn by rank": Case(
         lambda: made_of(lambda: Net(second=Masked(own_random()))), "makes tensors of other numbers on worker:1"
     ),
+    "fraction drawn by rank": Case(
+        lambda: made_of(lambda: Net(second=Scaled(own_random().random()))), "makes second of other numbers on worker:1"
+    ),
+    "fractions drawn by rank": Case(
+        lambda: made_of(lambda: Net(second=Scaled([np.float64(own_random().random())] * WIDTH))),
+        "makes second.factor of other numbers on worker:1",
+    ),
+    "made before": Case(made_before, "makes first.bias of other numbers on worker:1"),
+    "tables by address": Case(lambda: made_of(lambda: Net(second=Tabled()))),
     "seeded by rank": Case(
         lambda: made_after(os.environ["RANK"]), "draws from Python's generator, which has another state on worker:1"
     ),

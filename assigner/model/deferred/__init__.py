@@ -129,7 +129,7 @@ class DeferredModel:
     @functools.cached_property
     def origins(self) -> Origins:
         """From which seeds, states and numbers the builder made the model: unlike ones make unlike models."""
-        return origins_of(self._calls, self.model, *self._generators)
+        return origins_of(self._calls, self.model, self.vocabulary, *self._generators)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer by name; names that share one tensor all stand here."""

@@ -3,39 +3,45 @@
     seeds       the states of torch's generators from which a builder draws
     python      that of Python's generator, and
     numpy       of NumPy's, if it has drawn from them: nobody seeds these for it
-    values      numbers that it gives to torch, and those in lists, sets, arrays, tensors and numbered dicts of its
-                modules
+    values      numbers that it gives to torch, weights that were there before, and what forwards can read of numbers
+                in lists, sets, arrays, tensors and numbered dicts, and of fractions by name
 
-Numbers by themselves or by name, and texts, may differ: a rank's number, the time, a path.
+Whole numbers by name, and texts, may differ: a rank's number, a path.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections import deque
+import numbers
+import re
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from assigner.model.deferred.reach import reach
-from assigner.model.deferred.replay import View
+from assigner.model.deferred.ownership import attributes_of
+from assigner.model.deferred.reach import MOST_ITEMS, reach
+from assigner.model.members import named_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from assigner.machine.generators import GeneratorStates
     from assigner.model.deferred.replay import Call
+    from assigner.model.deferred.vocabulary import Vocabulary
 
 TENSORS = "tensors"
 """The place of all numbers and tensors that builders give to torch."""
 
-_NUMBERS = (bool, int, float, complex)
-_WHOLE = 16384
+_NUMBERS = (numbers.Number, np.bool_)
+_WHOLE = 1 << 20
+"""Elements of a tensor or an array up to which all of them count."""
 _SAMPLED = 256
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -57,30 +63,70 @@ class Origins:
     @property
     def numbers(self) -> list[float]:
         """What ranks compare first: seeds, Python's, NumPy's, all values together."""
-        return [self.seeds, self.python, self.numpy, _digest(str(each) for each in self.values.values())]
+        return [self.seeds, self.python, self.numpy, _digest(str(each) for each in self.placed)]
+
+    @property
+    def placed(self) -> list[int]:
+        """Of each place and its values."""
+        return [_digest([f"{where}: {each}"]) for where, each in self.values.items()]
 
 
-def origins_of(calls: Sequence[Call], model: nn.Module, before: GeneratorStates, after: GeneratorStates) -> Origins:
+def origins_of(
+    calls: Sequence[Call], model: nn.Module, vocabulary: Vocabulary, before: GeneratorStates, after: GeneratorStates
+) -> Origins:
     """Those of a builder.
 
     Args:
         calls: What it has torch do.
         model: What it has made.
+        vocabulary: What its forwards can read.
         before: Python's and NumPy's generators before it ran.
         after: And after it.
     """
     seeds = [call.source.numpy().tobytes() for call in calls if isinstance(call.source, torch.Tensor)]
     has_drawn = before.numpy is not None and before.numpy != after.numpy  # loaded by the builder: nobody knows
-    values = {TENSORS: _digest(_given(calls))}
-    for where, value in reach({}, model.named_modules()):
-        if numbers := list(_numbers(value)):
-            values[str(where)] = _digest(numbers)
+    found: dict[str, int] = defaultdict(int)
+    for where, value in (*named_parameters(model), *reach({}, model.named_modules(), vocabulary=vocabulary)):
+        if numbers_ := list(_numbers(value, vocabulary)):
+            name = _ADDRESS.sub("", str(where))  # objects of a set have one name, and no order
+            found[name] = (found[name] + _digest(numbers_)) % (1 << 48)
     return Origins(
         _digest(seeds),
         _digest([repr(before.python)]) if before.python != after.python else 0,
         _digest([repr(before.numpy)]) if has_drawn else 0,
-        values,
+        {TENSORS: _digest(_given(calls)), **dict(sorted(found.items()))},
     )
+
+
+def _numbers(value: Any, vocabulary: Vocabulary) -> Iterator[str | bytes]:
+    """Those in a container, an array or a tensor with values; of a module and of a dict with names, fractions."""
+    if isinstance(value, torch.Tensor):
+        yield from _elements(value)
+    elif isinstance(value, nn.Module):
+        yield from _fractions(attributes_of(value, plain=True), vocabulary)
+    elif isinstance(value, list | tuple | deque | set | frozenset):
+        items = [repr(each) for each in value if isinstance(each, _NUMBERS)]
+        yield from sorted(items) if isinstance(value, set | frozenset) else items
+        if len(value) > MOST_ITEMS:  # the walk does not enter it
+            yield from (repr(each) for each in value if isinstance(each, list | tuple) and _is_plain(each))
+    elif isinstance(value, dict) and all(isinstance(key, int) for key in value):
+        yield from sorted(f"{key!r}: {each!r}" for key, each in value.items() if isinstance(each, _NUMBERS))
+    elif isinstance(value, dict):
+        yield from _fractions(value, vocabulary)
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        yield f"{value.dtype} {value.shape}"
+        yield (value if value.size <= _WHOLE else value.flat[:: -(-value.size // _SAMPLED)]).tobytes()
+
+
+def _fractions(named: Mapping[Any, Any], vocabulary: Vocabulary) -> Iterator[str]:
+    """Those among numbers by name that forwards can read; where code makes the names by which it asks, none."""
+    names = vocabulary.names or ()
+    found = [(name, each) for name, each in named.items() if isinstance(each, numbers.Real) and name in names]
+    yield from sorted(f"{name}: {float(each)!r}" for name, each in found if float(each) % 1)
+
+
+def _is_plain(values: Iterable[Any]) -> bool:
+    return all(isinstance(each, _NUMBERS) for each in values)
 
 
 def _digest(parts: Iterable[str | bytes]) -> int:
@@ -91,29 +137,14 @@ def _digest(parts: Iterable[str | bytes]) -> int:
 
 
 def _given(calls: Iterable[Call]) -> Iterator[str | bytes]:
-    """The numbers and the tensors with values among the arguments of calls."""
+    """The numbers and the tensors with values among the arguments of calls; not where memory lies."""
     for call in calls:
-        for leaf in pytree.tree_leaves((call.args, call.kwargs)):
-            if type(leaf) in _NUMBERS:
+        named = {name: each for name, each in call.kwargs.items() if name != "pin_memory"}
+        for leaf in pytree.tree_leaves((call.args, named)):
+            if isinstance(leaf, torch.Tensor):
+                yield from _elements(leaf)
+            elif isinstance(leaf, _NUMBERS):
                 yield repr(leaf)
-            elif isinstance(leaf, torch.Tensor) and not isinstance(leaf, View):
-                yield from _numbers(leaf)
-
-
-def _numbers(value: Any) -> Iterator[str | bytes]:
-    """Those in a container, an array or a tensor with values."""
-    if isinstance(value, torch.Tensor):
-        yield from _elements(value)
-    elif isinstance(value, list | tuple | deque):
-        yield from (repr(each) for each in value if type(each) in _NUMBERS)
-    elif isinstance(value, set | frozenset):
-        yield from sorted(repr(each) for each in value if type(each) in _NUMBERS)
-    elif isinstance(value, dict):
-        pairs = (f"{key!r}: {each!r}" for key, each in value.items() if type(each) in _NUMBERS)
-        yield from sorted(pairs) if all(isinstance(key, int) for key in value) else ()
-    elif "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].ndarray) and not value.dtype.hasobject:
-        yield f"{value.dtype} {value.shape}"
-        yield (value if value.size <= _WHOLE else value.flat[:: -(-value.size // _SAMPLED)]).tobytes()
 
 
 def _elements(tensor: torch.Tensor) -> Iterator[str | bytes]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import types
 
-_ITEM, _ATTRIBUTE, _HOOK = "{}[{!r}]", "{}.{}", "a hook of {}"
+_ITEM, _ATTRIBUTE, _HOOK, _MEMBER = "{}[{!r}]", "{}.{}", "a hook of {}", "an item of {}"
 DEFAULT = "{}()[{!r}]"
 """The form of a default of a function."""
 SPACE = "{}."
@@ -40,6 +40,10 @@ class Place(NamedTuple):
     def hooks(self) -> Place:
         """Of each of its hooks."""
         return Place(_HOOK, None, self)
+
+    def member(self) -> Place:
+        """Of each item of the set that is here, which has no order."""
+        return Place(_MEMBER, None, self)
 
     def item(self, key: Any) -> Place:
         """Of an item of the dict that is here; if that has the attributes of an object, of the attribute."""

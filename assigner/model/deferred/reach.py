@@ -396,10 +396,11 @@ def kept_objects(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
 def _of_container(place: Place, value: Any, extent: _Extent) -> list[_Found]:
     found = list[_Found]()
     if len(value) <= MOST_ITEMS:
-        is_set = isinstance(value, set | frozenset)  # in no order
-        items = dict.items(value) if isinstance(value, dict) else enumerate(value)
-        with_plain = extent.plain and not is_set
-        found = [(place.item(key), each) for key, each in items if with_plain or type(each) not in ATOMS]
+        if isinstance(value, set | frozenset):
+            found = [(place.member(), each) for each in value if type(each) not in ATOMS]
+        else:
+            items = dict.items(value) if isinstance(value, dict) else enumerate(value)
+            found = [(place.item(key), each) for key, each in items if extent.plain or type(each) not in ATOMS]
     if type(value) not in BARE:
         found += _of_object(place, value, extent)
     return found
