@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from builders import make_plan, make_profile
 from made_runs import run_in, slower_worker
 
-from assigner.formats.plan import Baseline, Candidate, ProfileReference, SolverReport, WhatIf
+from assigner.formats.plan import ProfileReference
+from assigner.formats.solverreport import Baseline, Candidate, SolverReport, WhatIf
 from assigner.report.page.shown import Shown, shown
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import predict, priced, simulated

@@ -1,6 +1,7 @@
 """The files that commands hand to each other. One declaration decodes, checks, encodes and describes.
 
 profile, plan, trace          the three of them, as frozen dataclasses
+prediction, solverreport      of a plan: what it is predicted to cost; how it was found and what is proven of it
 stage                         of a plan: its partitions, and the workers that run them
 orders                        of a plan that lists them: the steps of each worker, when they are sound, and in files
 document                      how such a dataclass is read and written

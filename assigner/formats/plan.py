@@ -6,13 +6,15 @@ import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 from assigner.errors import FormatError, UsageError
-from assigner.formats.document import Count, Name, Range, Share, check_unique, left_out, read, write
+from assigner.formats.document import Count, Name, left_out, read, write
 from assigner.formats.orders import ListedStep, check_orders, cut_orders, forwards_taken, parse_order
+from assigner.formats.prediction import LEAST_STEP_S, Prediction, WorkerPrediction, check_prediction
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.screen import OnScreen
+from assigner.formats.solverreport import Baseline, Candidate, SolverReport, WhatIf, check_bound
 from assigner.formats.stage import MicroBatches, Replica, Stage, check_stages, scaled_shares
 from assigner.formats.terms import Objective, Schedule
 from assigner.location import rank_of
@@ -20,8 +22,6 @@ from assigner.location import rank_of
 MAJORS = 1, 2
 """A plan that a reader of format 1 would run wrongly is of format 2: several workers a stage, or listed orders."""
 _DIVIDED = "2.1"  # workers that divide an optimizer's state: a reader of 2.0 needs more memory, and trains the same
-LEAST_STEP_S = 1e-12
-StepTime = Annotated[float, Range(LEAST_STEP_S)]
 
 
 @dataclass(frozen=True)
@@ -35,205 +35,6 @@ class ProfileReference:
 
     path: Name
     sha256: Name
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on one worker at its peak, by what they hold.
-
-    Args:
-        parameters: Of the worker's partitions; a tied one once.
-        gradients: Of these parameters.
-        optimizer: State of the optimizer.
-        buffers: Such as running statistics.
-        activations: What is kept for backward, over all micro-batches in flight.
-        workspace: The largest that one of its partitions needs while it computes.
-        messages: On their way to or from the worker.
-    """
-
-    parameters: float = 0
-    gradients: float = 0
-    optimizer: float = 0
-    buffers: float = 0
-    activations: float = 0
-    workspace: float = 0
-    messages: float = 0
-
-    @property
-    def total(self) -> float:
-        """The peak, in bytes."""
-        return (
-            self.parameters + self.gradients + self.optimizer + self.buffers
-            + self.activations + self.workspace + self.messages
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class WorkerPrediction:
-    """How one worker spends a step. The three times add up to the step time.
-
-    Args:
-        worker: The worker's name.
-        compute_s: Forward, backward, recompute and update.
-        transfer_s: Not computing while a message to or from the worker is on its way.
-        idle_s: The rest.
-        memory: The peak, by what it holds.
-        peak_bytes: The peak.
-        capacity_bytes: The worker's memory less its reserve.
-        forward_s: The part of compute_s that is forward.
-        update_s: The part of compute_s that is the optimizer's update, once a step.
-        busy_s: The part of transfer_s and idle_s in which handling messages keeps the worker from computing.
-    """
-
-    worker: Name
-    compute_s: float
-    transfer_s: float
-    idle_s: float
-    memory: Memory
-    peak_bytes: float
-    capacity_bytes: float
-    forward_s: float | None = None
-    update_s: float | None = None
-    busy_s: float | None = None
-
-    @property
-    def occupied_s(self) -> float:
-        """Seconds in which the worker cannot do more: it computes, or is kept busy by messages."""
-        return self.compute_s + (self.busy_s or 0.0)
-
-
-@dataclass(frozen=True)
-class TransferPrediction:
-    """All messages of a step over one link.
-
-    Args:
-        source: The worker that sends.
-        target: The worker that receives.
-        bytes: Of all of them.
-        seconds: In which the link is in use.
-    """
-
-    source: Name
-    target: Name
-    bytes: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the simulator says of a plan.
-
-    Args:
-        step_s: The time of one step, in seconds.
-        samples_per_s: Batch size by step time.
-        bubble_fraction: The share of the step, over the workers used, in which a worker does not compute.
-        workers: How each worker spends the step.
-        transfers: The messages, by link.
-    """
-
-    step_s: StepTime
-    samples_per_s: float
-    bubble_fraction: Share
-    workers: tuple[WorkerPrediction, ...]
-    transfers: tuple[TransferPrediction, ...]
-
-
-@dataclass(frozen=True)
-class SolverReport:
-    """How a plan was found and how good it is proven to be.
-
-    Args:
-        name: `HiGHS` or `CBC` where one of them had a part in it; `assigner`, or the baseline's name, where none had.
-        version: Of that program.
-        status: `optimal` (to the gap asked for, of the plans searched), `feasible` (a limit came first, or nothing was
-            left to look at).
-        objective_s: The plan's value of the objective, in its unit (seconds for `step`).
-        bound_s: No plan of those searched can be better; `scope` says which.
-        single_bound_s: No plan can be better whose stages have one worker each, where that is told apart from plans in
-            which workers share stages; None: it is not.
-        gap: (objective - bound) / objective.
-        seconds: Wall time of the search.
-        options: The settings in effect.
-        found_by: What has found the plan: `dynamic program`, `local search`, `integer program`; empty: it is not told.
-        proven_by: What has proven the bound, of all settings (schedule, micro-batches) that were decided.
-        scope: Which plans the bound is about; empty: it is not told.
-        interrupted: The user ended the search.
-        any_order_s: No plan takes less, whatever its stages, workers and orders; None: it is not told.
-        any_order_found_s: The shortest step that was found with several stages a worker, where that is less than the
-            plan's by too little to take one for it; None: there is none.
-    """
-
-    name: Name
-    version: Name
-    status: Literal["optimal", "feasible"]
-    objective_s: float
-    bound_s: float
-    gap: Share
-    seconds: float
-    options: dict[str, Any] = field(default_factory=dict)
-    found_by: str = ""
-    proven_by: tuple[str, ...] = ()
-    scope: str = ""
-    interrupted: bool = False
-    single_bound_s: float | None = None
-    any_order_s: float | None = None
-    any_order_found_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """A simpler way to place the same profile, priced by the same simulator.
-
-    Args:
-        name: Of the way.
-        step_s: Its step, in seconds; None: it does not fit.
-    """
-
-    name: Name
-    step_s: StepTime | None
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A schedule and micro-batch count that the search looked at.
-
-    Values are seconds that compare between counts: of a step, of a batch in the steady state (objective "throughput"),
-    of one forward ("latency").
-
-    Args:
-        schedule: The order of the actions.
-        micro_batches: In a step.
-        micro_batch_size: In samples.
-        objective_s: Of the best plan found under it; None: none was found.
-        bound_s: No plan under it is better than this, updates undivided; None: nothing fits.
-        status: `chosen`, or why it was not: `proven worse`, `gains ... at most`, `needs more memory` (and is faster by
-            less than the gap asked for), `infeasible: ...`, `not decided`.
-    """
-
-    schedule: Schedule
-    micro_batches: MicroBatches
-    micro_batch_size: Count
-    objective_s: float | None
-    bound_s: float | None
-    status: str
-
-
-@dataclass(frozen=True)
-class WhatIf:
-    """What one change of the cluster or of the split would bring, priced by the solver.
-
-    Args:
-        change: What is changed: the micro-batch count, one more worker of a kind, or a link twice as wide.
-        what: The change in words, with the worker's kind, the link's ends or the count.
-        step_s: The best step found after it; the plan's own where it is faster by no more than what the plan's search
-            left open. None: no plan was found.
-        bound_s: No plan is faster after it; None: nothing fits.
-    """
-
-    change: Literal["micro_batches", "worker", "link"]
-    what: Name
-    step_s: StepTime | None
-    bound_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,12 +216,12 @@ def _check(plan: Plan) -> None:
             f"micro_batches: {count} of {size} samples do not make a batch of {batch}",
             hint=f"for {count} micro-batches, micro_batch_size is {-(-batch // count)}",
         )
-    _check_prediction(plan.predicted)
+    check_prediction(plan.predicted)
     for n, each in enumerate(plan.candidates):
-        _check_bound(each.objective_s, each.bound_s, f"candidates[{n}].bound_s")
+        check_bound(each.objective_s, each.bound_s, f"candidates[{n}].bound_s")
     if plan.solver is not None:
-        _check_bound(plan.solver.objective_s, plan.solver.bound_s, "solver.bound_s")
-        _check_bound(plan.solver.objective_s, plan.solver.single_bound_s, "solver.single_bound_s")
+        check_bound(plan.solver.objective_s, plan.solver.bound_s, "solver.bound_s")
+        check_bound(plan.solver.objective_s, plan.solver.single_bound_s, "solver.single_bound_s")
 
 
 def _check_listed(plan: Plan) -> None:
@@ -456,20 +257,6 @@ def refuse_replicas(plan: Plan, what: str) -> None:
                 f"stages[{n}]: several workers, {', '.join(stage.workers)}: not yet carried by {what}",
                 hint="use a plan with one worker a stage: assigner solve --schedule one-stage --max-replicas 1",
             )
-
-
-def _check_prediction(predicted: Prediction | None) -> None:
-    """Of each worker and each link one thing is predicted."""
-    if predicted is not None:
-        check_unique([each.worker for each in predicted.workers], "predicted.workers[{}].worker")
-        links = [f"{each.source} -> {each.target}" for each in predicted.transfers]
-        check_unique(links, "predicted.transfers[{}]")
-
-
-def _check_bound(value: float | None, bound: float | None, where: str) -> None:
-    """Raise FormatError if a value is below what is proven of all, by more than rounding."""
-    if value is not None and bound is not None and bound > value * (1 + 1e-6):
-        raise FormatError(f"{where}: {bound:g} is not allowed; no plan is better than its bound, and this is {value:g}")
 
 
 def load_plan(path: Path | str | None = None) -> Plan:

@@ -12,7 +12,8 @@ from assigner.report.sheet import Column, Report, Sheet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.formats.plan import Candidate, Plan
+    from assigner.formats.plan import Plan
+    from assigner.formats.solverreport import Candidate
 
 WHAT = {"step": "step", "throughput": "steady batch", "latency": "forward", "cost": "step"}
 """What candidates are compared by, by objective."""

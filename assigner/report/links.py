@@ -21,7 +21,7 @@ from assigner.schedule.program import Payload
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from assigner.formats.plan import Prediction, TransferPrediction
+    from assigner.formats.prediction import Prediction, TransferPrediction
     from assigner.formats.profile import Profile, Worker
     from assigner.schedule.program import Program
 

@@ -12,7 +12,8 @@ from assigner.schedule.simulate import overfull
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from assigner.formats.plan import Plan, Prediction, WorkerPrediction
+    from assigner.formats.plan import Plan
+    from assigner.formats.prediction import Prediction, WorkerPrediction
     from assigner.formats.profile import Profile
 
 WORKER_LIMIT = 16

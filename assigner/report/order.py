@@ -13,7 +13,8 @@ from assigner.report.timeline import timeline
 from assigner.schedule.orders import in_flight, listed
 
 if TYPE_CHECKING:
-    from assigner.formats.plan import Plan, Prediction
+    from assigner.formats.plan import Plan
+    from assigner.formats.prediction import Prediction
     from assigner.formats.profile import Profile
     from assigner.validation.spans import Spans
 

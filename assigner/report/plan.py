@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from assigner.formats.plan import Plan, Prediction, SolverReport, WorkerPrediction
+    from assigner.formats.plan import Plan
+    from assigner.formats.prediction import Prediction, WorkerPrediction
     from assigner.formats.profile import Profile
+    from assigner.formats.solverreport import SolverReport
     from assigner.formats.stage import Stage
     from assigner.formats.terms import Objective
 

@@ -18,7 +18,8 @@ from assigner.validation.checkedplan import holds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.formats.plan import Plan, Prediction, WorkerPrediction
+    from assigner.formats.plan import Plan
+    from assigner.formats.prediction import Prediction, WorkerPrediction
     from assigner.formats.profile import Profile
     from assigner.schedule.occupancy import Occupancy
     from assigner.validation.spans import Spans

@@ -17,8 +17,9 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import sustained_s
 
 if TYPE_CHECKING:
-    from assigner.formats.plan import Plan, SolverReport
+    from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
+    from assigner.formats.solverreport import SolverReport
     from assigner.solver import Progress, Solution
 
 _BEHIND = 0.01

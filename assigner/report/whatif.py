@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from assigner.errors import NoPlanError
-    from assigner.formats.plan import Plan, WhatIf
+    from assigner.formats.plan import Plan
+    from assigner.formats.solverreport import WhatIf
 
 SOLVERS = ("HiGHS", "CBC")
 """Who made a plan by a search; others are simple placements."""

@@ -20,7 +20,8 @@ from assigner.schedule.replication import taken
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from assigner.formats.plan import Plan, Prediction, TransferPrediction, WorkerPrediction
+    from assigner.formats.plan import Plan
+    from assigner.formats.prediction import Prediction, TransferPrediction, WorkerPrediction
     from assigner.schedule.criticalpath import Where
 
 _BUSY = 0.9

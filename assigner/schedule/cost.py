@@ -15,7 +15,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
-from assigner.formats.plan import Memory
+from assigner.formats.prediction import Memory
 from assigner.schedule.rings import BUCKET_BYTES, ReducePrices
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from assigner.formats.plan import Memory
+from assigner.formats.prediction import Memory
 from assigner.schedule.cost import CostModel, PartitionOutput
 from assigner.schedule.orders import TOGETHER, ActionKind, counted
 from assigner.schedule.program import Payload

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
-from assigner.formats.plan import Prediction, TransferPrediction, WorkerPrediction
+from assigner.formats.prediction import Prediction, TransferPrediction, WorkerPrediction
 from assigner.schedule.cost import CostModel
 from assigner.schedule.orders import TOGETHER, ActionKind, halves, in_flight, order_of
 from assigner.schedule.program import Action, Program, build_program, grouped
@@ -27,7 +27,8 @@ from assigner.schedule.updating import held_state
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from assigner.formats.plan import Memory, Plan
+    from assigner.formats.plan import Plan
+    from assigner.formats.prediction import Memory
     from assigner.formats.profile import Profile
     from assigner.schedule.orders import Halves
     from assigner.schedule.program import ActionGroup, Route

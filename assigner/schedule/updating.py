@@ -23,7 +23,8 @@ from assigner.schedule.replication import is_exchanged
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.formats.plan import Memory, Plan
+    from assigner.formats.plan import Plan
+    from assigner.formats.prediction import Memory
     from assigner.formats.profile import Tie
     from assigner.schedule.cost import CostModel
 

@@ -67,7 +67,7 @@ def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = N
         InfeasibleError: it does not fit the workers.
     """
     options = options or SolveOptions()
-    from assigner.formats.plan import SolverReport
+    from assigner.formats.solverreport import SolverReport
     from assigner.schedule.cost import CostModel
     from assigner.solver.baselines import TITLES, baseline_plan
     from assigner.solver.problem.hints import resolve

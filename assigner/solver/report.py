@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import AssignerError, InfeasibleError, LimitError
-from assigner.formats.plan import Candidate, SolverReport
+from assigner.formats.solverreport import Candidate, SolverReport
 from assigner.schedule.objective import objective_value
 from assigner.schedule.simulate import overfull, prediction_of
 from assigner.solver.candidates.state import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
@@ -21,7 +21,8 @@ from assigner.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.formats.plan import Plan, Prediction
+    from assigner.formats.plan import Plan
+    from assigner.formats.prediction import Prediction
     from assigner.formats.profile import Profile
     from assigner.solver.baselines import FoundBaseline
     from assigner.solver.candidates.candidate import CandidateSearch

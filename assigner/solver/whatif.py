@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from assigner.formats.fineness import rows_each
-from assigner.formats.plan import Plan, WhatIf
+from assigner.formats.plan import Plan
+from assigner.formats.solverreport import WhatIf
 from assigner.schedule.cost import collectives_over
 from assigner.solver.baselines import find_baselines
 from assigner.solver.candidates.state import GIVEN, PROVEN, Proposal

@@ -15,7 +15,8 @@ from assigner.errors import FormatError
 from assigner.schedule.simulate import predict
 
 if TYPE_CHECKING:
-    from assigner.formats.plan import Plan, Prediction
+    from assigner.formats.plan import Plan
+    from assigner.formats.prediction import Prediction
     from assigner.formats.profile import Profile
 
 

@@ -8,7 +8,7 @@ from builders import make_plan, make_profile
 from drawn_plans import drawn
 
 from assigner import formatting
-from assigner.formats.plan import SolverReport
+from assigner.formats.solverreport import SolverReport
 from assigner.report.page.sections import critical_sheet
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.cost import CostModel

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from builders import make_plan, make_profile
 
-from assigner.formats.plan import Baseline, Candidate, SolverReport, WhatIf
+from assigner.formats.solverreport import Baseline, Candidate, SolverReport, WhatIf
 from assigner.schedule.simulate import predict, priced
 from assigner.validation.checkedplan import checked_plan
 

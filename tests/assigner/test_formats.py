@@ -14,8 +14,9 @@ from assigner.errors import FormatError, UsageError
 from assigner.formats import document
 from assigner.formats.document import encode
 from assigner.formats.graph import topological_order
-from assigner.formats.plan import Baseline, Candidate, SolverReport, WhatIf, load_plan, save_plan
+from assigner.formats.plan import load_plan, save_plan
 from assigner.formats.profile import Collective, Edge, LinkPoint, Tie, Wire, WireLink, load_profile, save_profile
+from assigner.formats.solverreport import Baseline, Candidate, SolverReport, WhatIf
 from assigner.formats.stage import Replica, Stage, check_stages
 from assigner.formatting import _DIGITS as DIGITS
 from assigner.location import Location

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from example_plans import cut, make_plan, tiny
 
 import assigner
-from assigner.formats.plan import Memory, Plan, Prediction, WorkerPrediction
+from assigner.formats.prediction import Memory, Prediction, WorkerPrediction
 from assigner.runtime.ranks import memorycheck
+
+if TYPE_CHECKING:
+    from assigner.formats.plan import Plan
 
 ENTRY = tiny("gpt")
 

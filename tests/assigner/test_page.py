@@ -20,7 +20,7 @@ from made_runs import with_busy
 from page_cases import page_plan, page_profile, read_back
 
 from assigner import formatting as fmt
-from assigner.formats.plan import Baseline, Plan, WhatIf
+from assigner.formats.solverreport import Baseline, WhatIf
 from assigner.report.page.document import page_html
 from assigner.report.page.figures import page_data
 from assigner.report.page.links import STEPS, heat_maps
@@ -35,6 +35,7 @@ from assigner.schedule.program import ActionKind
 from assigner.schedule.simulate import predict, priced, simulated, step_s
 
 if TYPE_CHECKING:
+    from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")

@@ -4,7 +4,8 @@ import pytest
 from builders import make_plan, make_profile
 
 from assigner.errors import FormatError
-from assigner.formats.plan import ProfileReference, SolverReport
+from assigner.formats.plan import ProfileReference
+from assigner.formats.solverreport import SolverReport
 from assigner.report.comparison import (
     Named,
     check_comparable,

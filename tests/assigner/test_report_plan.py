@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from builders import make_plan, make_profile
 
-from assigner.formats.plan import Baseline, SolverReport, WhatIf
+from assigner.formats.solverreport import Baseline, SolverReport, WhatIf
 from assigner.report.memory import fullness
 from assigner.report.plan import (
     baselines,

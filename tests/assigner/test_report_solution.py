@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from builders import make_plan, make_profile
 
-from assigner.formats.plan import Candidate, SolverReport, WhatIf
+from assigner.formats.solverreport import Candidate, SolverReport, WhatIf
 from assigner.report.sheet import Line, Sheet
 from assigner.report.solution import progress_text, proof_lines, solution_data, solution_report
 from assigner.report.spread import doubt

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from builders import make_plan, make_profile
 
-from assigner.formats.plan import Candidate, ProfileReference, SolverReport, WhatIf
+from assigner.formats.plan import ProfileReference
+from assigner.formats.solverreport import Candidate, SolverReport, WhatIf
 from assigner.report.candidates import candidates
 from assigner.report.whatif import proven, solve_flags, what_if, what_if_data, what_if_hint
 from assigner.schedule.simulate import priced

@@ -11,8 +11,9 @@ from assigner_cli.app import app
 from builders import make_plan, make_profile
 from typer.testing import CliRunner
 
-from assigner.formats.plan import Baseline, Plan, SolverReport, save_plan
+from assigner.formats.plan import Plan, save_plan
 from assigner.formats.profile import Profile, save_profile
+from assigner.formats.solverreport import Baseline, SolverReport
 from assigner.formats.stage import Stage
 from assigner.schedule.simulate import priced
 

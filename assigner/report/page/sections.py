@@ -36,7 +36,7 @@ from assigner.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from assigner.formats.plan import SolverReport
+    from assigner.formats.solverreport import SolverReport
     from assigner.report.page.shown import Run, Shown
     from assigner.schedule.simulate import Timeline
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.formats.plan import Plan, Prediction, ProfileReference
+from assigner.formats.plan import Plan, ProfileReference
 from assigner.formats.profile import Profile
 from assigner.formats.trace import Trace
 from assigner.report.comparison import Named
@@ -28,6 +28,8 @@ from assigner.validation.steps import runs_by_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from assigner.formats.prediction import Prediction
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from assigner.schedule.program import grouped
 from assigner.schedule.timing import compute_s, route_bytes, together_bytes
 
 if TYPE_CHECKING:
-    from assigner.formats.plan import WorkerPrediction
+    from assigner.formats.prediction import WorkerPrediction
     from assigner.report.page.shown import Shown
     from assigner.schedule.cost import CostModel
     from assigner.schedule.occupancy import Occupancy

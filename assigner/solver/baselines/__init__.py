@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from assigner.formats.plan import Baseline, Plan
+from assigner.formats.plan import Plan
+from assigner.formats.solverreport import Baseline
 from assigner.schedule.simulate import prediction_of
 from assigner.solver.baselines.prices import BaselinePrices
 from assigner.solver.baselines.splits import balanced, equal, least_bottleneck, proportional, single
