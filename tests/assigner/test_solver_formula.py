@@ -18,8 +18,9 @@ from assigner.solver.methods.dynamic_program import DynamicProgram
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.problem.objectives import GPipeStep
 from assigner.solver.problem.perfect_split import WorkBefore
-from assigner.solver.problem.prices import PriceTable, StageOptions
+from assigner.solver.problem.prices import PriceTable
 from assigner.solver.problem.problem import Problem
+from assigner.solver.problem.stage_options import StageOptions
 
 
 def random_pipelines(seed: int, number: int, *, tied: bool = False):

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.solver.fleet.path_program import KindPipeline
-    from assigner.solver.problem.prices import PriceTable, StageOption
+    from assigner.solver.problem.prices import PriceTable
+    from assigner.solver.problem.stage_options import StageOption
 
 
 class Hierarchy:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pulp
 
     from assigner.solver.ilp.linear import Terms
-    from assigner.solver.problem.prices import StageOption
+    from assigner.solver.problem.stage_options import StageOption
 
 
 _SLACK = 1e-12

@@ -28,7 +28,7 @@ from assigner.solver.ilp.pipelines import BACKWARD, FORWARD, PipelineModel
 
 if TYPE_CHECKING:
     from assigner.solver.ilp.linear import Terms
-    from assigner.solver.problem.prices import StageOption
+    from assigner.solver.problem.stage_options import StageOption
 
 
 class OneFOneBModel(PipelineModel):

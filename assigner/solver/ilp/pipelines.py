@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from assigner.solver.ilp.linear import Terms
     from assigner.solver.limits.clock import SolveClock
-    from assigner.solver.problem.prices import Hop, PriceTable, StageOption
+    from assigner.solver.problem.prices import Hop, PriceTable
+    from assigner.solver.problem.stage_options import StageOption
 
 FORWARD, BACKWARD = "F", "B"
 

@@ -22,7 +22,7 @@ import numpy as np
 from assigner.solver.limits import tuning
 from assigner.solver.problem.objectives import FrontHops, FrontStages
 from assigner.solver.problem.perfect_split import WorkBefore
-from assigner.solver.problem.prices import StageOption
+from assigner.solver.problem.stage_options import StageOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from assigner.solver.problem.objectives import PipelineObjective
-    from assigner.solver.problem.prices import Hop, PriceTable, StageOptions
+    from assigner.solver.problem.prices import Hop, PriceTable
+    from assigner.solver.problem.stage_options import StageOptions
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]

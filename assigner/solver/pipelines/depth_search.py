@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from assigner.solver.pipelines.depths import Depths
-    from assigner.solver.problem.prices import StageOption, StageOptions
+    from assigner.solver.problem.stage_options import StageOption, StageOptions
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]

@@ -18,7 +18,7 @@ from assigner.solver.limits import tuning
 from assigner.solver.methods.dynamic_program import DynamicProgram
 from assigner.solver.pipelines.depth_search import DepthSearch
 from assigner.solver.pipelines.simulated import SimulatedCandidate
-from assigner.solver.problem.prices import StageOptions
+from assigner.solver.problem.stage_options import StageOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from assigner.solver.ilp.pipelines import PipelineModel
     from assigner.solver.methods.dynamic_program import PricedPipelines
     from assigner.solver.pipelines.depths import Depths
-    from assigner.solver.problem.prices import StageOption
     from assigner.solver.problem.problem import Problem
+    from assigner.solver.problem.stage_options import StageOption
 
 
 class PipelineCandidate(SimulatedCandidate):

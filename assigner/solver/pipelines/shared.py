@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from assigner.solver.pipelines.depths import Depths
     from assigner.solver.pipelines.simulated import Pipeline, Point
     from assigner.solver.problem.objectives import PipelineObjective
-    from assigner.solver.problem.prices import StageOption
+    from assigner.solver.problem.stage_options import StageOption
     from assigner.solver.problem.stage_remat import RematChoices
 
 

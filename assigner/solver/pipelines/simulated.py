@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from assigner.solver.methods.local_search import Intervals
     from assigner.solver.pipelines.depths import Depths
     from assigner.solver.problem.objectives import PipelineObjective
-    from assigner.solver.problem.prices import StageOption, StageOptions
     from assigner.solver.problem.problem import Problem
+    from assigner.solver.problem.stage_options import StageOption, StageOptions
 
     Pipeline = tuple[StageOption, ...]
     Point = tuple[Pipeline, Depths]

@@ -2,7 +2,8 @@
 
 options, hints      what is asked for; names resolved, contradictions said
 problem             the profile with what the hints rule out
-prices              the one price table: stage options and messages
+prices              the one price table: partitions and messages
+stage_options       the stages that can be placed, priced by it
 memory              what fits, and what is rematerialised for it
 stage_remat         likewise where workers share a stage, and where they divide the optimizer's state
 replica_options     stages that several workers share: who may, with how many micro-batches each

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.solver.limits import tuning
-from assigner.solver.problem.prices import Hop, StageOption, StageOptions
+from assigner.solver.problem.prices import Hop
+from assigner.solver.problem.stage_options import StageOption, StageOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

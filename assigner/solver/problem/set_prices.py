@@ -1,7 +1,7 @@
 """Everything about one micro-batch count in numbers: what partitions, values and shared parameters cost where.
 
-Partitions are positions in `profile.order`, workers are numbers in `profile.workers`, sets of positions are bit masks:
-the searches of this package price many thousands of placements.
+Partitions are positions in the problem's order, workers are numbers in `profile.workers`, sets of positions are bit
+masks: searches price many thousands of placements.
 """
 
 from __future__ import annotations
