@@ -110,10 +110,10 @@ def check_exportable(profile: Profile, options: SolveOptions, path: Path) -> Non
     resolved, plain = resolve(profile, options)
     problem = Problem(resolved, plain, CostModel(resolved))
     cuts = sum(problem.may_cut)
-    segments = cuts * (cuts - 1) // 2
-    counts = plain.counts(problem.cost) if segments <= tuning.MOST_COLUMNS else ()
+    intervals = cuts * (cuts - 1) // 2
+    counts = plain.counts(problem.cost) if intervals <= tuning.MOST_COLUMNS else ()
     groups = max((len(problem.prices(count).groups) for count in counts), default=len(problem.workers))
-    _check_size(segments * groups)
+    _check_size(intervals * groups)
 
 
 def _check_size(columns: int) -> None:

@@ -126,7 +126,7 @@ def test_visits_to_a_host_that_are_too_many_are_not_made(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_segments_priced_as_arrays_are_those_priced_one_by_one(seed):
+def test_intervals_priced_as_arrays_are_those_priced_one_by_one(seed):
     """Settled entries equal the columns; those that are not lie below."""
     profile = draw(seed)
     table = PriceTable(Problem(profile, single(schedule="gpipe"), CostModel(profile)), COUNT)

@@ -32,7 +32,7 @@ class WorkerAssignment:
     """The workers of a fleet.
 
     Args:
-        paths: Kinds, groups and links, and prices of segments.
+        paths: Kinds, groups and links, and prices of intervals.
     """
 
     def __init__(self, paths: KindPaths) -> None:

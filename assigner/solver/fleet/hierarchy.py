@@ -111,7 +111,7 @@ class Hierarchy:
         return self._clock.over
 
     def _within(self, limit: float) -> KindPaths:
-        """Paths that have all segments up to a limit."""
+        """Paths that have all intervals up to a limit."""
         if self._paths is None or self.fleet.reach(limit) > self._paths.prices.longest:
             self._paths = KindPaths(self.fleet, limit)
         return self._paths

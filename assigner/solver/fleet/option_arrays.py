@@ -1,6 +1,6 @@
-"""Segments as arrays: what a stage of any kind of worker, start and length takes, for chains of any size.
+"""Intervals as arrays: what a stage of any kind of worker, start and length takes, for chains of any size.
 
-Where a segment must rematerialise, its backward is a lower bound at first (`memory.least_recompute_s`). `settle`
+Where an interval must rematerialise, its backward is a lower bound at first (`memory.least_recompute_s`). `settle`
 replaces bounds by the exact values; what is at least as large as both can be left as it is. As a server a stage has the
 least that messages keep it busy, too.
 """
@@ -34,12 +34,12 @@ _FIELDS = ("forward_s", "backward_s", "update_s", "activation_bytes", "workspace
 
 
 class OptionArrays:
-    """Seconds of every segment up to some length: arrays [kind, first, length - 1], inf where there is none.
+    """Seconds of every interval up to some length: arrays [kind, first, length - 1], inf where there is none.
 
     Args:
         table: What is to be placed.
-        kinds: Workers that count as alike; each segment has the least of their prices.
-        longest: Partitions in the longest segment.
+        kinds: Workers that count as alike; each interval has the least of their prices.
+        longest: Partitions in the longest interval.
         links: The messages.
 
     Attributes:
@@ -70,7 +70,7 @@ class OptionArrays:
         return ServerPrices(seconds, forward + busy_f, backward + busy_b)
 
     def _window(self, values: Floats) -> Floats:
-        """Sums of each segment."""
+        """Sums of each interval."""
         n = len(values)
         sums = np.concatenate([[0.0], np.cumsum(values)])
         ends = np.minimum(np.arange(n)[:, None] + 1 + np.arange(self.longest)[None, :], n)
@@ -78,19 +78,19 @@ class OptionArrays:
         return within
 
     def _running_max(self, values: Floats) -> Floats:
-        """Largest of each segment."""
+        """Largest of each interval."""
         n = len(values)
         ends = np.minimum(np.arange(n)[:, None] + np.arange(self.longest)[None, :], n - 1)
         largest: Floats = np.maximum.accumulate(values[ends], axis=1)
         return largest
 
     def _anywhere(self, flags: Sequence[bool]) -> Flags:
-        """Whether any partition of a segment has the flag: [first, length - 1]."""
+        """Whether any partition of an interval has the flag: [first, length - 1]."""
         return self._window(np.array(flags, dtype=float)) > 0
 
     @cached_property
     def _bytes(self) -> tuple[Floats, Floats, Floats]:
-        """(state, values read, messages) of each segment; inf where it would leave the chain or may not be."""
+        """(state, values read, messages) of each interval; inf where it would leave the chain or may not be."""
         problem, n, bytes_ = self.table.problem, len(self.table.problem.order), self.table.interval_bytes
         if bytes_.ones is not None:
             ones = np.array(bytes_.ones)
@@ -121,7 +121,7 @@ class OptionArrays:
         )  # fmt: skip
 
     def _group(self, prices: Sequence[PartitionCost | None], capacity: float) -> tuple[Floats, Floats, Floats, Flags]:
-        """Prices of each segment on the workers of one group."""
+        """Prices of each interval on the workers of one group."""
         none = np.array([price is None for price in prices], dtype=float)
         f, b, u, a, w, r = (
             np.array([0.0 if price is None else getattr(price, name) for price in prices]) for name in _FIELDS
@@ -138,7 +138,7 @@ class OptionArrays:
         return forward, backward, np.where(missing, np.inf, self._window(u)), settled | missing
 
     def settle(self, kind: int, first: int, length: int) -> None:
-        """Replace the lower bound of one segment's backward by the exact value."""
+        """Replace the lower bound of one interval's backward by the exact value."""
         at = kind, first, length - 1
         if self.settled[at]:
             return
@@ -153,7 +153,7 @@ class OptionArrays:
 
 
 def _at_ends(left: Floats, right: Floats, longest: int) -> Floats:
-    """What both boundaries of each segment add up to: [kind, first, length - 1]."""
+    """What both boundaries of each interval add up to: [kind, first, length - 1]."""
     n = left.shape[1] - 1
     ends = np.minimum(np.arange(n)[:, None] + np.arange(1, longest + 1)[None, :], n)
     both: Floats = left[:, :n, None] + right[:, ends]

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServerPrices:
-    """Prices of segments or of messages, inf: there is none.
+    """Prices of intervals or of messages, inf: there is none.
 
-    Segments: arrays [kind, first, length - 1]. Messages, at their least: [position, left kind, right kind].
+    Intervals: arrays [kind, first, length - 1]. Messages, at their least: [position, left kind, right kind].
 
     Args:
         seconds: What it adds to the sum.
@@ -285,7 +285,7 @@ def _visits(hosts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _lengths(cost: Floats) -> Ints:
-    """Length of the longest segment that may be used, by kind and first position; 0: none."""
+    """Length of the longest interval that may be used, by kind and first position; 0: none."""
     finite = np.isfinite(cost)
     longest = cost.shape[2] - np.argmax(finite[:, :, ::-1], axis=2)
     return np.where(finite.any(axis=2), longest, 0)

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class KindPaths:
-    """Paths through a fleet, with segments up to some length.
+    """Paths through a fleet, with intervals up to some length.
 
     Args:
         fleet: The relaxation.
         limit: No slowest server forward is above, in seconds.
 
     Attributes:
-        prices: Of the segments, by kind.
+        prices: Of the intervals, by kind.
         real: The same for each group of workers with the same prices; `row` has a group's number there.
-        exact: Whether all prices of segments within the limit are exact, and not bounds.
+        exact: Whether all prices of intervals within the limit are exact, and not bounds.
     """
 
     def __init__(self, fleet: KindRelaxation, limit: float) -> None:

@@ -1,6 +1,6 @@
 """One micro-batch count with workers taken by kind: a relaxation that is small whatever the fleet.
 
-Workers of one kind count as alike, each segment and each message at the least price of any of them, so no plan is
+Workers of one kind count as alike, each interval and each message at the least price of any of them, so no plan is
 faster than the best pipeline of kinds. Within two limits on the slowest servers that pipeline is a
 path (paths.py, path_program.py), and a search over the limits bounds the step time (bottlenecks.py).
 """
@@ -36,7 +36,7 @@ def _states(kinds: Sequence[WorkerKind]) -> int:
 
 
 class KindRelaxation:
-    """The relaxation of one instance, and what it says without looking at segments.
+    """The relaxation of one instance, and what it says without looking at intervals.
 
     Args:
         table: What is to be placed.
@@ -116,7 +116,7 @@ class KindRelaxation:
         return spare - self.low[1], spare - self.low[0]
 
     def reach(self, limit: float) -> int:
-        """Partitions in the longest segment whose forward is within `limit` seconds."""
+        """Partitions in the longest interval whose forward is within `limit` seconds."""
         longest = 1
         for row in self._seconds[:, :, 0]:
             sums = list(itertools.accumulate(np.where(np.isfinite(row), row, 0.0).tolist(), initial=0.0))

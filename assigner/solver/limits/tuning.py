@@ -19,7 +19,7 @@ MOST_ORDERS = 6
 """Of a graph with up to so many topological orders, the intervals of each are looked at."""
 
 OPTION_LEVELS = 40
-"""So many options of one segment are told apart by what they rematerialise; the last stands for any deeper warm-up."""
+"""So many options of one interval are told apart by what they rematerialise; the last stands for any deeper warm-up."""
 
 COUNTED_SIZES = 3
 """Up to so many different activation sizes, counts per size are enumerated; more are left to branch and bound."""
@@ -73,10 +73,10 @@ COARSE_GAP = 1e-3
 """With a smaller gap than this the relaxation by kinds of workers rarely proves anything: it does not go first."""
 
 CLOSE_COLUMNS = 900
-"""With up to so many segments the ILP goes first: it closes any gap in seconds."""
+"""With up to so many intervals the ILP goes first: it closes any gap in seconds."""
 
 MOST_COLUMNS = 40_000
-"""With more segments than this there is no ILP: the hierarchy finds the plan and bounds it."""
+"""With more intervals than this there is no ILP: the hierarchy finds the plan and bounds it."""
 
 # 1F1B, throughput and latency
 
@@ -131,10 +131,10 @@ VISIT_STATES = 20_000_000
 """Visits to hosts are looked at if there are no more positions times states than this."""
 
 SETTLED = 400_000
-"""With no more partitions than this, over all segments whose remat is a bound, all are priced exactly at the start."""
+"""With no more partitions than this, over all intervals whose remat is a bound, all are priced exactly at the start."""
 
 START_LIMIT = 3.0
-"""Segments up to so many times the slowest server of a perfect split are priced first."""
+"""Intervals up to so many times the slowest server of a perfect split are priced first."""
 
 WIDER_LIMIT = 1.05
 """Ratio of the limits that are tried one after the other until there is a pipeline."""

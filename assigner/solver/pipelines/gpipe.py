@@ -36,7 +36,7 @@ class GPipeCandidate(PipelineCandidate):
 
     @cached_property
     def _columns(self) -> int:
-        """How many segments there are on all groups of workers."""
+        """How many intervals there are on all groups of workers."""
         n = len(self.problem.order)
         return n * (n + 1) // 2 * len(self.table.groups)
 

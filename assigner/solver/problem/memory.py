@@ -7,7 +7,7 @@ A worker that keeps `in_flight` micro-batches of what it holds fits if
 
 (`CostModel.memory` is the simulator's word on it). Rematerialising a partition costs the time of its recompute, and
 everything else about the step time is untouched: so of one stage the subset with the least added time is the best
-whatever the other stages do. That is a small knapsack, solved exactly by `least_remat`, and for many segments at once
+whatever the other stages do. That is a small knapsack, solved exactly by `least_remat`, and for many intervals at once
 as a bound by `least_recompute_s`.
 
 Where several workers share a stage (stage_remat.py), or a worker has several (set_memory.py), more than one sum of
@@ -115,7 +115,7 @@ class IntervalBytes:
         return sum(state for state, _, _ in held), sum(read for _, read, _ in held), held[-1][2]
 
     def grown_from(self, first: int) -> Iterator[tuple[float, float, float]]:
-        """(state, values read, messages) in bytes of the segments first .. first, first .. first + 1, and so on."""
+        """(state, values read, messages) in bytes of the intervals first .. first, first .. first + 1, and so on."""
         problem, cost = self._problem, self._problem.cost
         state, read = 0.0, 0.0
         seen: set[PartitionOutput] = set()
@@ -324,7 +324,7 @@ def least_recompute_s(
     costs: tuple[Floats, Floats], rules: Sequence[RematRule | None], room: Floats, in_flight: int, *,
     sums: Callable[[Floats], Floats], largest: Callable[[Floats], Floats],
 ) -> tuple[Floats, Flags]:  # fmt: skip
-    """The knapsack of many segments at once: least seconds of recomputing, as a lower bound, and where it is exact.
+    """The knapsack of many intervals at once: least seconds of recomputing, as a lower bound, and where it is exact.
 
     Source: Lagrangian dual of the knapsack. For any price p of a byte, rematerialising partitions of sizes a and times
     f so that `need` bytes are freed takes at least p need - sum of max(0, p a - f).
@@ -332,10 +332,10 @@ def least_recompute_s(
     Args:
         costs: Of each position the seconds of its recompute and the bytes that it keeps per micro-batch.
         rules: Per position "never" or "always" where there is no choice.
-        room: Bytes for activations of each segment: [first, length - 1].
+        room: Bytes for activations of each interval: [first, length - 1].
         in_flight: Micro-batches kept at once.
-        sums: From values by position to their sum over each segment.
-        largest: From values by position to the largest of each segment.
+        sums: From values by position to their sum over each interval.
+        largest: From values by position to the largest of each interval.
 
     Returns:
         Seconds, inf where there is no way to fit, and flags: both as `room`.

@@ -102,7 +102,7 @@ class ReplicaOptions(StageOptions):
     def __init__(self, table: PriceTable, *, deep: bool, below: Callable[[], float]) -> None:
         super().__init__(table, deep=deep)
         self._each, self._below = table.one_f_one_b, below
-        self._on_all = cache(lambda group: self._on(group, self._segments))
+        self._on_all = cache(lambda group: self._on(group, self._intervals))
         single = table.one_f_one_b if deep else table.gpipe
         self._alone = single if single.count() <= tuning.FULL_OPTIONS else StageOptions(table, deep=deep, relaxed=True)
         self._between = cache(self._ways)
@@ -146,7 +146,7 @@ class ReplicaOptions(StageOptions):
         found: dict[tuple[int, ...], list[StageOption]] = {}
         for members in among:
             if 2 <= len(members) <= self._most:
-                options = self._shared(members, number + len(found), self._segments, below)
+                options = self._shared(members, number + len(found), self._intervals, below)
                 if options:
                     found[members] = options
         return found
@@ -209,7 +209,7 @@ class ReplicaOptions(StageOptions):
         return (*self._alone.all, *itertools.chain.from_iterable(self._by_set.values()))
 
     @cached_property
-    def _segments(self) -> list[tuple[int, int]]:
+    def _intervals(self) -> list[tuple[int, int]]:
         """(first, last) of every stage that fits on some worker with one micro-batch in flight."""
         single = self._alone if self._deep else StageOptions(self._table, deep=True, relaxed=True)
         return sorted({(option.first, option.last) for option in single.all})
@@ -231,14 +231,16 @@ class ReplicaOptions(StageOptions):
         return self._seconds([self._each.levels(option.first, option.last, group)])[:, 0]
 
     def _shared(
-        self, members: tuple[int, ...], number: int, segments: Sequence[tuple[int, int]], below: float = math.inf
+        self, members: tuple[int, ...], number: int, intervals: Sequence[tuple[int, int]], below: float = math.inf
     ) -> list[StageOption]:
-        """The stages that workers share, of these segments in rising order; `number` is that of their set."""
+        """The stages that workers share, of these intervals in rising order; `number` is that of their set."""
         table, problem = self._table, self._table.problem
-        every = segments is self._segments  # what is told of all of them is kept
-        known = {group: self._on_all(group) if every else self._on(group, segments) for group in dict.fromkeys(members)}
+        every = intervals is self._intervals  # what is told of all of them is kept
+        known = {
+            group: self._on_all(group) if every else self._on(group, intervals) for group in dict.fromkeys(members)
+        }
         whole = [
-            n for n, (first, last) in enumerate(segments)
+            n for n, (first, last) in enumerate(intervals)
             if all(problem.may_share[first : last + 1]) and all(levels[n] for levels, _ in known.values())
         ]  # fmt: skip
         if not whole:
@@ -249,7 +251,7 @@ class ReplicaOptions(StageOptions):
         ends_step = problem.options.objective == "step"  # the steady state has no update
         for column, n in enumerate(whole):
             problem.clock.check()
-            first, last = segments[n]
+            first, last = intervals[n]
             if first in over or not busiest[column] < below:
                 continue
             behind_s = self._update_s(first, last, members) + min(
@@ -270,12 +272,12 @@ class ReplicaOptions(StageOptions):
             )  # fmt: skip
         return found
 
-    def _on(self, group: int, segments: Sequence[tuple[int, int]]) -> tuple[list[tuple[StageOption, ...]], Floats]:
-        """The options of segments on a worker of a group, and what 0 .. M micro-batches take there: [k, segment]."""
+    def _on(self, group: int, intervals: Sequence[tuple[int, int]]) -> tuple[list[tuple[StageOption, ...]], Floats]:
+        """The options of intervals on a worker of a group, and what 0 .. M micro-batches take there: [k, interval]."""
         levels = []
-        for segment in segments:
+        for interval in intervals:
             self._table.problem.clock.check()
-            levels.append(self._each.levels(*segment, group))
+            levels.append(self._each.levels(*interval, group))
         return levels, self._seconds(levels)
 
     def _members(self, members: tuple[int, ...]) -> Sequence[tuple[str, ...]]:

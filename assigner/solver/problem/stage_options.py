@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class StageOption:
     """A stage that can be placed; times in seconds per micro-batch, the update's per step.
 
-    Under 1F1B what a stage keeps in flight decides its memory and what it rematerialises: an option is a segment with
+    Under 1F1B what a stage keeps in flight decides its memory and what it rematerialises: an option is an interval with
     what it rematerialises and the warm-up depths for which that is the least that fits. Under GPipe all micro-batches
     are in flight.
 
@@ -75,7 +75,7 @@ class StageOptions:
     Args:
         table: Prices.
         deep: True: from 1 to M micro-batches are in flight, as under 1F1B; False: all M, as under GPipe.
-        relaxed: One option for a segment, of least recomputing and any warm-up: for bounds.
+        relaxed: One option for an interval, of least recomputing and any warm-up: for bounds.
     """
 
     only_shared = False
@@ -85,7 +85,7 @@ class StageOptions:
         self._table, self._deep, self._relaxed = table, deep, relaxed
         self._least = 1 if deep else table.micro_batches
         self._ties = bool(table.problem.profile.ties)
-        self._of_segment = cache(lambda *segment: tuple(self._levels(*segment)))
+        self._of_interval = cache(lambda *interval: tuple(self._levels(*interval)))
 
     @cached_property
     def sets(self) -> Sequence[tuple[int, ...]]:
@@ -116,7 +116,7 @@ class StageOptions:
         return group if self._ties else self._table.like[group]
 
     def find(self, first: int, last: int, group: int, stages: int = 1) -> StageOption | None:
-        """The option of a segment whose warm-up is the usual one, or as deep as fits; None: it does not fit at all.
+        """The option of an interval whose warm-up is the usual one, or as deep as fits; None: it does not fit at all.
 
         Args:
             first: Position of its first partition.
@@ -129,13 +129,13 @@ class StageOptions:
         return found if found is None or found.group == group else replace(found, group=group)
 
     def levels(self, first: int, last: int, group: int) -> tuple[StageOption, ...]:
-        """The options of a segment on a worker of a group, or of a like one, the fewest in flight first."""
+        """The options of an interval on a worker of a group, or of a like one, the fewest in flight first."""
         problem = self._table.problem
         costs = self._table.rows[group][first : last + 1]
         torn = max(problem.apart[first : last + 1]) >= first
         if torn or None in costs or not (problem.may_cut[first] and problem.may_cut[last + 1]):
             return ()
-        levels: tuple[StageOption, ...] = self._of_segment(first, last, self._like(group))
+        levels: tuple[StageOption, ...] = self._of_interval(first, last, self._like(group))
         return levels
 
     @cached_property
@@ -157,7 +157,7 @@ class StageOptions:
         return tuple(found)
 
     def _from(self, first: int, group: int) -> Iterator[StageOption]:
-        """All segments that start at `first`."""
+        """All intervals that start at `first`."""
         table, problem = self._table, self._table.problem
         problem.clock.check()
         capacity, row, workspace = table.capacity(group), table.rows[group], 0.0
@@ -169,10 +169,10 @@ class StageOptions:
             if state + workspace + self._least * read > capacity:
                 return
             if problem.may_cut[last + 1]:
-                yield from self._of_segment(first, last, group)
+                yield from self._of_interval(first, last, group)
 
     def _levels(self, first: int, last: int, group: int) -> Iterator[StageOption]:
-        """The same segment with ever deeper warm-ups, as long as that costs recomputing."""
+        """The same interval with ever deeper warm-ups, as long as that costs recomputing."""
         table, problem, most = self._table, self._table.problem, self._table.micro_batches
         costs: Sequence[PartitionCost] = table.rows[group][first : last + 1]  # type: ignore[assignment]
         state, read, messages = table.interval_bytes.of(first, last)
