@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from assigner.formats.plan import Plan
+    from assigner.model.deferred.origins import Origins
     from assigner.model.workload import Workload
     from assigner.runtime.ranks.membership import Membership
 
 
 _DRAWN = (("Python's generator", "random.seed(...)"), ("NumPy's generator", "numpy.random.seed(...)"))
+_OF_A_SET = "the order of a set of texts is another one in each process: sorted(...) of it is the same"
 _MOST_COMPARED = 4096
 """So many places with numbers are told apart by name."""
 
@@ -115,7 +117,8 @@ def check_origins(graph: PartitionGraph, member: Membership) -> None:
     """Each rank makes its own part of the model: all from one builder's draws and numbers. All ranks call it together.
 
     Raises:
-        UsageError: another rank's builder draws from other seeds, or makes the model of other numbers.
+        UsageError: another rank's builder draws from other seeds, or makes the model of other numbers, or in another
+            order.
     """
     if member.transport is None:
         return
@@ -136,17 +139,44 @@ def check_origins(graph: PartitionGraph, member: Membership) -> None:
             f"the model's builder draws from {generator}, which has another state {where}",
             hint=f"{seed} before the model is made, with the same number on every rank: nothing else seeds it",
         )
-    names, most = list(mine.values), _MOST_COMPARED
-    digests = [float(each) for each in mine.placed][:most]
-    padded = [*digests, *[0.0] * (most - len(digests))]
-    told = member.numbers_of(dict.fromkeys(member.ranks, padded))
-    rank, what = _first_unlike(told)
+    if what == len(_DRAWN) + 1:
+        raise UsageError(f"the model's builder makes its weights in another order {where}", hint=_OF_A_SET)
+    if what == len(mine.numbers) - 1:
+        _check_texts(mine, member)
+        return
+    names = list(mine.values)
+    rank, what = _first_unlike(_told(mine.placed, member))
     name = names[what] if rank is not None and what < len(names) else "something"
     raise UsageError(
         f"the model's builder makes {name} of other numbers {where}",
         hint="make it of nothing that differs between ranks: a generator that nobody seeds, the order of a set, the"
         " number of a rank; seed (torch.manual_seed) what is made before the builder runs, or load the same into it",
     )
+
+
+def _check_texts(mine: Origins, member: Membership) -> None:
+    """The same texts stand alike on all ranks; others are none of anybody's business.
+
+    Raises:
+        UsageError: they do not, by the order of a set.
+    """
+    known: dict[float, float] = {}
+    for rank, numbers in _told([each for pair in mine.ordered for each in pair], member).items():
+        for what, how in zip(numbers[::2], numbers[1::2], strict=True):
+            if known.setdefault(what, how) != how:
+                names = [name for name, (each, _) in zip(mine.texts, mine.ordered, strict=True) if each == what]
+                raise UsageError(
+                    f"the model's builder has the texts of {(names or ['a list or a dict'])[0]} in another order on"
+                    f" worker:{rank} than on others: their parts would be of two models",
+                    hint=_OF_A_SET,
+                )
+
+
+def _told(numbers: Sequence[int], member: Membership) -> dict[int, list[float]]:
+    """Numbers of all ranks, the first of them, however many each has."""
+    some = [float(each) for each in numbers[:_MOST_COMPARED]]
+    some += [0.0] * (_MOST_COMPARED - len(some))
+    return member.numbers_of(dict.fromkeys(member.ranks, some))
 
 
 def _first_unlike(told: Mapping[int, Sequence[float]]) -> tuple[int | None, int]:

@@ -30,7 +30,8 @@ CASES = [
     "hook, moved", "outside, moved", "outside by the script, moved", "slots, moved",
     "inference mode", "inference mode, remat",
     "adaptive", "adaptive, one", "adaptive, remat", "drawn by rank", "order drawn by rank", "mask drawn by rank",
-    "fraction drawn by rank", "fractions drawn by rank", "made before", "tables by address",
+    "fraction drawn by rank", "fractions drawn by rank", "made before", "made in turn", "texts in turn",
+    "tables by address",
     "seeded by rank", "seeded alike", "unread head", "unread head, memory",
 ]  # fmt: skip
 

@@ -530,6 +530,28 @@ class Scaled(nn.Linear):
         return super().forward(x) * factor
 
 
+def in_turn(names: list[str]) -> list[str]:
+    """An order that each process has for itself, as that of a set of texts."""
+    first = int(os.environ["RANK"])
+    return names[first:] + names[:first]
+
+
+class Looked(nn.Linear):
+    """It looks up a text's number."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.numbers = {name: n for n, name in enumerate(in_turn(["key", "query", "value", "gate"]))}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + self.numbers["value"])
+
+
+def made_in_turn() -> nn.Module:
+    """Its first two layers are made in such an order."""
+    return Net(**{name: nn.Linear(WIDTH, WIDTH) for name in in_turn(["first", "second"])})
+
+
 def made_before() -> Workload:
     """Each rank has made a model of its own by then, as scripts do that seed by nothing."""
     torch.manual_seed(int(os.environ["RANK"]))
@@ -860,6 +882,10 @@ CASES = {
     "fractions drawn by rank": Case(
         lambda: made_of(lambda: Net(second=Scaled([np.float64(own_random().random())] * WIDTH))),
         "makes second.factor of other numbers on worker:1",
+    ),
+    "made in turn": Case(lambda: made_of(made_in_turn), "makes its weights in another order on worker:1"),
+    "texts in turn": Case(
+        lambda: made_of(lambda: Net(second=Looked())), "has the texts of second.numbers in another order on worker:1"
     ),
     "made before": Case(made_before, "makes first.bias of other numbers on worker:1"),
     "tables by address": Case(lambda: made_of(lambda: Net(second=Tabled()))),

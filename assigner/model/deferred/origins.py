@@ -3,10 +3,13 @@
     seeds       the states of torch's generators from which a builder draws
     python      that of Python's generator, and
     numpy       of NumPy's, if it has drawn from them: nobody seeds these for it
+    order       in which it makes its weights, by their names
     values      numbers that it gives to torch, weights that were there before, and what forwards can read of numbers
                 in lists, sets, arrays, tensors and numbered dicts, and of fractions by name
+    texts       in lists and dicts that forwards can read: whether the same ones stand in another order
 
-Whole numbers by name, and texts, may differ: a rank's number, a path.
+Whole numbers by name, and other texts, may differ: a rank's number, a path. What a set has decided has another order in
+each process.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.model.deferred.ownership import attributes_of
 from assigner.model.deferred.reach import MOST_ITEMS, reach
-from assigner.model.members import named_parameters
+from assigner.model.members import named_buffers, named_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,23 +55,33 @@ class Origins:
         seeds: Of torch's draws.
         python: Of draws from Python's generator.
         numpy: Of draws from NumPy's.
+        order: Of the names of its weights, as it makes these.
         values: Of numbers, by where they are.
+        texts: Of each container of texts, by where it is: of what is in it, and of how that stands there.
     """
 
     seeds: int
     python: int = 0
     numpy: int = 0
+    order: int = 0
     values: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def numbers(self) -> list[float]:
-        """What ranks compare first: seeds, Python's, NumPy's, all values together."""
-        return [self.seeds, self.python, self.numpy, _digest(str(each) for each in self.placed)]
+        """What ranks compare first: seeds, Python's, NumPy's, the order, all values together, all texts."""
+        every = [_digest(map(str, self.placed)), _digest(str(each) for pair in self.ordered for each in pair)]
+        return [self.seeds, self.python, self.numpy, self.order, *every]
 
     @property
     def placed(self) -> list[int]:
         """Of each place and its values."""
         return [_digest([f"{where}: {each}"]) for where, each in self.values.items()]
+
+    @property
+    def ordered(self) -> list[tuple[int, int]]:
+        """Of each place and what texts are there; and of how they stand, which is alike where the first is."""
+        return [(_digest([f"{where}: {what}"]), how) for where, (what, how) in self.texts.items()]
 
 
 def origins_of(
@@ -86,16 +99,38 @@ def origins_of(
     seeds = [call.source.numpy().tobytes() for call in calls if isinstance(call.source, torch.Tensor)]
     has_drawn = before.numpy is not None and before.numpy != after.numpy  # loaded by the builder: nobody knows
     found: dict[str, int] = defaultdict(int)
+    texts: dict[str, tuple[int, int]] = {}
     for where, value in (*named_parameters(model), *reach({}, model.named_modules(), vocabulary=vocabulary)):
+        name = _ADDRESS.sub("", str(where))  # objects of a set have one name, and no order
         if numbers_ := list(_numbers(value, vocabulary)):
-            name = _ADDRESS.sub("", str(where))  # objects of a set have one name, and no order
             found[name] = (found[name] + _digest(numbers_)) % (1 << 48)
+        if there := _texts(value):
+            texts[name] = _digest(sorted(there[0])), _digest(there[1])
     return Origins(
         _digest(seeds),
         _digest([repr(before.python)]) if before.python != after.python else 0,
         _digest([repr(before.numpy)]) if has_drawn else 0,
+        _digest(_in_order(calls, model)),
         {TENSORS: _digest(_given(calls)), **dict(sorted(found.items()))},
+        texts,
     )
+
+
+def _in_order(calls: Sequence[Call], model: nn.Module) -> Iterator[str]:
+    """The names of parameters and buffers, each with the call that makes it."""
+    made = {storage: n for n, call in reversed([*enumerate(calls)]) for storage in call.makes()}
+    for name, each in (*named_parameters(model), *named_buffers(model)):
+        yield f"{name} {made.get(each.untyped_storage()._cdata)}" if each.device.type == "meta" else name
+
+
+def _texts(value: Any) -> tuple[list[str], list[str]] | None:
+    """What texts a list has, or a dict with them among its keys or values, and how they stand; None: it has none."""
+    if isinstance(value, list | tuple | deque) and len(value) > 1 and all(isinstance(each, str) for each in value):
+        return [*value], [*value]
+    # a short one may be a place among the ranks: {"row": 0, "column": 1}
+    if isinstance(value, dict) and len(value) > 3 and _is_plain(value.keys(), str) and _is_plain(value.values(), str):
+        return [repr(each) for pair in value.items() for each in pair], sorted(map(repr, value.items()))
+    return None
 
 
 def _numbers(value: Any, vocabulary: Vocabulary) -> Iterator[str | bytes]:
@@ -125,8 +160,8 @@ def _fractions(named: Mapping[Any, Any], vocabulary: Vocabulary) -> Iterator[str
     yield from sorted(f"{name}: {float(each)!r}" for name, each in found if float(each) % 1)
 
 
-def _is_plain(values: Iterable[Any]) -> bool:
-    return all(isinstance(each, _NUMBERS) for each in values)
+def _is_plain(values: Iterable[Any], *kinds: type) -> bool:
+    return all(isinstance(each, (*_NUMBERS, *kinds)) for each in values)
 
 
 def _digest(parts: Iterable[str | bytes]) -> int:

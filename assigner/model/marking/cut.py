@@ -60,6 +60,7 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     deferred = DeferredModel(workload.model, seed=workload.seed)
     check_mode(workload, deferred)
     check_names(workload, deferred)
+    _ = deferred.origins  # before a forward runs, which may note the time in a list
     marked = find_marks(deferred.model, workload.marks if marks is None else tuple(marks))
     example = workload.make_batch(EXAMPLE_ROWS, workload.seed)
     rows = batch_rows(workload, example)
