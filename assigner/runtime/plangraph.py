@@ -117,7 +117,7 @@ def check_origins(graph: PartitionGraph, member: Membership) -> None:
     """Each rank makes its own part of the model: all from one builder's draws and numbers. All ranks call it together.
 
     Raises:
-        UsageError: another rank's builder draws from other seeds, or makes the model of other numbers, or in another
+        UsageError: another rank's builder draws from other seeds, or makes the model of other numbers or in another
             order.
     """
     if member.transport is None:
@@ -139,8 +139,6 @@ def check_origins(graph: PartitionGraph, member: Membership) -> None:
             f"the model's builder draws from {generator}, which has another state {where}",
             hint=f"{seed} before the model is made, with the same number on every rank: nothing else seeds it",
         )
-    if what == len(_DRAWN) + 1:
-        raise UsageError(f"the model's builder makes its weights in another order {where}", hint=_OF_A_SET)
     if what == len(mine.numbers) - 1:
         _check_texts(mine, member)
         return

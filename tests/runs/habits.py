@@ -874,7 +874,7 @@ CASES = {
         "makes second.order of other numbers on worker:1",
     ),
     "mask drawn by rank": Case(
-        lambda: made_of(lambda: Net(second=Masked(own_random()))), "makes tensors of other numbers on worker:1"
+        lambda: made_of(lambda: Net(second=Masked(own_random()))), "makes second.mask of other numbers on worker:1"
     ),
     "fraction drawn by rank": Case(
         lambda: made_of(lambda: Net(second=Scaled(own_random().random()))), "makes second of other numbers on worker:1"
@@ -883,7 +883,7 @@ CASES = {
         lambda: made_of(lambda: Net(second=Scaled([np.float64(own_random().random())] * WIDTH))),
         "makes second.factor of other numbers on worker:1",
     ),
-    "made in turn": Case(lambda: made_of(made_in_turn), "makes its weights in another order on worker:1"),
+    "made in turn": Case(lambda: made_of(made_in_turn), "makes first.weight of other numbers on worker:1"),
     "texts in turn": Case(
         lambda: made_of(lambda: Net(second=Looked())), "has the texts of second.numbers in another order on worker:1"
     ),

@@ -3,9 +3,9 @@
     seeds       the states of torch's generators from which a builder draws
     python      that of Python's generator, and
     numpy       of NumPy's, if it has drawn from them: nobody seeds these for it
-    order       in which it makes its weights, by their names
-    values      numbers that it gives to torch, weights that were there before, and what forwards can read of numbers
-                in lists, sets, arrays, tensors and numbered dicts, and of fractions by name
+    values      what each weight is made by: the calls, their numbers, and the draws before them; of one that was there
+                before, its values; and what forwards can read of numbers in lists, sets, arrays, tensors and numbered
+                dicts, and of fractions by name
     texts       in lists and dicts that forwards can read: whether the same ones stand in another order
 
 Whole numbers by name, and other texts, may differ: a rank's number, a path. What a set has decided has another order in
@@ -28,6 +28,8 @@ from torch.utils import _pytree as pytree
 
 from assigner.model.deferred.ownership import attributes_of
 from assigner.model.deferred.reach import MOST_ITEMS, reach
+from assigner.model.deferred.recorder import is_meta
+from assigner.model.deferred.replay import View
 from assigner.model.members import named_buffers, named_parameters
 
 if TYPE_CHECKING:
@@ -36,9 +38,6 @@ if TYPE_CHECKING:
     from assigner.machine.generators import GeneratorStates
     from assigner.model.deferred.replay import Call
     from assigner.model.deferred.vocabulary import Vocabulary
-
-TENSORS = "tensors"
-"""The place of all numbers and tensors that builders give to torch."""
 
 _NUMBERS = (numbers.Number, np.bool_)
 _WHOLE = 1 << 20
@@ -55,23 +54,21 @@ class Origins:
         seeds: Of torch's draws.
         python: Of draws from Python's generator.
         numpy: Of draws from NumPy's.
-        order: Of the names of its weights, as it makes these.
-        values: Of numbers, by where they are.
+        values: Of weights by name, and of numbers by where they are.
         texts: Of each container of texts, by where it is: of what is in it, and of how that stands there.
     """
 
     seeds: int
     python: int = 0
     numpy: int = 0
-    order: int = 0
     values: dict[str, int] = field(default_factory=dict)
     texts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def numbers(self) -> list[float]:
-        """What ranks compare first: seeds, Python's, NumPy's, the order, all values together, all texts."""
+        """What ranks compare first: seeds, Python's, NumPy's, all values together, all texts."""
         every = [_digest(map(str, self.placed)), _digest(str(each) for pair in self.ordered for each in pair)]
-        return [self.seeds, self.python, self.numpy, self.order, *every]
+        return [self.seeds, self.python, self.numpy, *every]
 
     @property
     def placed(self) -> list[int]:
@@ -110,17 +107,41 @@ def origins_of(
         _digest(seeds),
         _digest([repr(before.python)]) if before.python != after.python else 0,
         _digest([repr(before.numpy)]) if has_drawn else 0,
-        _digest(_in_order(calls, model)),
-        {TENSORS: _digest(_given(calls)), **dict(sorted(found.items()))},
+        {**_weights(calls, model), **dict(sorted(found.items()))},
         texts,
     )
 
 
-def _in_order(calls: Sequence[Call], model: nn.Module) -> Iterator[str]:
-    """The names of parameters and buffers, each with the call that makes it."""
-    made = {storage: n for n, call in reversed([*enumerate(calls)]) for storage in call.makes()}
-    for name, each in (*named_parameters(model), *named_buffers(model)):
-        yield f"{name} {made.get(each.untyped_storage()._cdata)}" if each.device.type == "meta" else name
+def _weights(calls: Sequence[Call], model: nn.Module) -> dict[str, int]:
+    """What has made each parameter and buffer that has no values yet: all that its values follow from."""
+    known, ends = dict[int, int](), list[int]()  # by storage, what it is; by call, where its draws ended
+    for call in calls:
+        parts = [str(call.function), *_given(call, known)]
+        if call.source is not None:
+            parts.append(str(ends[call.source]) if isinstance(call.source, int) else call.source.numpy().tobytes())
+        ends.append(_digest(parts))
+        for n, leaf in enumerate(pytree.tree_leaves(call.result)):
+            if isinstance(leaf, View) and leaf.storage not in known:
+                known[leaf.storage] = _digest([str(ends[-1]), str(n)])
+        known.update(dict.fromkeys(call.writes, ends[-1]))
+    tensors = {name: each for name, each in (*named_parameters(model), *named_buffers(model)) if is_meta(each)}
+    return {name: _digest(_looked_at(View.of(each), known)) for name, each in tensors.items()}
+
+
+def _given(call: Call, known: Mapping[int, int]) -> Iterator[str | bytes]:
+    """The arguments of a call; not where memory lies."""
+    named = {name: each for name, each in call.kwargs.items() if name not in ("pin_memory", "device")}
+    for leaf in pytree.tree_leaves((call.args, named)):
+        if isinstance(leaf, View):
+            yield from _looked_at(leaf, known)
+        elif isinstance(leaf, torch.Tensor):
+            yield from _elements(leaf)
+        elif isinstance(leaf, _NUMBERS):
+            yield repr(leaf)
+
+
+def _looked_at(view: View, known: Mapping[int, int]) -> Iterator[str]:
+    yield f"{known.get(view.storage)} {view.dtype} {tuple(view.size)} {view.stride} {view.offset}"
 
 
 def _texts(value: Any) -> tuple[list[str], list[str]] | None:
@@ -169,17 +190,6 @@ def _digest(parts: Iterable[str | bytes]) -> int:
     for each in parts:
         found.update(each if isinstance(each, bytes) else f"{each};".encode())
     return int.from_bytes(found.digest(), "big")
-
-
-def _given(calls: Iterable[Call]) -> Iterator[str | bytes]:
-    """The numbers and the tensors with values among the arguments of calls; not where memory lies."""
-    for call in calls:
-        named = {name: each for name, each in call.kwargs.items() if name != "pin_memory"}
-        for leaf in pytree.tree_leaves((call.args, named)):
-            if isinstance(leaf, torch.Tensor):
-                yield from _elements(leaf)
-            elif isinstance(leaf, _NUMBERS):
-                yield repr(leaf)
 
 
 def _elements(tensor: torch.Tensor) -> Iterator[str | bytes]:
