@@ -222,7 +222,9 @@ class Installation:
             number: As `Executor.update` takes it.
             good: False: nothing is applied, anywhere.
         """
-        self.executor.update(optimizer.applied if good else None, number)
+        applied = optimizer.applied if good else None
+        hooks = optimizer.hooked(runs=applied is not None) if good and any(optimizer.hooks) else None
+        self.executor.update(applied, number, hooks)
         if good and self.plan.is_divided:
             self.member.before_sums()
             self.gathering.run(self.member, self.executor.recorder, gradients=optimizer.changes_gradients)

@@ -480,6 +480,7 @@ class Pipeline(ModelState):
             call = f"optimizer.step() with {self._rank_optimizer.settings}"
             is_by_hand = not self._updated  # behind a step's backwards: the script may have changed the gradients
             self._installed.comparison.check(call, exchanges=is_by_hand or self.scaler.is_enabled())
+            self._rank_optimizer.check_tried()
             if is_by_hand:
                 self._installed.gradients.factor.check([each["params"] for each in self._rank_optimizer.param_groups])
             good = self._installed.gradients.ready()
@@ -515,12 +516,13 @@ class Pipeline(ModelState):
                 self._member.number_from(holder, 1.0)
                 return evaluated()
 
-            if self.rank == holder:
-                self._rank_optimizer.local.step(evaluation)
-                self._member.number_from(holder, 0.0)
-            else:
-                while self._member.number_from(holder, 0.0):
-                    evaluated()
+            with self._rank_optimizer.hooked(runs=self.rank == holder):
+                if self.rank == holder:
+                    self._rank_optimizer.local.step(evaluation)
+                    self._member.number_from(holder, 0.0)
+                else:
+                    while self._member.number_from(holder, 0.0):
+                        evaluated()
             self._installed.tell_settings(self._rank_optimizer)
             self._waiting, self._updated = False, True
             self.steps += 1

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from training_cases import make_scaler, overflowing
 from training_optimizers import Counting
 from workloads import Reference, make_plan, pipeline_of, skips
 
@@ -172,6 +174,94 @@ def hooked(parameters: Any) -> torch.optim.Optimizer:
 
     made.register_load_state_dict_pre_hook(before)
     return made
+
+
+def halve_gradients(optimizer: Any, *_: Any) -> None:
+    halve(optimizer)
+
+
+def decay_weights(optimizer: Any, *_: Any) -> None:
+    """By the largest gradient of each."""
+    with torch.no_grad():
+        for each in optimizer.param_groups[0]["params"]:
+            each.mul_(1 - 0.01 * each.grad.abs().max())
+
+
+def clip_each(optimizer: Any, *_: Any) -> None:
+    for each in optimizer.param_groups[0]["params"]:
+        if each.grad is not None:
+            each.grad.clamp_(-0.05, 0.05)
+
+
+def clipping_by_hook(parameters: Any) -> torch.optim.Optimizer:
+    made = torch.optim.SGD(parameters, lr=0.1, foreach=True)
+    made.register_step_pre_hook(clip_each)
+    return made
+
+
+@pytest.mark.parametrize("by_closure", [False, True])
+def test_hooks_on_steps_run_once_and_in_torchs_order(by_closure):
+    """Those on all optimizers, the builder's and the script's, over a move too; and before a closure is called."""
+    made = made_with(clipping_by_hook)
+    reference, seen = Reference(made), []
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        on_all = [
+            register_optimizer_step_pre_hook(halve_gradients),
+            register_optimizer_step_post_hook(lambda *_: seen.append("all")),
+        ]
+        try:
+            for n in range(4):
+                batch, optimizers = made.make_batch(8, n), (reference.optimizer, pipeline.optimizer)
+                if n == 1:
+                    for each in optimizers:
+                        each.register_step_pre_hook(halve_gradients)
+                        gone = each.register_step_post_hook(lambda *_: seen.append("gone"))
+                        each.register_step_post_hook(lambda o, *_, of=each: seen.append(o is of))
+                        each.register_step_post_hook(decay_weights)
+                        gone.remove()
+                if n == 2:
+                    pipeline.move(make_plan(made, micro_batches=2))
+
+                def plain(batch: Any = batch) -> torch.Tensor:
+                    reference.optimizer.zero_grad()
+                    loss = reference.loss(batch)
+                    loss.backward()
+                    return loss
+
+                def closure(batch: Any = batch) -> float:
+                    pipeline.optimizer.zero_grad()
+                    return pipeline.step(batch, update=False)
+
+                if by_closure and n:
+                    found, loss = pipeline.optimizer.step(closure), reference.optimizer.step(plain).item()
+                else:
+                    found, loss = pipeline.step(batch), reference.step(batch)
+                assert found == pytest.approx(loss, rel=0, abs=EXACT)
+                assert seen == ["all", "all"] if not n else [True, "all", True, "all"], n
+                seen.clear()
+            assert reference.distance(pipeline.named_parameters()) < EXACT
+        finally:
+            for each in on_all:
+                each.remove()
+
+
+def test_hooks_on_steps_under_a_loss_scale():
+    """They see gradients without the scale; an update that an overflow skips calls none."""
+    made, seen = overflowing(), []
+    with pipeline_of(made, make_plan(made), scaler=make_scaler()) as pipeline:
+        pipeline.optimizer.register_step_pre_hook(
+            lambda o, *_: seen.append([each.grad.clone() for each in o.param_groups[0]["params"]])
+        )
+        pipeline.step(made.make_batch(1, 0))
+        assert (seen, pipeline.steps) == ([], 0)
+    made = skips()
+    for scaler in (None, make_scaler()):
+        with pipeline_of(made, make_plan(made), scaler=scaler) as pipeline:
+            pipeline.optimizer.register_step_pre_hook(
+                lambda o, *_: seen.append([each.grad.clone() for each in o.param_groups[0]["params"]])
+            )
+            pipeline.step(made.make_batch(8, 0))
+    assert all(map(torch.equal, *seen))
 
 
 class Lookahead(torch.optim.Optimizer):

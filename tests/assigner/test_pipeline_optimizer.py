@@ -246,6 +246,8 @@ def test_one_around_another_that_is_not_initialised(tmp_path):
         for act in (lambda: pipeline.save(tmp_path / "saved"), lambda: pipeline.move(make_plan(made, micro_batches=2))):
             with pytest.raises(UsageError, match=r"Around keeps self\.inner beside the state of its parameters"):
                 act()
+        with pytest.raises(UsageError, match=r"Around\.step calls no hooks"):
+            pipeline.optimizer.register_step_post_hook(lambda *_: None)
 
 
 def test_a_history_is_in_no_checkpoint(tmp_path):

@@ -224,15 +224,18 @@ def test_all_on_one_worker_is_no_question():
 def test_a_hook_that_fails_over_nothing_says_so():
     """On a rank that updates nothing a hook on the handle sees no parameters."""
     named = list(Skips().named_parameters())
-    idle, busy = (RankOptimizer(skips(), named, held, shares=[NAMES], ranks=2) for held in ({}, dict(named)))
-    idle, busy = (PipelineOptimizer(each, apply=lambda _: None) for each in (idle, busy))
-    for handle in (idle, busy):
+    made = [RankOptimizer(skips(), named, held, shares=[NAMES], ranks=2) for held in ({}, dict(named))]
+    for handle in [PipelineOptimizer(each, apply=lambda _: None) for each in made]:
         handle.register_step_post_hook(
             lambda *_, of=handle: torch.stack([p.sum() for p in of.param_groups[0]["params"]])
         )
-    busy.step()
-    with pytest.raises(UsageError, match="fails on a rank that updates nothing: RuntimeError"):
-        idle.step()
+    with made[1].hooked(runs=True):
+        made[1].local.step()
+    with (
+        pytest.raises(UsageError, match="fails on a rank that updates nothing: RuntimeError"),
+        made[0].hooked(runs=False),
+    ):
+        pass
 
 
 def test_a_shared_parameter_is_in_the_shares_of_all_that_hold_it():

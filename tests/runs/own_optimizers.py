@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from assigner import Pipeline, UsageError
 
@@ -238,6 +239,69 @@ def asks_elsewhere() -> None:
         assert {len(pipeline.optimizer.state[each]) for _, each in pipeline.named_parameters()} <= {1}
 
 
+def hooks_run(closure: bool) -> None:
+    """Of the script, where one worker of two has all parameters: once on each rank, also over a move."""
+    made = replace(skips(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    every, seen = plans(made), []
+    reference = Reference(made)
+    with Pipeline(made, every["one"], graph=graph_of(made)) as pipeline:
+        for each in (reference.optimizer, pipeline.optimizer):
+            each.register_step_pre_hook(halve)
+        pipeline.optimizer.register_step_post_hook(lambda *_: seen.append(float(torch.rand(()))))
+        state = torch.get_rng_state()
+        for n in range(4):
+            batch = made.make_batch(8, n)
+            if closure:
+                pipeline.optimizer.step(lambda batch=batch: taken(pipeline, batch))
+                reference.optimizer.step(lambda batch=batch: taken_plainly(reference, batch))
+            else:
+                pipeline.step(batch)
+                reference.step(batch)
+            assert len(seen) == n + 1
+            if n == 1:
+                pipeline.move(every["other"])
+        assert closure or (torch.equal(torch.get_rng_state(), state) and len(set(seen)) == 4)
+        assert reference.distance(pipeline.named_parameters()) < EXACT
+
+
+def taken(pipeline: Pipeline, batch: Any) -> float:
+    pipeline.optimizer.zero_grad()
+    return pipeline.step(batch, update=False)
+
+
+def taken_plainly(reference: Reference, batch: Any) -> torch.Tensor:
+    reference.optimizer.zero_grad()
+    loss = reference.loss(batch)
+    loss.backward()
+    return loss
+
+
+def halve(optimizer: Any, *_: Any) -> None:
+    for each in optimizer.param_groups[0]["params"]:
+        if each.grad is not None:
+            each.grad.mul_(0.5)
+
+
+def hook_on_all(kind: str, *, late: bool) -> None:
+    """Runs once a step where it is tried out before; one that comes later is refused where several have parameters."""
+    made, hooks = replace(skips(), optimizer=rated(torch.optim.SGD)), []
+    reference = Reference(made)
+    try:
+        if not late:
+            hooks.append(register_optimizer_step_pre_hook(halve))
+        with Pipeline(made, plans(made)[kind], graph=graph_of(made)) as pipeline:
+            if late:
+                hooks.append(register_optimizer_step_pre_hook(halve))
+                pipeline.step(made.make_batch(8, 0))
+            for n in range(2):
+                pipeline.step(made.make_batch(8, n))
+                reference.step(made.make_batch(8, n))
+            assert reference.distance(pipeline.named_parameters()) < EXACT
+    finally:
+        for each in hooks:
+            each.remove()
+
+
 def main() -> None:
     torch.set_num_threads(1)
     keeps, one_of = "zero_grad keeps something of the gradients", "state_dict() of its own, or hooks on it"
@@ -259,6 +323,12 @@ def main() -> None:
         "loaded": lambda: tells(one_of, "load_state_dict", rated(Loading), "shared"),
         "state that is held": holds_state,
         "state elsewhere": asks_elsewhere,
+        "hooks on steps": lambda: hooks_run(closure=False),
+        "hooks on steps, closure": lambda: hooks_run(closure=True),
+        "hook on all": lambda: hook_on_all("two", late=False),
+        "late hook on all": lambda: refused(
+            "was registered after the pipeline was made", lambda: hook_on_all("two", late=True)
+        ),
         "a form": lambda: tells("has another form than torch's", "state_dict", rated(OfItsForm), "one"),
     }  # fmt: skip
     wrong = {}

@@ -225,23 +225,30 @@ class Executor:
         )
         self._summed = {stage for _, stage, _ in self._reducing}
 
-    def update(self, optimizer: torch.optim.Optimizer | None, number: int) -> None:
+    def update(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        number: int,
+        hooks: contextlib.AbstractContextManager[None] | None = None,
+    ) -> None:
         """The program's last action.
 
         Args:
             optimizer: None: nothing is applied.
             number: The update's number, by which an optimizer draws: workers that share a parameter draw the same.
+            hooks: Of the script, around it; None: there are none.
         """
         self.member.at = "the optimizer's update"
         action = Action(ActionKind.UPDATE, -1, -1)
         span = None if self.recorder is None else self.recorder.begin(action)
-        if optimizer is not None:
+        if optimizer is not None or hooks is not None:
             with range_of(action, ()), contextlib.ExitStack() as kept:
-                if not is_known(optimizer):  # torch's own draw nothing
+                if hooks is not None or (optimizer is not None and not is_known(optimizer)):  # torch's own draw nothing
                     kept.enter_context(kept_generators(self.device))
                     seed_device(partition_seed(self.seed, number, "the update", -1), self.device)
-                with as_single_process():
-                    step_in_parts(optimizer, (each.module.parameters() for each in self.runners.values()))
+                with as_single_process(), hooks or contextlib.nullcontext():
+                    if optimizer is not None:
+                        step_in_parts(optimizer, (each.module.parameters() for each in self.runners.values()))
         if self.recorder is not None and span is not None:
             self.recorder.end(span)
 

@@ -18,7 +18,7 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.runtime.update.namedstate import load_named_state, named_state
-from assigner.runtime.update.rankoptimizer import is_plain, refuse_hook
+from assigner.runtime.update.rankoptimizer import is_plain
 from assigner.runtime.update.separability import is_known
 
 if TYPE_CHECKING:
@@ -172,12 +172,14 @@ class PipelineOptimizer(torch.optim.Optimizer):
                 hint="call pipeline.step(batch, update=False) and the step without a closure; or take a plan on one"
                 " worker (assigner solve --max-workers 1)",
             )
-        if is_known(made.local) and not made.needs_closure:
+        if is_known(made.local) and not made.needs_closure and not any(made.hooks):
             with torch.enable_grad():
                 first = closure()
             self.__apply(None)
             return first
         return self.__apply(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # else torch wraps it: hooks run in the user's optimizer's step
 
     def zero_grad(self, *arguments: Any, **settings: Any) -> None:
         """Drop this rank's gradients, as the user's optimizer does; all ranks do.
@@ -190,26 +192,29 @@ class PipelineOptimizer(torch.optim.Optimizer):
         self.__optimizer.zero_grad(*arguments, **settings)
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        """As torch's own, where one worker has all parameters.
+        """As torch's own, where one worker has all parameters: on every rank, as a part of the update.
 
         Raises:
-            UsageError: several have some: the hook would see this rank's alone, and nobody knows what it makes of them.
+            UsageError: several have some: the hook would see this rank's alone, and nobody knows what it makes of them;
+                or the optimizer's step calls no hooks.
         """
-        return refuse_hook() if self.__optimizer.is_spread else super().register_step_pre_hook(self.__told_apart(hook))
+        self.__optimizer.check_hookable()
+        return super().register_step_pre_hook(self.__told_apart(hook))
 
     def register_step_post_hook(self, hook: Any) -> Any:
         """As `register_step_pre_hook`."""
-        return refuse_hook() if self.__optimizer.is_spread else super().register_step_post_hook(self.__told_apart(hook))
+        self.__optimizer.check_hookable()
+        return super().register_step_post_hook(self.__told_apart(hook))
 
     def __told_apart(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """The hook; where it fails on a rank that updates nothing, its error says so."""
+        """The hook, for this handle; where it fails on a rank that updates nothing, its error says so."""
 
         @functools.wraps(hook)
-        def called(*arguments: Any) -> Any:
+        def called(_: Any, *arguments: Any) -> Any:
             if not self.__optimizer.is_idle:
-                return hook(*arguments)
+                return hook(self, *arguments)
             try:
-                return hook(*arguments)
+                return hook(self, *arguments)
             except Exception as error:
                 raise UsageError(
                     f"a hook on the steps of pipeline.optimizer fails on a rank that updates nothing:"

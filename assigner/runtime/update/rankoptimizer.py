@@ -13,6 +13,7 @@ Scripts have a handle on it, `PipelineOptimizer`, on which nothing of this has a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections import Counter, defaultdict
@@ -32,12 +33,13 @@ from assigner.runtime.update.separability import (
     check_separable,
     closure_words,
     has_own,
+    hooks_on_all,
     is_known,
     needs_closure,
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -100,7 +102,7 @@ class RankOptimizer:
         is_spread: Several workers have parameters, or one of them.
         first: Plain values that `local` was built with, by the names of its attributes.
         given: What the script has set on it, likewise.
-        hooks: Those on the handle's steps.
+        hooks: Those on the handle's steps, before them and after.
         notes_settings: Its step may write into its groups: it is not torch's own, as it was built.
         changes_gradients: A step may leave other gradients than it finds.
 
@@ -124,7 +126,7 @@ class RankOptimizer:
         self._model = stand_ins(model)
         self._trained = {name for name, each in self._model if each.requires_grad}
         self.given: dict[str, Any] = {}
-        self.hooks: tuple[Mapping[int, Any], ...] = ()
+        self.hooks: tuple[Mapping[int, Callable[..., Any]], ...] = ({}, {})
         beside = beside or {}
         self._hold(held, beside)
         if self.check(shares, holders):
@@ -189,7 +191,8 @@ class RankOptimizer:
         is_spread = max([len(shares), *holders.values()]) > 1
         self._checked = is_spread, StepBehaviour(keeps_gradients=has_own(self.local, "zero_grad"))
         if is_spread and any(self.hooks):
-            refuse_hook()
+            _refuse_hook()
+        self._tried = hooks_on_all()
         self._check_sparse({name: count for name, count in holders.items() if name in trained})
         is_usual = is_known(self.local) and not has_own(self.local, "zero_grad")
         if needs_closure(self.local):
@@ -310,6 +313,59 @@ class RankOptimizer:
         """What an update calls here; None: this rank updates nothing, and the step fails over nothing."""
         return None if self.is_idle and not self._behaviour.runs_idle else self.local
 
+    def check_hookable(self) -> None:
+        """Refuse a hook on the handle's steps where it would not do as in plain torch.
+
+        Raises:
+            UsageError: several workers have parameters; or the optimizer's step calls no hooks.
+        """
+        if self.is_spread:
+            _refuse_hook()
+        if not getattr(type(self.local).step, "hooked", False):
+            raise UsageError(
+                f"{type(self.local).__name__}.step calls no hooks: it was made without a call of Optimizer.__init__",
+                hint="call super().__init__(parameters, defaults) in it; or do in the loop what the hook does",
+            )
+
+    def check_tried(self) -> None:
+        """Refuse hooks on all optimizers that came when it was found that this one treats parameters by themselves.
+
+        Raises:
+            UsageError: there are some, and several workers have parameters.
+        """
+        if self.is_spread and not hooks_on_all() <= self._tried:
+            raise UsageError(
+                "a hook on the steps of all optimizers was registered after the pipeline was made: on several workers"
+                " it sees the parameters of one, and was not tried out",
+                hint="register it before the pipeline is made: there it is tried out whether it treats every parameter"
+                " by itself; gradients are clipped by pipeline.clip_grad_norm_",
+            )
+
+    @contextlib.contextmanager
+    def hooked(self, *, runs: bool) -> Iterator[None]:
+        """A step: hooks on the handle run in it, in torch's order with those of the builder and on all optimizers.
+
+        Args:
+            runs: `local` makes it; False: this rank has none, and the hooks on the handle run for themselves.
+        """
+        before, after = self.hooks
+        if not runs:
+            for hook in tuple(before.values()):
+                hook(self.local, (self.local,), {})
+            yield
+            for hook in tuple(after.values()):
+                hook(self.local, (self.local,), {})
+            return
+        every = (self.local._optimizer_step_pre_hooks, before), (self.local._optimizer_step_post_hooks, after)
+        added = [(own, key) for own, hooks in every for key in hooks]
+        for own, hooks in every:
+            own.update(hooks)
+        try:
+            yield
+        finally:
+            for own, key in added:
+                own.pop(key, None)
+
     @property
     def is_idle(self) -> bool:
         """This rank updates nothing that is trained."""
@@ -415,7 +471,7 @@ class RankOptimizer:
         return needs_closure(self.local)
 
 
-def refuse_hook() -> NoReturn:
+def _refuse_hook() -> NoReturn:
     """Raise UsageError over a hook on the steps where several workers have parameters."""
     raise UsageError(
         "a hook on the steps of a pipeline's optimizer sees the parameters of one worker, and several have some",

@@ -80,12 +80,14 @@ class _Trial:
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
     """It is torch's own, as it was built: each of these treats every parameter by itself."""
-    hooks = (
-        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
-        torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks,
-    )  # fmt: skip
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, hooks_on_all()
     own = type(optimizer).__module__.startswith("torch.optim") and "step" not in vars(optimizer)
     return own and not any(hooks)
+
+
+def hooks_on_all() -> frozenset[int]:
+    """The keys of the hooks on the steps of all optimizers of this process."""
+    return frozenset((*torch_optimizer._global_optimizer_pre_hooks, *torch_optimizer._global_optimizer_post_hooks))
 
 
 def has_own(optimizer: torch.optim.Optimizer, method: str) -> bool:
