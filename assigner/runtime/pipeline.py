@@ -131,6 +131,7 @@ class Pipeline(ModelState):
                 ranks=self._member.world,
             )
             self._rank_optimizer.agree(self._member.numbers)
+            self._scaling.applied = self._rank_optimizer.gradients
             self._optimizer = PipelineOptimizer(
                 self._rank_optimizer, apply=self._update, note=self._note, called=self._note_called
             )

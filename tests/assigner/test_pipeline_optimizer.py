@@ -12,7 +12,7 @@ import torch
 import two_networks
 from training_cases import make_scaler, overflowing
 from training_optimizers import muon_like, no_decay_by_name
-from workloads import Reference, language, make_plan, pipeline_of, skips
+from workloads import Reference, Skips, language, make_plan, pipeline_of, skips
 
 from assigner.errors import FormatError, UsageError
 from assigner.runtime.update.rankoptimizer import RankOptimizer
@@ -394,6 +394,39 @@ def test_norms_that_make_no_sense():
         pipeline.step(made.make_batch(8, 0), update=False)
         with pytest.raises(UsageError, match="norm_type=0"):
             pipeline.clip_grad_norm_(1.0, 0)
+
+
+class ListsAPart(Skips):
+    """One of its layers has gradients that overflow, and is none that it lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts[1].weight.register_hook(lambda gradient: gradient * torch.inf)
+
+    def named_parameters(self, *args: Any, **words: Any) -> Any:
+        return ((name, each) for name, each in super().named_parameters(*args, **words) if "parts.1" not in name)
+
+
+@pytest.mark.parametrize("scaler", [False, True])
+def test_gradients_of_what_a_model_does_not_list(scaler):
+    """As in plain torch they are in no norm, and their overflow stops no update."""
+    made = replace(skips(), model=lambda: ListsAPart().double())
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made), scaler=make_scaler() if scaler else None) as pipeline:
+        for n in range(2):
+            reference.optimizer.zero_grad()
+            reference.loss(made.make_batch(8, n)).backward()
+            torch.nn.utils.clip_grad_norm_(reference.model.parameters(), 0.1)
+            torch.nn.utils.clip_grad_value_(reference.model.parameters(), 0.01)
+            reference.optimizer.step()
+            pipeline.step(made.make_batch(8, n), update=False)
+            pipeline.clip_grad_norm_(0.1)
+            pipeline.clip_grad_value_(0.01)
+            pipeline.optimizer.step()
+            pipeline.optimizer.zero_grad()
+        assert pipeline.steps == 2
+        listed = dict(reference.model.named_parameters())
+        assert reference.distance((name, p) for name, p in pipeline.named_parameters() if name in listed) < 1e-10
 
 
 def test_parameters_all_together_are_refused():

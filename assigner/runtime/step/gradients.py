@@ -25,6 +25,7 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import check_no_late_hooks
+from assigner.model.members import named_parameters
 from assigner.model.singleprocess import as_single_process
 from assigner.runtime.forward.randomness import partition_seed, seed_device, seed_python
 from assigner.runtime.stages.reduction import Reduction, SharedStage
@@ -68,7 +69,7 @@ class Gradients:
         scaling: GradientScaling,
     ) -> None:
         self.parameters, self.scaling = parameters, scaling
-        self._member = member
+        self._member, self._graph = member, graph
         self._shared: dict[int, nn.Parameter] = {}
         self._tied: dict[int, str] = {}
         self._counted_elsewhere: set[str] = set()
@@ -211,12 +212,22 @@ class Gradients:
                     hint="decide in the model's builder or in the script's loop what is trained",
                 )
 
+    @functools.cached_property
+    def _unlisted(self) -> set[str]:
+        """What the model's own `parameters()` leaves out: a script clips what that gives."""
+        model = self._graph.deferred.model
+        listed = {id(each) for each in model.parameters()}
+        return {name for name, each in named_parameters(model, remove_duplicate=False) if id(each) not in listed}
+
     def norm(self, norm_type: float) -> float:
-        """The norm of all ranks' gradients as one vector, on every rank; a shared parameter counts once."""
+        """The norm of all ranks' gradients as one vector, on every rank; a shared parameter counts once.
+
+        They are those of the parameters that the model itself lists.
+        """
         self.scaling.unscale(self._elements())
         counted = [
             torch.linalg.vector_norm(each, norm_type, dtype=torch.promote_types(each.dtype, torch.float32))
-            for each in self._elements(without=self._counted_elsewhere)
+            for each in self._elements(without=self._unlisted | self._counted_elsewhere)
         ]
         mine = torch.stack([norm.double() for norm in counted] or [torch.zeros((), dtype=torch.float64, device="cpu")])
         all_norms = self._member.numbers(float(torch.linalg.vector_norm(mine, norm_type)))
@@ -227,13 +238,15 @@ class Gradients:
         share = max_norm / (norm + 1e-6)
         if share >= 1:
             return
-        for gradient in self._elements():  # also where the norm is not a number: then the gradients are none either
+        for gradient in self._elements(
+            without=self._unlisted
+        ):  # also where the norm is not a number: then the gradients are none either
             gradient.mul_(share)
 
     def clamp(self, limit: float) -> None:
         """Cut every element to within plus or minus `limit`."""
         self.scaling.unscale(self._elements())
-        for gradient in self._elements():
+        for gradient in self._elements(without=self._unlisted):
             gradient.clamp_(-limit, limit)
 
     def ready(self) -> bool:

@@ -240,10 +240,12 @@ class RankOptimizer:
         settings = [{key: value for key, value in group.items() if key not in MEMBERS} for group in groups]
         kept = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS or name in self.given}
         self.is_spread, self._behaviour = self._checked
+        first = self.first
         state, states = self.state, {name: self.state.get(each) for name, each in self.held.items()}
         self._hold(held, beside)
         self._keep_state(state, states)
         vars(self.local).update(kept)  # such as a count of its own
+        self.first.update(first)
         for group, kept_settings, number in zip(groups, settings, numbers, strict=True):
             made = self._built[number].group
             group.clear()
@@ -441,6 +443,11 @@ class RankOptimizer:
         for parameter in gradients.values():
             if id(parameter) not in kept:
                 parameter.grad = None
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Those in its groups; of sparse ones, which have each place once, the values."""
+        found = [each.grad for group in self.param_groups for each in group["params"] if each.grad is not None]
+        return [each._values() if each.is_sparse else each for each in found]
 
     @property
     def settings(self) -> str:

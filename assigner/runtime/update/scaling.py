@@ -16,7 +16,7 @@ import torch
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from assigner.runtime.ranks.membership import Membership
 
@@ -30,6 +30,10 @@ class GradientScaling:
         autocast: The workload's.
         member: Tells an overflow to the other ranks. All of them make their `GradientScaling` together.
 
+    Attributes:
+        scaled: The gradients are multiplied by the scale.
+        applied: Gives the gradients of this rank that an update applies: those of others may overflow.
+
     Raises:
         UsageError: `scaler` is of another class, or set otherwise on another rank.
     """
@@ -42,6 +46,7 @@ class GradientScaling:
         self._member = member
         self._checked = self._overflowed = False
         self.scaled = False
+        self.applied: Callable[[], Sequence[torch.Tensor]] = tuple
 
     @property
     def factor(self) -> float:
@@ -65,7 +70,7 @@ class GradientScaling:
             return
         _multiply(gradients, 1 / self.factor)
         self.scaled = False
-        peaks = [torch.linalg.vector_norm(each, math.inf).double() for each in gradients]
+        peaks = [torch.linalg.vector_norm(each, math.inf).double() for each in self.applied()]
         overflowed = bool(peaks) and not bool(torch.stack(peaks).isfinite().all())
         everywhere = self._member.numbers(float(overflowed))
         self._overflowed |= any(everywhere)  # until the update: what clipping made finite since then is still wrong
