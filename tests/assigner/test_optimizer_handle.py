@@ -17,6 +17,7 @@ from training_optimizers import Counting
 from workloads import Reference, make_plan, pipeline_of, skips
 
 from assigner.errors import UsageError
+from assigner.runtime.update.optimizer import PipelineOptimizer
 from assigner.runtime.update.rankoptimizer import RankOptimizer
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Defaulting(torch.optim.SGD):
 
 
 def test_a_private_name_that_a_script_sets():
-    """It is read by the optimizer, and by the script again; what the optimizer itself has so named is refused."""
+    """It is read by the optimizer, and by the script again; and so is what the optimizer has so named, on one rank."""
     made = made_with(Defaulting)
     reference = Reference(made)
     with pipeline_of(made, make_plan(made)) as pipeline:
@@ -98,9 +99,50 @@ def test_a_private_name_that_a_script_sets():
         assert reference.distance(pipeline.named_parameters()) < EXACT
         del pipeline.optimizer._rate
         assert not hasattr(pipeline.optimizer, "_rate")
-        with pytest.raises(AttributeError, match=r"has for itself, by its name"):
-            _ = pipeline.optimizer._least
+        assert pipeline.optimizer._least == 0.0
         assert isinstance(copy.deepcopy(pipeline.optimizer), torch.optim.Optimizer)
+
+
+class Described(torch.optim.SGD):
+    """Has properties of its groups and of its parameters, and numbers that it was built with."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.beta, self._gamma, self.count = math.exp(0.3), 0.5, 1.5
+
+    @property
+    def rate(self) -> float:
+        return self.param_groups[0]["lr"] * self.beta
+
+    @property
+    def size(self) -> int:
+        return sum(each.numel() for group in self.param_groups for each in group["params"])
+
+    @property
+    def known(self) -> int:
+        return len(self.state)
+
+    @property
+    def any_known(self) -> bool:
+        return any(self.state.get(each) for each in self.param_groups[0].get("params") or ())
+
+
+def test_what_all_ranks_have_is_read_on_several():
+    """Numbers of the groups and of the builder, over a move too; what is of this rank's parameters is refused."""
+    named = dict(skips().model().named_parameters())
+    made = RankOptimizer(made_with(Described), named.items(), named, shares=[list(named)], ranks=2)
+    handle = PipelineOptimizer(made, apply=lambda _: None)
+    for _ in range(2):
+        assert (handle.beta, handle.rate) == (math.exp(0.3), 0.1 * math.exp(0.3))
+        for name in ("size", "known", "any_known", "count"):
+            if name != "count" or made.local.count != 1.5:
+                with pytest.raises(AttributeError, match=f"{name} is what it has made of the parameters of this rank"):
+                    getattr(handle, name)
+        with pytest.raises(AttributeError, match="has for itself, by its name"):
+            _ = handle._gamma
+        made.local.count = 2.5  # as a step does
+        made.check([list(named)])
+        made.move(named, {})
 
 
 class Decaying(torch.optim.SGD):

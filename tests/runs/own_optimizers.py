@@ -282,6 +282,16 @@ def halve(optimizer: Any, *_: Any) -> None:
             each.grad.mul_(0.5)
 
 
+def notes(build: Any) -> None:
+    """Each rank a number of its own, again and again; and none at all of what steps read."""
+    made = replace(skips(), optimizer=build)
+    with Pipeline(made, plans(made)["two"], graph=graph_of(made)) as pipeline:
+        for n in range(3):
+            pipeline.optimizer.last_step_s = 0.1 * n + float(os.environ["RANK"])
+            pipeline.step(made.make_batch(8, n))
+            assert pipeline.optimizer.last_step_s == 0.1 * n + float(os.environ["RANK"])
+
+
 def hook_on_all(kind: str, *, late: bool) -> None:
     """Runs once a step where it is tried out before; one that comes later is refused where several have parameters."""
     made, hooks = replace(skips(), optimizer=rated(torch.optim.SGD)), []
@@ -329,6 +339,8 @@ def main() -> None:
         "late hook on all": lambda: refused(
             "was registered after the pipeline was made", lambda: hook_on_all("two", late=True)
         ),
+        "notes": lambda: notes(rated(torch.optim.SGD)),
+        "notes that may be read": lambda: refused("calls optimizer.last_step_s = ", lambda: notes(rated(Dropping))),
         "a form": lambda: tells("has another form than torch's", "state_dict", rated(OfItsForm), "one"),
     }  # fmt: skip
     wrong = {}

@@ -10,6 +10,7 @@ runtime needs of that is `RankOptimizer`'s. What the script sets is compared bet
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.runtime.update.namedstate import load_named_state, named_state
-from assigner.runtime.update.rankoptimizer import is_plain
+from assigner.runtime.update.rankoptimizer import MEMBERS, is_plain
 from assigner.runtime.update.separability import is_known
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 _OF_EVERY_ONE = ("param_groups", "state", "defaults")
 """What every optimizer has: the handle has that of the one that runs."""
 
+_READ = ("grad_scale", "found_inf")  # by steps of torch's own, though none of them has it
 _HUNG = ("_opt_called",)  # by torch's schedulers
+_SCALING = "_step_supports_amp_scaling"  # to a step that has it a GradScaler leaves the scale: the handle's has not
 _PRIVATE = "_PipelineOptimizer__"  # as Python writes `self.__name`: no other class has such a name
 
 
@@ -72,7 +75,9 @@ class PipelineOptimizer(torch.optim.Optimizer):
     def __setattr__(self, name: str, value: Any) -> None:
         """Have it, or give it to the optimizer that runs, for which a script sets it.
 
-        The handle keeps what it has of its own, and what torch hangs on it, as a scheduler its wrap around `step`.
+        The handle keeps what it has of its own, and what torch hangs on it, as a scheduler its wrap around `step`. Of
+        what steps may read, numbers are the same on all ranks; of what steps of torch's own do not, as a time that a
+        script notes, each rank has its own.
 
         Raises:
             UsageError: `param_groups` are none that a script may put there.
@@ -84,7 +89,9 @@ class PipelineOptimizer(torch.optim.Optimizer):
             return
         if name == "param_groups":
             made.numbers(value)
-        self.__note(f"optimizer.{name} = {repr(value) if is_plain(value) else '...'}")
+        is_torchs = name in _READ or name.startswith("_") or hasattr(type(made.local), name)
+        is_read = is_torchs or not is_known(made.local) or any(made.hooks)
+        self.__note(f"optimizer.{name} = {repr(value) if is_read and is_plain(value) else '...'}")
         setattr(made.local, name, value)
         if name not in _OF_EVERY_ONE:
             made.given[name] = value
@@ -112,7 +119,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
         local = made.local if made is not None else None
         if made is None or not hasattr(local, name):
             raise AttributeError(f"{type(local or self).__name__!r} object has no attribute {name!r}")
-        if name.startswith("_") and name not in made.given:
+        if name.startswith("_") and name not in made.given and (made.ranks > 1 or name == _SCALING):
             raise UnsharedAttributeError(
                 f"{type(local).__name__}.{name} is what the optimizer has for itself, by its name",
                 hint="a script reads what it has set itself, and names without an underscore",
@@ -130,14 +137,21 @@ class PipelineOptimizer(torch.optim.Optimizer):
                     " (assigner solve --max-workers 1), on one rank",
                 )
             return functools.partial(_call, name, self.__note if is_mode else self.__called, found)
-        first = made.first.get(name, getattr(type(local), name, self))
-        if made.ranks > 1 and found is not made.given.get(name, first):
+        if made.ranks > 1 and not self.__is_shared(name, found):
             raise UnsharedAttributeError(
                 f"{type(local).__name__}.{name} is what it has made of the parameters of this rank, and the run has"
                 f" {made.ranks} ranks",
                 hint="numbers in param groups are the same on all ranks, and so is what the script sets on all of them",
             )
         return found
+
+    def __is_shared(self, name: str, found: Any) -> bool:
+        """Whether all ranks have this as an attribute of their optimizers."""
+        made = self.__optimizer
+        of_class = getattr(type(made.local), name, self)
+        if isinstance(of_class, property) and name not in made.given:
+            return _is_of_settings(of_class, self, found)
+        return found is made.given.get(name, made.first.get(name, of_class))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the gradients, on all ranks together.
@@ -270,6 +284,39 @@ class PipelineOptimizer(torch.optim.Optimizer):
         load_named_state(self.__optimizer, given)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
+
+
+class _Unshared:
+    """In the place of what each rank has of its own: nothing can be made of it."""
+
+    def _fail(self, *_: Any) -> Any:
+        raise LookupError
+
+    __bool__ = __len__ = __iter__ = __contains__ = __getitem__ = __eq__ = __ne__ = _fail
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Settings:
+    """An optimizer as all ranks have it: the settings of its groups, and what its handle gives."""
+
+    def __init__(self, handle: PipelineOptimizer) -> None:
+        own = self.state = _Unshared()
+        self.param_groups = [
+            {key: value if key not in MEMBERS and is_plain(value) else own for key, value in group.items()}
+            for group in handle.param_groups
+        ]
+        self.__handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__handle, name)
+
+
+def _is_of_settings(of_class: property, handle: PipelineOptimizer, found: Any) -> bool:
+    """Whether a property gives the same without this rank's parameters and their state."""
+    with contextlib.suppress(Exception):  # of what is not there: it is refused as what has other values elsewhere
+        made = of_class.__get__(_Settings(handle))
+        return is_plain(made) and type(made) is type(found) and made == found
+    return False
 
 
 def _call(name: str, note: Callable[[str], None], method: Callable[..., Any], *args: Any, **settings: Any) -> Any:
