@@ -47,6 +47,35 @@ class ClippingScaled(torch.optim.SGD):
         return super().step(closure)
 
 
+class Stopping(torch.optim.SGD):
+    """Trains no further once a gradient is too large."""
+
+    limit = 1e6
+
+    def step(self, closure: Any = None) -> Any:
+        held = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+        if not all(each.grad.abs().max() < self.limit for each in held):
+            raise FloatingPointError("diverged")
+        return super().step(closure)
+
+
+class ClippingOrStopping(torch.optim.SGD):
+    """Clips what does not stop it, as `ClippingScaled`."""
+
+    def step(self, closure: Any = None) -> Any:
+        held = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+        if not all(each.grad.abs().max() < 1e8 for each in held):
+            raise FloatingPointError("diverged")
+        nn.utils.clip_grad_norm_(held, 1e5)
+        return super().step(closure)
+
+
+class StoppingSoon(Stopping):
+    """Some gradients of the stand-ins are larger in any trial."""
+
+    limit = 1e3
+
+
 class RaisingSmall(torch.optim.SGD):
     """Takes longer steps where all gradients are small."""
 
@@ -146,7 +175,16 @@ def counted_by_a_hook(parameters: Any) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize(
     "build",
-    [Clipping, ClippingScaled, RaisingSmall, LearningItsRate, clipped_by_a_hook, averaged_by_a_hook, replaced_step],
+    [
+        Clipping,
+        ClippingScaled,
+        ClippingOrStopping,
+        RaisingSmall,
+        LearningItsRate,
+        clipped_by_a_hook,
+        averaged_by_a_hook,
+        replaced_step,
+    ],
 )
 def test_what_looks_at_all_parameters_is_refused(build):
     """A norm of all gradients, a rate learnt from all, hooks and a replaced step: with the way out in the hint."""
@@ -157,7 +195,7 @@ def test_what_looks_at_all_parameters_is_refused(build):
 
 @pytest.mark.parametrize(
     "build",
-    [Sign, Orthogonal, counted_by_a_hook],
+    [Sign, Orthogonal, counted_by_a_hook, Stopping],
 )
 def test_what_treats_each_by_itself_is_let_through(build):
     """An optimizer of one's own, and a hook that only counts."""
@@ -338,6 +376,8 @@ def test_one_that_cannot_be_tried_is_refused():
 
     with pytest.raises(UsageError, match=r"whether Sign treats .* UsageError: .* RuntimeError: too small"):
         check(lambda parameters: build(list(parameters)))
+    with pytest.raises(UsageError, match=r"whether StoppingSoon treats .* it fails: FloatingPointError: diverged"):
+        check(StoppingSoon)
 
 
 class Twice(torch.optim.SGD):

@@ -40,9 +40,10 @@ _SCALES = (1e-3, 1.0, 30.0, 30.0, 1e3, 1e3, 1.0, 1e-3)
 """Of the gradients in the steps, with a factor of up to 10 for each parameter: below and above what a clipping leaves
 alone. They keep their direction, so that a rate that is learnt from the distance to the start does rise."""
 
-_LARGEST = 1e9
-"""In one step more: above what a clipping leaves alone whose threshold is for the gradients of a scaled loss. It is
-compared by itself, for beside such an update no other is seen."""
+_LARGEST = (1e9, 1e8, 1e7, 1e6, 1e5, 1e4)
+"""In one step more, the first of these that does not fail, as one that stops at a gradient above its limit does: above
+what a clipping leaves alone whose threshold is for the gradients of a scaled loss. It is compared by itself, for beside
+such an update no other is seen."""
 
 _NOISE = 1e-7  # relative to an update, in float64
 _MOST = 2  # entries in a stand-in's dimension
@@ -149,18 +150,9 @@ def check_separable(
     whole = frozenset(name for name, _ in model)
     wanting = {name for name, each in model if each.requires_grad}
     parts = dict.fromkeys([*map(frozenset, shares), frozenset()])
-    apart: dict[frozenset[str], _Trial] = {}
-    idle = True
     try:
         with torch.random.fork_rng(devices=[]):
-            together = _tried(model, whole, build)
-            for share in parts:
-                try:
-                    apart[share] = _tried(model, share, build)
-                except Exception:
-                    if share & wanting:
-                        raise
-                    idle = False  # it fails over nothing that is trained: its step is left out there
+            together, apart = _tried_apart(model, parts, wanting, build)
     except Exception as error:
         if all(share in (whole, frozenset()) for share in parts):
             own = has_own(optimizer, "zero_grad")
@@ -188,7 +180,7 @@ def check_separable(
             hint=_HINT,
         )
     kept = any(each.kept_gradients for each in (together, *apart.values()))
-    return StepBehaviour(idle, together.changed_gradients, kept)
+    return StepBehaviour(apart.keys() == parts.keys(), together.changed_gradients, kept)
 
 
 _HINT = (
@@ -201,15 +193,39 @@ def _runs_with_closure(model: Sequence[tuple[str, nn.Parameter]], whole: Collect
     """Whether a step that fails without a closure calls one that it is given, and does not fail then."""
     called: list[bool] = []
     with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
-        _tried(model, whole, build, called=called)
+        _tried(model, whole, build, _LARGEST[-1], called=called)
         return bool(called)
     return False
+
+
+class _LargeGradientsError(Exception):
+    """The step with the largest gradients failed, and none before it: smaller ones may do."""
+
+
+def _tried_apart(
+    model: Sequence[tuple[str, nn.Parameter]], parts: Collection[frozenset[str]], wanting: set[str], build: Build
+) -> tuple[_Trial, dict[frozenset[str], _Trial]]:
+    """The trials of all parameters and of each worker's, but of those over which it fails with nothing to train."""
+    whole = frozenset(name for name, _ in model)
+    for largest in _LARGEST:
+        apart: dict[frozenset[str], _Trial] = {}
+        with contextlib.suppress(_LargeGradientsError):
+            together = _tried(model, whole, build, largest)
+            for share in parts:
+                try:
+                    apart[share] = _tried(model, share, build, largest)
+                except Exception:
+                    if share & wanting:
+                        raise  # else its step is left out there
+            return together, apart
+    raise AssertionError("an error with the last of them has another class")
 
 
 def _tried(
     model: Sequence[tuple[str, nn.Parameter]],
     share: Collection[str],
     build: Build,
+    largest: float,
     *,
     called: list[bool] | None = None,
 ) -> _Trial:
@@ -219,6 +235,7 @@ def _tried(
         model: All by name.
         share: The worker's.
         build: Makes it.
+        largest: The scale of the gradients in the last step.
         called: Notes its calls of a closure, which gives the same gradients again; None: there is no closure.
     """
     generator = torch.Generator().manual_seed(0)
@@ -230,8 +247,8 @@ def _tried(
     optimizer = build({name: each if name in held else stand_in(each) for name, each in small.items()}, held)
     changed = kept = False
     moved: dict[str, torch.Tensor] = {}
-    for scale in (*_SCALES, _LARGEST):
-        if scale == _LARGEST:
+    for scale in (*_SCALES, largest):
+        if scale == largest:
             moved = {name: each.detach().clone() for name, each in held.items()}
         if has_own(optimizer, "zero_grad"):
             optimizer.zero_grad()
@@ -247,11 +264,16 @@ def _tried(
             return 0.0
 
         closure()
-        if called is None:
-            optimizer.step()
-        else:
-            called.clear()
-            optimizer.step(closure)
+        try:
+            if called is None:
+                optimizer.step()
+            else:
+                called.clear()
+                optimizer.step(closure)
+        except Exception as error:
+            if scale == largest and largest != _LARGEST[-1]:
+                raise _LargeGradientsError from error
+            raise
         changed = changed or any(not _same(given.get(name), each.grad) for name, each in held.items())
     updates = {name: (moved[name] - before[name], each.detach() - moved[name]) for name, each in held.items()}
     return _Trial(updates, changed, kept)
