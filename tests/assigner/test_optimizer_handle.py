@@ -169,12 +169,17 @@ def on_an_object(parameters: Any) -> torch.optim.Optimizer:
     return made
 
 
+@pytest.mark.parametrize("is_scaled", [False, True])
 @pytest.mark.parametrize("build", [of_a_class, on_an_object, lambda p: torch.optim.SGD(p, lr=0.05)])
-def test_gradients_that_its_zero_grad_keeps(build):
-    """By the optimizer's class, its builder or the script: in `step`, over a move, and by hand."""
+def test_gradients_that_its_zero_grad_keeps(build, is_scaled):
+    """By the optimizer's class, its builder or the script: in `step`, over a move, and by hand; and under a scale.
+
+    What is kept there is in the loss's own units: plain torch without a scaler.
+    """
+    scaler = make_scaler if is_scaled else lambda: None
     made = made_with(build)
     reference = Reference(made)
-    with pipeline_of(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made), scaler=scaler()) as pipeline:
         if build not in (of_a_class, on_an_object):
             for each in (reference.optimizer, pipeline.optimizer):
                 each.zero_grad = types.MethodType(halve, each)
@@ -185,7 +190,7 @@ def test_gradients_that_its_zero_grad_keeps(build):
                 pipeline.move(make_plan(made, micro_batches=2))
         assert reference.distance(pipeline.named_parameters()) < EXACT
     reference = Reference(made)
-    with pipeline_of(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made), scaler=scaler()) as pipeline:
         if build not in (of_a_class, on_an_object):
             for each in (reference.optimizer, pipeline.optimizer):
                 each.zero_grad = types.MethodType(halve, each)

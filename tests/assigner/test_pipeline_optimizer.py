@@ -366,6 +366,24 @@ def test_state_of_other_groups_is_refused():
         with pytest.raises(UsageError, match="other param groups"):
             other.optimizer.load_state_dict(state)
         assert not other.optimizer.state
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        reference = Reference(made)
+        reference.step(made.make_batch(8, 0))
+        numbered = reference.optimizer.state_dict()
+        for given, words, hint in (
+            (numbered, "the state has numbers for parameters", "give the numbers names"),
+            ({}, "this has nothing", "state_dict"), ({"optimizer": state}, "this has 'optimizer'", "that part"),
+        ):  # fmt: skip
+            with pytest.raises(UsageError, match=words) as caught:
+                pipeline.optimizer.load_state_dict(given)
+            assert hint in (caught.value.hint or "")
+        groups = pipeline.optimizer.state_dict()["param_groups"]  # as the hint says
+        names = [name for group in groups for name in group["params"]]
+        named = {"state": {names[n]: each for n, each in numbered["state"].items()}, "param_groups": groups}
+        pipeline.optimizer.load_state_dict(named)
+        plain = {name: reference.optimizer.state[each] for name, each in reference.model.named_parameters()}
+        found = pipeline.optimizer.state_dict()["state"]
+        assert all(torch.equal(found[name][key], plain[name][key]) for name in plain for key in plain[name])
 
 
 def test_a_state_without_what_this_rank_updates_is_refused():

@@ -79,6 +79,31 @@ def _is_numbered(optimizer: RankOptimizer, told: Any) -> bool:
     return True
 
 
+_MOST_TOLD = 5
+_NUMBERED = (
+    "give the numbers names, in the order in which that optimizer has its parameters: groups ="
+    ' pipeline.optimizer.state_dict()["param_groups"]; names = [name for group in groups for name in group["params"]];'
+    ' then {"state": {names[n]: each for n, each in state["state"].items()}, "param_groups": groups}, with the settings'
+    " of those groups"
+)
+
+
+def _sections(given: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Mapping[Any, Any]]:
+    """The groups and the states of parameters.
+
+    Raises:
+        UsageError: it is no state dict of an optimizer.
+    """
+    groups, states = given.get("param_groups"), given.get("state")
+    if isinstance(groups, list) and all("params" in group for group in groups) and isinstance(states, Mapping):
+        return groups, states
+    has = ", ".join(map(repr, [*given][:_MOST_TOLD])) or "nothing"
+    raise UsageError(
+        f"the state of an optimizer has 'state' and 'param_groups', with their 'params'; this has {has}",
+        hint="give what pipeline.optimizer.state_dict() gave; a script that has saved more beside it gives that part",
+    )
+
+
 def load_named_state(optimizer: RankOptimizer, given: Mapping[str, Any]) -> None:
     """Give this rank's optimizer what `named_state` has given, on this rank or on several.
 
@@ -94,10 +119,12 @@ def load_named_state(optimizer: RankOptimizer, given: Mapping[str, Any]) -> None
         made.load_state_dict(dict(given))
         optimizer.note_groups(numbers)
         return
-    groups = given["param_groups"]
+    groups, states = _sections(given)
     if [tuple(group["params"]) for group in groups] != names:
+        members = [each for group in groups for each in group["params"]]
+        if members and all(isinstance(each, int) for each in members):
+            raise UsageError("the state has numbers for parameters, as that of a plain optimizer", hint=_NUMBERED)
         raise UsageError("the state is of an optimizer with other param groups", hint="build it as it was then")
-    states = given["state"]
     missing = [name for name in mine if name not in states and optimizer.held[name].requires_grad]
     if missing and (states or made.state):
         raise UsageError(
