@@ -53,10 +53,12 @@ class as_single_process:  # noqa: N801 (used as a function: a generator's contex
         UsageError: it calls a collective operation.
     """
 
-    __slots__ = ("_entered", "_stand_ins")
+    __slots__ = ("_entered", "_is_rank", "_stand_ins")
 
     def __enter__(self) -> None:
         thread = threading.get_ident()
+        self._is_rank = thread in _outside
+        _outside.discard(thread)
         self._stand_ins: StandIns | None = None
         self._entered = thread not in _inside and (_blocks[0] > 0 or _has_ranks())
         if self._entered:
@@ -70,6 +72,8 @@ class as_single_process:  # noqa: N801 (used as a function: a generator's contex
             _inside.remove(threading.get_ident())
             if self._stand_ins is not None:
                 self._stand_ins.__exit__()
+        if self._is_rank:
+            _outside.add(threading.get_ident())
 
 
 class StandIns:

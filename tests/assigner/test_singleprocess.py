@@ -62,6 +62,8 @@ def test_answers_are_those_of_one_process(script: Any) -> None:
             assert (dist.is_initialized(), script.is_initialized()) == (True, True)
             with as_rank():
                 assert dist.is_initialized()
+            with as_single_process():
+                assert not dist.is_initialized()
             assert dist.is_initialized()
         with as_single_process():
             assert not dist.is_initialized()

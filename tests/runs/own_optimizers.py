@@ -247,6 +247,8 @@ def hooks_run(closure: bool) -> None:
     with Pipeline(made, every["one"], graph=graph_of(made)) as pipeline:
         for each in (reference.optimizer, pipeline.optimizer):
             each.register_step_pre_hook(halve)
+        reference.optimizer.register_step_pre_hook(lambda *_: clip(reference.model, 0.1))
+        pipeline.optimizer.register_step_pre_hook(lambda *_: clip(pipeline, 0.1))
         pipeline.optimizer.register_step_post_hook(lambda *_: seen.append(float(torch.rand(()))))
         state = torch.get_rng_state()
         for n in range(4):
@@ -274,6 +276,13 @@ def taken_plainly(reference: Reference, batch: Any) -> torch.Tensor:
     loss = reference.loss(batch)
     loss.backward()
     return loss
+
+
+def clip(of: Any, norm: float) -> None:
+    if isinstance(of, Pipeline):
+        of.clip_grad_norm_(norm)
+    else:
+        torch.nn.utils.clip_grad_norm_(of.parameters(), norm)
 
 
 def halve(optimizer: Any, *_: Any) -> None:

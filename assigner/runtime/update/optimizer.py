@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assigner.errors import UsageError
+from assigner.model.singleprocess import as_rank
 from assigner.runtime.update.namedstate import load_named_state, named_state
 from assigner.runtime.update.rankoptimizer import MEMBERS, is_plain
 from assigner.runtime.update.separability import is_known
@@ -221,15 +222,16 @@ class PipelineOptimizer(torch.optim.Optimizer):
         return super().register_step_post_hook(self.__told_apart(hook))
 
     def __told_apart(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """The hook, for this handle; where it fails on a rank that updates nothing, its error says so."""
+        """The hook, for this handle and where it may call the pipeline; errors on a rank without updates say so."""
 
         @functools.wraps(hook)
         def called(_: Any, *arguments: Any) -> Any:
-            if not self.__optimizer.is_idle:
-                return hook(self, *arguments)
             try:
-                return hook(self, *arguments)
+                with as_rank():
+                    return hook(self, *arguments)
             except Exception as error:
+                if not self.__optimizer.is_idle:
+                    raise
                 raise UsageError(
                     f"a hook on the steps of pipeline.optimizer fails on a rank that updates nothing:"
                     f" {type(error).__name__}: {error}",
