@@ -484,6 +484,7 @@ class Pipeline(ModelState):
             self._rank_optimizer.check_tried()
             if is_by_hand:
                 self._installed.gradients.factor.check([each["params"] for each in self._rank_optimizer.param_groups])
+            self._scaling.check_by(self._optimizer)
             good = self._installed.gradients.ready()
             self._installed.watch.copies.note_gradients()
             self._waiting = False

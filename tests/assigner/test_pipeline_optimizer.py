@@ -496,6 +496,20 @@ def test_an_overflow_is_kept_until_the_update():
         assert pipeline.steps == 1
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_scaler_that_the_script_calls(by_hand):
+    """As in a plain loop: the gradients would be divided by the scale twice."""
+    made = skips()
+    with pipeline_of(made, make_plan(made), scaler=make_scaler()) as pipeline:
+        pipeline.scaler.scale(torch.zeros(()))  # of another model's loss
+        pipeline.step(made.make_batch(8, 0), update=False)
+        if by_hand:
+            pipeline.scaler.unscale_(pipeline.optimizer)
+        with pytest.raises(UsageError, match=r"was called with pipeline\.optimizer") as caught:
+            pipeline.optimizer.step() if by_hand else pipeline.scaler.step(pipeline.optimizer)
+        assert "pipeline.optimizer.step() is" in (caught.value.hint or "")
+
+
 def test_a_scaler_of_another_kind():
     """What is no GradScaler is refused by name; a disabled one switches scaling off."""
     made = skips()

@@ -76,6 +76,20 @@ class GradientScaling:
         self._overflowed |= any(everywhere)  # until the update: what clipping made finite since then is still wrong
         self._checked = True
 
+    def check_by(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse gradients from which the script has taken the scale, too, by its handle on the optimizer.
+
+        Raises:
+            UsageError: it has called the scaler's `step` or `unscale_`.
+        """
+        if id(optimizer) in getattr(self.scaler, "_per_optimizer_states", {}):
+            raise UsageError(
+                "the scaler's step() or unscale_() was called with pipeline.optimizer: the pipeline itself takes the"
+                " scale out of the gradients",
+                hint="pipeline.optimizer.step() is scaler.step(optimizer) and scaler.update(); pipeline.clip_grad_norm_"
+                " unscales before it clips",
+            )
+
     def good(self) -> bool:
         """Whether an update can be made; adapts the scale after it looked at new gradients."""
         good = not self._overflowed
