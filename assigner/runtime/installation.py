@@ -14,7 +14,7 @@ from assigner.runtime.batch.microbatch import Cutting, MicroBatch
 from assigner.runtime.batch.needs import Needs, given_pair
 from assigner.runtime.batch.recurrence import CarriedState
 from assigner.runtime.batch.variants import Variants
-from assigner.runtime.forward.nodes import count_packs, count_retained
+from assigner.runtime.forward.nodes import count_retained
 from assigner.runtime.forward.state import PartitionState, WrittenTensors
 from assigner.runtime.passes import BatchPasses
 from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
@@ -94,7 +94,6 @@ class Installation:
             keep_freed_memory()
         if any(step.letter == INPUT for steps in plan.listed.values() for step in steps):
             count_retained()
-        count_packs()
         self.graph = graph
         self.share = LocalPartitions(graph, plan, member.worker, member.device)
         if not trains:

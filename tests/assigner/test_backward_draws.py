@@ -79,6 +79,27 @@ class ByHook(ByFunction):
         return y
 
 
+class BySecondFunction(ByFunction):
+    """One that every other forward skips, the first among them."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        y = nn.Linear.forward(self, x).tanh()
+        return self.noise.apply(y) if self.calls % 2 == 0 else y
+
+
+class ByLaterFunction(ByFunction):
+    """One that begins in the second step, or the third."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) if self.calls > 2 else nn.Linear.forward(self, x)
+
+
 class ByModuleHook(ByFunction):
     """Full backward hooks, registered once."""
 
@@ -160,7 +181,18 @@ def trained(made: Any, plan: Any) -> tuple[list[float], dict[str, torch.Tensor]]
 @pytest.mark.parametrize("micro_batches", [2, 1])
 @pytest.mark.parametrize(
     "kind",
-    [ByFunction, ByHook, AtOutput, ByPythonFunction, ByModuleHook, ByCheckpoint, ByParameterHook, None],
+    [
+        ByFunction,
+        ByHook,
+        AtOutput,
+        ByPythonFunction,
+        ByModuleHook,
+        ByCheckpoint,
+        ByParameterHook,
+        BySecondFunction,
+        ByLaterFunction,
+        None,
+    ],
 )
 def test_a_backward_draws_the_same_under_every_plan(kind, micro_batches):
     """Whichever partitions have one graph, run again, or come in another order."""

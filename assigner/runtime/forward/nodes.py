@@ -6,6 +6,7 @@ from functools import cache, wraps
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
@@ -38,25 +39,35 @@ def hooks_so_far() -> int:
     return RemovableHandle.next_id
 
 
-def packs_so_far() -> int:
-    """How often code has begun to pack what graphs save: as a checkpoint does, whose code then runs in a backward."""
-    return _packs[0]
+def code_so_far() -> int:
+    """How often a forward has left code in its graph that runs in the backward, and is no hook.
+
+    That is the backward of a Function in Python, or what unpacks the values that a graph has saved, as a checkpoint.
+    """
+    return _code[0]
 
 
-_packs = [0]
+_code = [0]
 
 
 @cache
-def count_packs() -> None:
-    """Have blocks of hooks that pack what graphs save count from now on; see `packs_so_far`."""
+def count_code() -> None:
+    """Have such code count from now on; see `code_so_far`.
+
+    torch makes an object of a class of its own for each call of a Function, whichever way `apply` was found.
+    """
     plain = saved_tensors_hooks.__enter__
 
     @wraps(plain)
     def enter(self: saved_tensors_hooks) -> None:
-        _packs[0] += 1
+        _code[0] += 1
         plain(self)
 
+    def init(_: BackwardCFunction) -> None:
+        _code[0] += 1
+
     saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+    BackwardCFunction.__init__ = init  # type: ignore[method-assign, assignment]
 
 
 @cache
@@ -75,11 +86,6 @@ def count_retained() -> None:
 def nodes_so_far() -> int:
     """How many nodes this thread has made."""
     return torch._C._autograd._get_sequence_nr()
-
-
-def runs_python(roots: Sequence[GradientEdge | None]) -> bool:
-    """Whether a node of a graph is a Function that is written in Python."""
-    return any(isinstance(node, torch._C._FunctionBase) for node in _nodes_of(roots))
 
 
 def are_made_here(roots: Sequence[GradientEdge | None], numbers: range) -> bool:

@@ -18,7 +18,7 @@ import torch
 from assigner.model.marking import PartitionGraph, Value
 from assigner.model.marking.gradients import check_asked
 from assigner.runtime.forward.heldtensors import as_they_were
-from assigner.runtime.forward.nodes import edge_of, hooks_so_far, is_leaf, packs_so_far
+from assigner.runtime.forward.nodes import code_so_far, edge_of, hooks_so_far, is_leaf
 from assigner.runtime.forward.state import LateWrites, PartitionState
 from assigner.runtime.step.backward import Watched, restored, unchanged_by_backward
 from assigner.runtime.step.partition import NOTHING, ForwardPlace, Graph, PartitionRunner, differentiate
@@ -165,9 +165,6 @@ class JoinedPartitions:
         self._users = [each for each in runners if each.is_users]
         self._counting = [each for each in runners if each.statistics is not None]
         self._moving = [each for each in runners if each.moves_values]
-        self._has_functions = any(each.has_functions for each in runners)
-        # in other backwards runs nothing but torch's own code, which has nothing to say
-        self._is_watched = entered is not None or self._has_functions
         self._place: ForwardPlace | None = None  # of the backward that is under way, where code in it may draw
         self._first = 0  # the partition to which it has come
         self._unseen = list[Watched]()  # how users' partitions are watched once each was looked at wholly
@@ -220,7 +217,7 @@ class JoinedPartitions:
             What others read, then what the backward of the loss starts from, where the model's last partition is one
             of these.
         """
-        values, is_hooked, packs = list(reads), False, packs_so_far()
+        values, is_hooked, code = list(reads), False, code_so_far()
         ended: tuple[torch.Tensor, ...] = ()
         seeds = [each.seed(place) for each in self._runners]  # one after the other: between kernels each takes longer
         start = self.state.begin(runs_again=False)
@@ -251,13 +248,13 @@ class JoinedPartitions:
         if self._ending is not None:
             made += ended
             roots += self._ending.roots(ended)
-        graph = Graph(roots, [], is_hooked, draws=is_hooked or self._has_functions or packs_so_far() != packs)
-        if self._is_watched or graph.draws or torch.is_anomaly_enabled():
+        graph = Graph(roots, [], is_hooked, draws=is_hooked or code_so_far() != code)
+        if self._entered is not None or graph.draws or torch.is_anomaly_enabled():
             graph.entries = self._entries(values, ended)
         if late is not None:
             self._end_late(late, graph, place)
             made[: len(self._outputs)] = self.state.handed_on(tuple(made[: len(self._outputs)]))
-        if self._moving and not place.is_alone and (is_hooked or self._has_functions):
+        if self._moving and not place.is_alone and graph.draws:
             graph.values = [each.state.values() for each in self._moving]
         self._graphs[self._names, place.micro_batch] = graph
         return made

@@ -30,7 +30,7 @@ from assigner.model.singleprocess import as_single_process
 from assigner.runtime.forward.attributes import let_go
 from assigner.runtime.forward.compiling import Forward
 from assigner.runtime.forward.heldtensors import HeldTensor, as_they_were
-from assigner.runtime.forward.nodes import are_made_here, edge_of, hooks_so_far, nodes_so_far, packs_so_far, runs_python
+from assigner.runtime.forward.nodes import are_made_here, code_so_far, count_code, edge_of, hooks_so_far, nodes_so_far
 from assigner.runtime.forward.randomness import backward_seed, partition_seed, seed_device, seed_python
 from assigner.runtime.forward.splitbackward import WeightPart, input_part
 from assigner.runtime.forward.state import ForwardStart, LateWrites, PartitionState
@@ -145,11 +145,10 @@ class PartitionRunner:
     _draws: bool | None = None
     _is_plain: bool | None = None
     _was_watched_back: bool = False
-    _was_looked_at: bool = False
     moves_values: bool = False
-    has_functions: bool = True
 
     def __post_init__(self) -> None:
+        count_code()
         if self.statistics is not None and not self.statistics.has(self.piece.name):
             self.statistics = None
         # nobody hooks into a partition itself, and its __call__ takes time
@@ -212,7 +211,7 @@ class PartitionRunner:
             outputs = self.finished(outputs, place)
             check_unchanged(self.piece, self._reads, reads, before)
             return tuple(map(_apart, outputs))
-        runs_again, hooks, packs = self.recomputes(place), hooks_so_far(), packs_so_far()
+        runs_again, hooks, code = self.recomputes(place), hooks_so_far(), code_so_far()
         before = [facts_of(each) for each in reads]
         first = nodes_so_far() if self._is_plain is None else 0
         start = self.state.begin(runs_again=runs_again)
@@ -239,9 +238,8 @@ class PartitionRunner:
         graph = Graph(self.roots(outputs), held, is_hooked)
         if self._is_plain is None:
             self._is_plain = not is_hooked and are_made_here(graph.roots, range(first, nodes_so_far()))
-            self.has_functions = runs_python(graph.roots)
-        graph.draws = is_hooked or self.has_functions or packs_so_far() != packs
-        if self.moves_values and not place.is_alone and (is_hooked or self.has_functions):
+        graph.draws = is_hooked or code_so_far() != code
+        if self.moves_values and not place.is_alone and graph.draws:
             graph.values.append(self.state.values())
         self.graphs[self.key, place.micro_batch] = graph
         return self.state.handed_on(outputs)
@@ -299,14 +297,12 @@ class PartitionRunner:
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
             assert start is not None
             with self.state.again(start), as_single_process():
-                hooks, packs, before = hooks_so_far(), packs_so_far(), [facts_of(each) for each in reads]
+                hooks, code, before = hooks_so_far(), code_so_far(), [facts_of(each) for each in reads]
                 outputs = self.finished(self.call(place, reads, sizes), place)
                 check_unchanged(self.piece, self._reads, reads, before, runs_again=True)
                 held = self.state.left() if split else []
                 graph = Graph(self.roots(outputs), held, is_hooked=hooks_so_far() != hooks)
-                if self._is_plain is None and not self._was_looked_at:
-                    self.has_functions, self._was_looked_at = runs_python(graph.roots), True
-                graph.draws = graph.is_hooked or self.has_functions or packs_so_far() != packs
+                graph.draws = graph.is_hooked or code_so_far() != code
                 with unchanged_by_backward([self.watched(self.shows_values(graph))]):
                     self._differentiate(place, graph, output_gradients, split=split)
 
