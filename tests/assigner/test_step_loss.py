@@ -318,3 +318,16 @@ def test_a_loss_that_writes_into_its_targets(schedule, remat):
             assert pipeline.step((ids, targets)) == pytest.approx(reference.step((ids, given.clone())), abs=1e-12)
         assert reference.distance(pipeline.named_parameters()) < 1e-10
     assert torch.equal(targets, given)
+
+
+@pytest.mark.parametrize(("last", "remat"), [(nn.Flatten, "never"), (nn.Identity, "always")])
+def test_a_loss_that_writes_to_outputs_which_the_last_partition_only_hands_on(last, remat):
+    """It has its own: the partition before goes on as if nobody had written."""
+    made = workload(
+        lambda: nn.Sequential(nn.Linear(WIDTH, 1), last()), "0", "1", loss=lambda y, t: F.mse_loss(y.mul_(0.5), t)
+    )
+    reference, batch = Reference(made), made.make_batch(8, 0)
+    with pipeline_of(made, make_plan(made, micro_batches=2), remat=remat) as pipeline:
+        assert float(pipeline.evaluate(batch)) == pytest.approx(reference.loss(batch).item(), abs=1e-12)
+        for _ in range(3):
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=1e-12)

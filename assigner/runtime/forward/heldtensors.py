@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assigner.model.deferred.mutation import storage_of
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 @dataclass(slots=True)
@@ -61,6 +63,13 @@ def as_they_were(held: Sequence[HeldTensor]) -> Iterator[None]:
 def is_strided(tensor: torch.Tensor) -> bool:
     """True if a tensor's memory can be replaced and torch counts its changes."""
     return tensor.layout is torch.strided and not tensor.is_inference()
+
+
+def apart_from(tensors: Iterable[torch.Tensor], values: Iterable[Any]) -> tuple[Any, ...]:
+    """Values, of which those that lie in the memory of these tensors are copies."""
+    held = {storage_of(each) for each in tensors}
+    lie = [(each, isinstance(each, torch.Tensor) and storage_of(each) in held) for each in values]
+    return tuple([each.clone().requires_grad_(each.requires_grad) if is_held else each for each, is_held in lie])
 
 
 def on_copies(tensors: Sequence[torch.Tensor]) -> None:

@@ -29,7 +29,7 @@ from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.reach import kept_objects
 from assigner.model.members import buffers, parameters
-from assigner.runtime.forward.heldtensors import HeldTensor, as_they_were, is_strided, on_copies
+from assigner.runtime.forward.heldtensors import HeldTensor, apart_from, as_they_were, is_strided, on_copies
 from assigner.runtime.forward.moduletensors import ModuleTensors
 from assigner.runtime.forward.usercode import changeable_modules
 
@@ -293,28 +293,13 @@ class PartitionState:
         storages = {storage_of(each) for each in self.tensors.now if each in self.written}
         return tuple([_uncoupled(each) if storage_of(each) in storages else each for each in outputs])
 
-    def versions(self) -> dict[int, int]:
-        """Torch's counts of the changes to the tensors that the modules hold now, by their ids, if it counts any.
+    def lent(self, outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """What a forward returns where nothing is trained: copies of what lies in tensors that its modules hold.
 
-        For forwards where nothing is trained.
+        The next forward may write these, and torch counts neither a write through `.data` nor one of batch_norm.
         """
         self.tensors.renewed()
-        return {id(each): each._version for each in self.tensors.now if not each.is_inference()}
-
-    def kept_from_writes(
-        self, outputs: tuple[torch.Tensor, ...], versions: Mapping[int, int]
-    ) -> tuple[torch.Tensor, ...]:
-        """What a forward returns where nothing is trained: copies of what lies in tensors that it has written.
-
-        Args:
-            outputs: They.
-            versions: What `versions` gave before.
-        """
-        if (now := self.versions()) == versions:
-            return outputs
-        written = {key for key, version in now.items() if versions.get(key, version) != version}
-        storages = {storage_of(each) for each in self.tensors.now if id(each) in written}
-        return tuple([each.clone() if storage_of(each) in storages else each for each in outputs])
+        return apart_from(self.tensors.now, outputs)
 
     def is_written(self) -> bool:
         """Whether any forward of this rank is known to write a tensor of this partition, or may write one unseen."""

@@ -224,11 +224,12 @@ class JoinedPartitions:
         for call, seed in zip(self._calls, seeds, strict=True):
             self._enter(call.runner)
             before, hooks = [facts_of(values[n]) for n in call.lent], hooks_so_far()
-            outputs = call.runner.call(place, [values[n] for n in call.reads], sizes[call.sizes], seed)
-            finished = call.runner.finished(outputs, place)
+            read = [values[n] for n in call.reads]
+            outputs = call.runner.call(place, read, sizes[call.sizes], seed)
+            finished = call.runner.finished(outputs, place, read)
             if hooks_so_far() != hooks:
                 is_hooked = True
-                check_hooks(call.runner.piece, [values[n] for n in call.reads])
+                check_hooks(call.runner.piece, read)
             if before:
                 check_unchanged(call.runner.piece, call.watched, [values[n] for n in call.lent], before)
             for n, gradient in call.asked:

@@ -29,7 +29,7 @@ from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import as_single_process
 from assigner.runtime.forward.attributes import let_go
 from assigner.runtime.forward.compiling import Forward
-from assigner.runtime.forward.heldtensors import HeldTensor, as_they_were
+from assigner.runtime.forward.heldtensors import HeldTensor, apart_from, as_they_were
 from assigner.runtime.forward.nodes import are_made_here, code_so_far, count_code, edge_of, hooks_so_far, nodes_so_far
 from assigner.runtime.forward.randomness import backward_seed, partition_seed, seed_device, seed_python
 from assigner.runtime.forward.splitbackward import WeightPart, input_part
@@ -204,11 +204,10 @@ class PartitionRunner:
             The outputs; where a graph of them is kept, they belong to it, and else they require a gradient as if.
         """
         if not torch.is_grad_enabled():
-            before, versions = [facts_of(each) for each in reads], self.state.versions() if self.is_users else None
-            outputs = self.call(place, reads, sizes)
-            if versions:
-                outputs = self.state.kept_from_writes(outputs, versions)
-            outputs = self.finished(outputs, place)
+            before, outputs = [facts_of(each) for each in reads], self.call(place, reads, sizes)
+            if self.is_users:
+                outputs = self.state.lent(outputs)
+            outputs = self.finished(outputs, place, reads)
             check_unchanged(self.piece, self._reads, reads, before)
             return tuple(map(_apart, outputs))
         runs_again, hooks, code = self.recomputes(place), hooks_so_far(), code_so_far()
@@ -223,7 +222,7 @@ class PartitionRunner:
         if late is not None:
             self.overwrite(late)
         can_run_again = late is None and not self.state.has_made(start)
-        outputs = self.finished(outputs, place, runs_again=runs_again and can_run_again)
+        outputs = self.finished(outputs, place, reads, runs_again=runs_again and can_run_again)
         check_unchanged(self.piece, self._reads, reads, before, runs_again=runs_again and can_run_again)
         is_hooked = hooks_so_far() != hooks
         if is_hooked:
@@ -298,7 +297,7 @@ class PartitionRunner:
             assert start is not None
             with self.state.again(start), as_single_process():
                 hooks, code, before = hooks_so_far(), code_so_far(), [facts_of(each) for each in reads]
-                outputs = self.finished(self.call(place, reads, sizes), place)
+                outputs = self.finished(self.call(place, reads, sizes), place, reads)
                 check_unchanged(self.piece, self._reads, reads, before, runs_again=True)
                 held = self.state.left() if split else []
                 graph = Graph(self.roots(outputs), held, is_hooked=hooks_so_far() != hooks)
@@ -457,11 +456,17 @@ class PartitionRunner:
         return outputs
 
     def finished(
-        self, outputs: tuple[torch.Tensor, ...], place: ForwardPlace, *, runs_again: bool = False
+        self,
+        outputs: tuple[torch.Tensor, ...],
+        place: ForwardPlace,
+        reads: Sequence[torch.Tensor],
+        *,
+        runs_again: bool = False,
     ) -> tuple[torch.Tensor, ...]:
         """What backward starts from, made of what the module returned."""
         if self.finish is None:
             return outputs
+        outputs = apart_from(reads, outputs)  # a loss may write to what is only handed on
         with casting(self.piece.autocast, self.device.type):
             return self.finish(outputs, place.micro_batch, runs_again)
 
