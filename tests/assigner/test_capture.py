@@ -694,6 +694,27 @@ def test_what_other_threads_print_is_seen(capsys):
     assert "another thread's\n" in seen.err
 
 
+def test_what_other_threads_do_meanwhile_is_no_part_of_the_forward():
+    """One may convert a copy of the weights, and train another model, whose Functions run as they are."""
+    other = nn.Linear(2, 2)
+
+    def meanwhile() -> None:
+        Reversed.apply(other(torch.ones(1, 2)), [nn.Tanh()]).sum().backward()
+        other.weight.register_post_accumulate_grad_hook(lambda _: None)
+        other.half()
+
+    def forward(s, x):
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        thread.join()
+        return s.c(s.b(s.a(x)))
+
+    graph = partition_graph(of(forward))
+    assert edges(graph) == {("a", "b"), ("b", "c")}
+    assert other.weight.dtype is torch.float16
+    assert other.weight.grad is not None
+
+
 def test_the_model_is_left_alone():
     """After the cut the model has its own forwards and its meta tensors again, also where the cut failed."""
     models = []

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from assigner.errors import MarkingError
-from assigner.model.marking.opaque import within_call
+from assigner.model.marking.opaque import is_elsewhere, within_call
 from assigner.model.members import buffers, parameters
 from assigner.usercode import running_line
 
@@ -32,6 +32,8 @@ def unmoved(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     """
 
     def apply(module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], *args: Any, **words: Any) -> Any:
+        if is_elsewhere():
+            return original(module, function, *args, **words)
         own = [*parameters(module), *buffers(module)]
         with torch.no_grad(), _disable_current_modes():
             if all(_is_left(each, function) for each in own):

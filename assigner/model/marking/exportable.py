@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 
+_OF_CLASSES = ("__dict__", "__weakref__", "__new__", "__call__")
+"""What belongs to a class of its own, or to a graph of torch.fx that is called."""
+
+
 @contextlib.contextmanager
 def exportable(
     model: nn.Module, mode: FakeTensorMode, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -46,17 +50,19 @@ def _as_written(model: nn.Module) -> Iterator[None]:
     of torch.fx is called: torch.export would interpret it, without its hooks.
     """
     kind = type(model)
-    own = [
+    named = [
         (model.__dict__, name, getattr(nn.Module, name).__get__(model))
         for name in ("named_parameters", "named_buffers")
         if getattr(type(model), name) is not getattr(nn.Module, name) or name in model.__dict__
     ]
     compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
-    with placed([*own, *((module.__dict__, "_compiled_call_impl", None) for module in compiled)]):
+    with placed([*named, *((module.__dict__, "_compiled_call_impl", None) for module in compiled)]):
         if not issubclass(kind, fx.GraphModule):
             yield
             return
-        model.__class__ = type(kind.__name__, (nn.Module,), {"forward": kind.forward, "__module__": kind.__module__})
+        bases = [base for base in reversed(kind.__mro__) if base not in nn.Module.__mro__]
+        own = {name: each for base in bases for name, each in vars(base).items() if name not in _OF_CLASSES}
+        model.__class__ = type(kind.__name__, (nn.Module,), own)
         try:
             yield
         finally:

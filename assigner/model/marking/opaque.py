@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,12 +92,14 @@ class _Session:
         wanting: Likewise, which results require a gradient.
         running: The module whose forward runs; empty: a function that is none; None: none does.
         anchor: What results seem to have been made of.
+        thread: The one that captures; None: none does.
     """
 
     forwards: list[Any] = field(default_factory=list)
     wanting: dict[int, frozenset[int]] = field(default_factory=dict)
     running: str | None = None
     anchor: torch.Tensor | None = None
+    thread: int | None = None
 
 
 _session = _Session()
@@ -149,8 +152,13 @@ def is_call(node: fx.Node) -> bool:
 
 
 def within_call() -> bool:
-    """True while the forward of an opaque call runs on fake tensors."""
-    return _session.running is not None
+    """True while the forward of an opaque call runs on fake tensors, and where `is_elsewhere` is."""
+    return _session.running is not None or is_elsewhere()
+
+
+def is_elsewhere() -> bool:
+    """True in other threads than the one that captures: what their code does meanwhile is no part of the forward."""
+    return _session.thread not in (None, threading.get_ident())
 
 
 def split(tree: Any) -> tuple[Any, list[torch.Tensor], list[Any]]:
@@ -445,7 +453,7 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
         for module, name in modules.items()
         if type(module).__call__ is nn.Module.__call__
     ]
-    session = mock.patch.multiple(_session, forwards=[], wanting={}, anchor=anchor)
+    session = mock.patch.multiple(_session, forwards=[], wanting={}, anchor=anchor, thread=threading.get_ident())
     with session, opaque.leftovers.guarded(), placed(calls), contextlib.ExitStack() as stack:
         for each in {_calling_class(module) for module in modules} - {nn.Module}:
             stack.enter_context(_call_replaced(each, opaque))
