@@ -78,6 +78,22 @@ def test_another_micro_batch_count_is_the_way_out():
     assert solve(profile, SolveOptions(micro_batches=count)).plan.micro_batches == count
 
 
+def test_a_steady_state_has_no_more_workers_than_micro_batches():
+    """The message says so, and no way out leaves it out of account, as a worker more would."""
+    profile = make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0], capacity=8e6, parameters=5e5, activation=1e3)
+    options = SolveOptions(objective="throughput", micro_batches=1)
+    rule = "at 1 micro-batch, which keeps no more than 1 worker at work (--objective throughput),"
+    error = refused(profile, options)
+    assert error.message.startswith(f"{rule} no cut of the 4 partitions into stages fits")
+    assert hows(error)[0] == "--micro-batches 8"
+    assert all(how.startswith(("--micro-batches", "give ")) for how in hows(error))
+    assert solve(profile, replace(options, micro_batches=8)).plan.micro_batches == 8
+    error = refused(profile, replace(options, pins={"p0": "worker:0", "p3": "worker:1"}))
+    assert error.message == (
+        f"--pin p0=worker:0 and --pin p3=worker:1 leave no plan {rule} whatever the memory and the links"
+    )
+
+
 def test_fewer_micro_batches_in_flight_are_the_way_out():
     """What GPipe has no room for, 1F1B has: its last stage keeps one micro-batch and not all."""
     profile = heavy(capacity=1.1e7)

@@ -15,6 +15,7 @@ from assigner.solver.why.case import Remedy
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
+    from assigner.formats.terms import Objective
     from assigner.solver.why.case import Case, Change
 
 
@@ -65,14 +66,15 @@ class Enquiry:
             return None
 
     def _search(self, case: Case, *, first_plan: bool) -> Plan | None:
-        """A plan by its step time, whatever the objective: that decides whether there is one."""
+        """A plan by its step time, where the objective has no say in whether there is one: a steady state's has."""
         profile, options = case.resolved
+        objective: Objective = "throughput" if options.objective == "throughput" else "step"
         limit = options.max_step_s or math.inf
         for last in (not first_plan, True):
             left_s = min(tuning.QUESTION_S, self._share.left_s)
             if left_s <= 0:
                 break
-            search = Search(profile, replace(options, objective="step", max_step_s=None, time_limit=left_s))
+            search = Search(profile, replace(options, objective=objective, max_step_s=None, time_limit=left_s))
             search.state.cutoff = limit
             search.run(first_plan=not last)
             best = search.state.best

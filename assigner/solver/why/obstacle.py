@@ -228,7 +228,8 @@ def _contradiction(case: Case, enquiry: Enquiry) -> str:
     names = [title(hint) for hint in least_set(held, contradict)]
     chosen = "" if case.options.remat == "auto" else f" under --remat {case.options.remat}"
     free_of = "the links" if any(name.startswith("--memory") for name in names) else "the memory and the links"
-    return f"{named(names)} leave{'s' if len(names) == 1 else ''} no plan{chosen}, whatever {free_of}"
+    steady = f" {_counts(case)}" if _steady(case) else ","
+    return f"{named(names)} leave{'s' if len(names) == 1 else ''} no plan{chosen}{steady} whatever {free_of}"
 
 
 def _alone(case: Case, name: str, there: Sequence[str]) -> str:
@@ -246,9 +247,23 @@ def _alone(case: Case, name: str, there: Sequence[str]) -> str:
 
 
 def _no_cut(case: Case) -> str:
+    return f"{_counts(case)} no cut of the {fmt.plural(len(case.profile.partitions), 'partition')} into stages"
+
+
+def _counts(case: Case) -> str:
     counts = case.resolved[1].counts(case.cost)[-4:]
     words = fmt.plural(counts[0], "micro-batch") if len(counts) == 1 else f"{_list(counts, 'or')} micro-batches"
-    return f"at {words} no cut of the {fmt.plural(len(case.profile.partitions), 'partition')} into stages"
+    return f"at {words}{_steady(case)}"
+
+
+def _steady(case: Case) -> str:
+    """How many workers the micro-batches keep at work in a steady state, where that may be in the way."""
+    most = case.resolved[1].counts(case.cost)[-1]
+    if case.options.objective != "throughput" or most >= min(len(case.workers), len(case.profile.partitions)):
+        return ""
+    return (
+        f", which keep{'s' * (most == 1)} no more than {fmt.plural(most, 'worker')} at work (--objective throughput),"
+    )
 
 
 def _list(names: Sequence[object], last: str = "and") -> str:
