@@ -1,19 +1,22 @@
 """Start a command on the ranks of a run: torchrun's own launcher, with its failures told in one line.
 
 torchrun ends a run when a rank fails. One that ends with exit code 0 is done, as far as it knows; the others may wait
-for it to come: so its agent here also tells the run of such ranks, which the others then find out.
+for it to come: so its agent here also tells the run of such ranks, which the others then find out. And it tells which
+are not stopped: a rank cannot tell so itself while C code keeps Python's lock.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import re
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +46,11 @@ from assigner.launch.failurereport import (
 from assigner.launch.launcherwatch import is_left_behind, own_mark
 from assigner.launch.limitedstore import limited
 from assigner.launch.seal import clean, secret
-from assigner.launch.shutdown import MEETING_S, HostFailure, OtherHosts, leaving_together, tell_done
+from assigner.launch.shutdown import MEETING_S, HostFailure, OtherHosts, leaving_together, tell_done, vouch
 from assigner.launch.sockets import Connections
 from assigner.launch.steptimes import StepTimes, handed_over
 from assigner.launch.stopping import SignalledExit, SignalPassing
+from assigner.machine.kernel import process_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
 
 
 _LOOK_S = 0.1
+_VOUCH_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,7 @@ class RanksAgent(LocalElasticAgent):
         self.done: set[int] = set()
         self.ended: set[int] = set()
         self._run_store = store
+        self._vouched, self._vouches_at = 0, 0.0
         self.passing = SignalPassing(
             causes, is_running=self._is_running, is_failing=lambda: others.failure is not None, notice=notice
         )
@@ -150,6 +156,7 @@ class RanksAgent(LocalElasticAgent):
         if (overdue := self.passing.overdue) is not None:
             raise SignalException("the ranks have not ended in time", sigval=overdue)
         self._note_done(worker_group)
+        self._vouch(worker_group)
         found: RunResult = super()._monitor_workers(worker_group)
         return found
 
@@ -174,6 +181,21 @@ class RanksAgent(LocalElasticAgent):
                 self.done.add(rank)
                 with suppress(DistError), limited(self._run_store) as store:  # host 0 is gone: nobody hears it
                     tell_done(store, rank)
+
+    def _vouch(self, worker_group: WorkerGroup) -> None:
+        """Tell of the ranks that run; what is traced is stopped by a debugger alone, and goes on."""
+        if time.monotonic() < self._vouches_at:
+            return
+        self._vouched, self._vouches_at = self._vouched + 1, time.monotonic() + _VOUCH_S
+        handlers = self._pcontext.subprocess_handlers  # type: ignore[union-attr]
+        try:
+            with limited(self._run_store) as store:
+                for worker in worker_group.workers:
+                    facts = process_facts(handlers[worker.local_rank].proc.pid)
+                    if facts and facts[0] not in "TZX":
+                        vouch(store, worker.global_rank, self._vouched)
+        except DistError:  # each call would hold up the look at the ranks
+            self._vouches_at = math.inf
 
 
 def launch(

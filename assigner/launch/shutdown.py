@@ -41,6 +41,7 @@ _LEFT = "assigner/left"
 _FAILED = "assigner/host failed"
 _ENDED = "assigner/ended well"
 _DONE = "assigner/done"
+_RUNS = "assigner/runs"
 _STAY_S = 1.1  # more than two looks of the others
 _LOOK_S = 0.5
 _LEAVING_S = 0.005
@@ -77,6 +78,16 @@ def tell_done(store: Store, rank: int) -> None:
 def is_done(store: Store, rank: int) -> bool:
     """Whether a rank's launcher has told that."""
     return _told(store, bool, f"{_DONE} {rank}") is True
+
+
+def vouch(store: Store, rank: int, count: int) -> None:
+    """A rank's process is not stopped, as its launcher tells again and again; `store` as in `read_host_failure`."""
+    store.set(f"{_RUNS} {rank}", seal(f"{_RUNS} {rank}", count))
+
+
+def vouched(store: Store, rank: int) -> int:
+    """How often a rank's launcher has told that; 0: it tells of no rank, as torchrun."""
+    return _told(store, int, f"{_RUNS} {rank}") or 0
 
 
 def _say(store: Store, name: str) -> None:

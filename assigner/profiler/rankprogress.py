@@ -4,7 +4,9 @@ How long a rank will still take is what is left of its work, at the pace of what
 
 A rank that is done with its part waits for the others by looking at what they tell, however long that takes: they are
 at work as long as their hearts beat. Where one has stopped, the run has ended: every heart looks at the others, and
-tells of it, so that no rank waits for a stopped one until a time-out, whatever it waits in.
+tells of it, so that no rank waits for a stopped one until a time-out, whatever it waits in. A heart is a thread of
+Python's, and does not beat while C code keeps Python's lock, as a builder that reads a large file: where the rank's
+launcher tells that its process runs, it has until the time-out.
 """
 
 from __future__ import annotations
@@ -33,9 +35,6 @@ _LOOK_S = 0.3
 _BEAT_S = 5.0
 _LOST_S = 30.0
 _CHECK_S = 1.0
-
-SILENT = f"it has not answered for {_LOST_S:g} s: its process is stopped, or its host cut off"
-"""What is said of a rank whose heart has stopped."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +131,20 @@ class Heartbeat:
 
     Args:
         table: What the ranks tell each other, through a connection of its own; it is closed with this.
-        on_stop: Called once with a rank whose heart has stopped for a while.
+        on_stop: Called once with a rank whose heart has stopped for a while, and with why it is lost.
+        vouched: How often a rank's launcher has told that its process runs.
     """
 
-    def __init__(self, table: Exchange, on_stop: Callable[[int], None] = lambda _: None) -> None:
-        self.table, self._on_stop = table, on_stop
+    def __init__(
+        self,
+        table: Exchange,
+        on_stop: Callable[[int, str], None] = lambda *_: None,
+        vouched: Callable[[int], int] = lambda _: 0,
+    ) -> None:
+        self.table, self._on_stop, self._vouched = table, on_stop, vouched
         self.closed = threading.Event()
         self._seen: dict[int, tuple[int, float]] = {}  # each rank's last beat, and for how long it was that
+        self._running: dict[int, tuple[int, float]] = {}  # since then, what its launcher told, likewise
         self._looked: float | None = None
         self.thread = threading.Thread(target=self._live, name="assigner-heart", daemon=True)
         self.thread.start()
@@ -151,9 +157,14 @@ class Heartbeat:
         self.table.close()
         self.thread.join(_BEAT_S)
 
-    def stopped(self, rank: int) -> bool:
-        """Whether the heart of another rank has not beaten for a while."""
-        return self._seen.get(rank, (0, 0.0))[1] > _LOST_S
+    def why_stopped(self, rank: int) -> str:
+        """Why another rank is lost whose heart has not beaten for a while; empty: it has, or its process runs."""
+        silent_s, limit_s = self._seen.get(rank, (0, 0.0))[1], max(_LOST_S, self.table.timeout_s)
+        if silent_s > limit_s:
+            return f"it has not answered for {limit_s:g} s: it is stopped, or code in it keeps Python's lock"
+        if silent_s > _LOST_S and self._running.get(rank, (0, 0.0))[1] > _LOST_S:
+            return f"it has not answered for {_LOST_S:g} s: its process is stopped, or its host cut off"
+        return ""
 
     def _live(self) -> None:
         beats, has_told = 0, False
@@ -165,10 +176,10 @@ class Heartbeat:
                 self._looked = None  # a stopped store that goes on finds this one still there
             except DistError:
                 return  # the store's host has left: whoever waits for this rank has found that out
-            lost = [rank for rank in self._seen if self.stopped(rank)]
+            lost = [(rank, why) for rank in self._seen if (why := self.why_stopped(rank))]
             if lost and not has_told:
                 has_told = True
-                self._on_stop(lost[0])
+                self._on_stop(*lost[0])
             beats += 1
             self.closed.wait(_BEAT_S)
 
@@ -188,6 +199,12 @@ class Heartbeat:
         for rank, last in zip(others, found, strict=True):
             beat, silent_s = self._seen.get(rank, (-1, 0.0))
             self._seen[rank] = (last, silent_s + passed if last == beat else 0.0)
+            if last != beat:
+                self._running.pop(rank, None)
+                continue
+            told = self._vouched(rank)
+            before, silent_s = self._running.get(rank, (told, silent_s))
+            self._running[rank] = (told, silent_s + passed if told == before else 0.0)
 
 
 class RanksProgress:

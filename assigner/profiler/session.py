@@ -24,7 +24,7 @@ from assigner.machine.launchedrank import launched
 from assigner.profiler.assembly import RankReport, assemble, renew, verified, workload_reference
 from assigner.profiler.exchange import OTHERS, Exchange
 from assigner.profiler.rank import RankSession
-from assigner.profiler.rankprogress import SILENT, Heartbeat
+from assigner.profiler.rankprogress import Heartbeat
 from assigner.profiler.tasks import RefusedError, Start, describe
 from assigner.runtime.failures.joining import watched_run
 from assigner.runtime.forward.randomness import kept_generators
@@ -135,7 +135,7 @@ def profile_workload(
     )
     connections = group_connections()
     watch = watched_run(name, jobs, worker, connections, MeasurementError.exit_code, ranks=ranks)
-    heart = Heartbeat(beats, lambda lost: watch.accuse(f"worker:{lost}", SILENT))
+    heart = Heartbeat(beats, lambda lost, why: watch.accuse(f"worker:{lost}", why), watch.vouched)
     table.watch, watch.doing = watch, lambda: (table.at, table.awaited)
     table.why_lost = functools.partial(_why_lost, heart, connections)
     table.begin("the start")
@@ -175,8 +175,8 @@ def _missed(error: Exception, table: Exchange) -> str:
 
 def _why_lost(heart: Heartbeat, connections: Connections | None, rank: int) -> str:
     """See `Exchange.why_lost`."""
-    if heart.stopped(rank):
-        return SILENT
+    if why := heart.why_stopped(rank):
+        return why
     return "Connection closed by peer" if connections is not None and connections.has_ended(rank) else ""
 
 

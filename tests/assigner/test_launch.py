@@ -6,11 +6,12 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
-from torch.distributed import DistError
+from torch.distributed import DistError, HashStore
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
@@ -19,6 +20,7 @@ from assigner.errors import WorkerError
 from assigner.formats.document import encode
 from assigner.launch.failurereport import FailureReport
 from assigner.launch.ranks import Layout, RanksAgent, launch
+from assigner.launch.shutdown import vouched
 from assigner.launch.stopping import SignalledExit
 
 COMMAND = [sys.executable, "-c", "pass"]
@@ -72,6 +74,26 @@ def test_a_rank_that_its_launcher_has_ended_was_not_killed_by_others(tmp_path, r
     failures = {n: ProcessFailure(n, 10 + n, code, "") for n, code in ((0, 7), (1, -9))}
     error = launching._rank_failed(ChildFailedError("a rank", failures), tmp_path, set(), agent.ended)
     assert error.message == words
+
+
+def test_a_launcher_tells_which_ranks_are_not_stopped():
+    """Again and again, while they run; to one that is stopped it says nothing more."""
+    with subprocess.Popen(["sleep", "60"]) as runs, subprocess.Popen(["sleep", "60"]) as stops:
+        handlers = {n: SimpleNamespace(proc=each) for n, each in enumerate((runs, stops))}
+        group = SimpleNamespace(workers=[SimpleNamespace(global_rank=n + 2, local_rank=n) for n in handlers])
+        agent = SimpleNamespace(
+            _run_store=HashStore(), _pcontext=SimpleNamespace(subprocess_handlers=handlers), _vouched=0, _vouches_at=0.0
+        )
+        RanksAgent._vouch(agent, group)
+        RanksAgent._vouch(agent, group)  # not so soon again
+        assert [vouched(agent._run_store, rank) for rank in (1, 2, 3)] == [0, 1, 1]
+        stops.send_signal(signal.SIGSTOP)
+        os.waitpid(stops.pid, os.WUNTRACED)
+        agent._vouches_at = 0.0
+        RanksAgent._vouch(agent, group)
+        assert [vouched(agent._run_store, rank) for rank in (2, 3)] == [2, 1]
+        for each in (runs, stops):
+            each.kill()
 
 
 @pytest.mark.parametrize(("hint", "told"), [(None, None), ("do this", "do this")])

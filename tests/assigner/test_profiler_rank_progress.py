@@ -110,8 +110,8 @@ def test_nobody_waits_for_a_rank_whose_heart_has_stopped(monkeypatch):
     table, first, second = two([])
     second.tell("compute of embed", make_forecast(60.0))
     told, other = [], Heartbeat(table)
-    heart = Heartbeat(Exchange(first.table.store._store, 0, 2, timeout_s=1.0), told.append)
-    first.table.why_lost = lambda rank: rankprogress.SILENT if heart.stopped(rank) else ""
+    heart = Heartbeat(Exchange(first.table.store._store, 0, 2, timeout_s=1.0), lambda *lost: told.append(lost))
+    first.table.why_lost = heart.why_stopped
     waiting, ended = waits(first)
     waiting.join(1.0)
     assert not ended
@@ -124,7 +124,9 @@ def test_nobody_waits_for_a_rank_whose_heart_has_stopped(monkeypatch):
     while not told:
         time.sleep(0.01)
     heart.close()
-    assert told == [1]
+    ((rank, why),) = told
+    assert rank == 1
+    assert "its process is stopped, or its host cut off" in why
 
 
 def test_a_process_that_was_stopped_itself_blames_nobody(monkeypatch):
@@ -140,14 +142,39 @@ def test_a_process_that_was_stopped_itself_blames_nobody(monkeypatch):
     heart._look()
     now[0] += 500.0
     heart._look()
-    assert not heart.stopped(1)
+    assert not heart.why_stopped(1)
     for _ in range(8):
         now[0] += 5.0
         heart._look()
-    assert heart.stopped(1)
+    assert heart.why_stopped(1)
     table.tell("beat/1", 2)
     heart._look()
-    assert not heart.stopped(1)
+    assert not heart.why_stopped(1)
+
+
+def test_a_rank_whose_process_runs_has_until_the_time_out(monkeypatch):
+    """Its launcher tells so, while C code in it keeps Python's lock; where that stops telling, it counts from there."""
+    table, first, _ = two([])
+    told, now = [1], [1000.0]
+    heart = Heartbeat(first.table, vouched=lambda _: told[0])
+    heart.close()
+    heart.table = Exchange(table.store._store, 0, 2, timeout_s=100.0)
+    monkeypatch.setattr(rankprogress.time, "monotonic", lambda: now[0])
+
+    def looked(times, *, runs):
+        for _ in range(times):
+            now[0] += 5.0
+            told[0] += runs
+            heart._look()
+        return heart.why_stopped(1)
+
+    table.tell("beat/1", 1)
+    assert not looked(20, runs=True)
+    assert "100 s: it is stopped, or code in it keeps Python's lock" in looked(2, runs=True)
+    table.tell("beat/1", 2)
+    assert not looked(10, runs=True)
+    assert not looked(6, runs=False)
+    assert "30 s: its process is stopped" in looked(1, runs=False)
 
 
 def test_a_stopped_store_that_goes_on_finds_hearts_that_beat(monkeypatch):
@@ -159,7 +186,7 @@ def test_a_stopped_store_that_goes_on_finds_hearts_that_beat(monkeypatch):
         while not heart.table.store.is_silent:
             time.sleep(0.01)
         store.goes_on.set()
-        while heart.stopped(1) or 1 not in heart._seen:
+        while heart.why_stopped(1) or 1 not in heart._seen:
             time.sleep(0.01)
         heart.close()
 

@@ -35,7 +35,7 @@ from assigner.launch.failurereport import ended_hint
 from assigner.launch.launcherwatch import LOOK_S
 from assigner.launch.limitedstore import LimitedStore, StoreSilentError
 from assigner.launch.seal import clean, seal_first, unseal
-from assigner.launch.shutdown import read_host_failure
+from assigner.launch.shutdown import read_host_failure, vouched
 from assigner.launch.sockets import SILENCE_S
 from assigner.runtime.failures import waiting
 from assigner.runtime.failures.cause import Failure, gloo_words, shortened, words_of
@@ -140,6 +140,10 @@ class FailureWatch:
         """
         with suppress(DistError):  # whoever keeps the store is lost as well
             seal_first(self.store, _KEY, Failure(worker, "", f"{why}; {self.worker} noticed", hint=_SILENT_HINT))
+
+    def vouched(self, rank: int) -> int:
+        """How often a rank's launcher has told that its process runs; see `shutdown.vouched`."""
+        return 0 if self.launcher is None else vouched(self.launcher, rank)
 
     def lost(self, peer: str, where: str, error: BaseException) -> Failure:
         """A connection broke, or a rank did not come: give its own report a moment to appear, else blame a rank.
