@@ -97,6 +97,18 @@ class Counted(Running):
         return self.calls
 
 
+class NoBuffer(Running):
+    """Moves a tensor that is none, and hands on a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.mean
+        self.mean = torch.ones(WIDTH, dtype=torch.float64)
+
+    def handed_on(self) -> torch.Tensor:
+        return self.mean.clone()
+
+
 class Reader(nn.Linear):
     """Saves it for its backward."""
 
@@ -141,7 +153,7 @@ def steps_of(made: Any, steps: int, stages: Any = (), **settings: Any) -> list[f
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", [(), ("first",), ("second",), PARTS])
-@pytest.mark.parametrize("kind", [Running, View, Counted])
+@pytest.mark.parametrize("kind", [Running, View, Counted, NoBuffer])
 def test_each_micro_batch_reads_it_as_its_own_forward_left_it(kind, remat):
     """Whoever of writer and readers runs again."""
     made = workload(lambda: HandsOn(kind), *PARTS)

@@ -122,7 +122,7 @@ class Memento:
             if isinstance(value, torch.Tensor) and not value.is_inference():
                 self.tensors.append(value)
                 self._places.append(place)
-                if with_values and place.origin != MODULE and not isinstance(value, FakeTensor):
+                if with_values and not value.is_meta and not isinstance(value, FakeTensor):
                     self._keep_tensor(value)
         self._versions = [each._version for each in self.tensors]
 
@@ -132,9 +132,9 @@ class Memento:
                 self._loose.append((tensor, tensor.detach().clone()))
 
     def restore(self) -> None:
-        """Put all values back as they were then; with `whole` files, those of small tensors that no module has, too.
+        """Put all values back as they were then; with `whole` files, those of small tensors that have some, too.
 
-        A capture computes with these, which have no likeness without values, and torch counts no change to them.
+        A capture computes with these, as with a module's that is no buffer, and torch counts no change to them.
         """
         _put(self._kept)
         _put_hooks(self._hooks)
