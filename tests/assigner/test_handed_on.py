@@ -97,16 +97,13 @@ class Counted(Running):
         return self.calls
 
 
-class NoBuffer(Running):
-    """Moves a tensor that is none, and hands on a copy."""
+class NoBuffer(InEval):
+    """The same of a tensor that is no buffer."""
 
     def __init__(self) -> None:
         super().__init__()
         del self.mean
         self.mean = torch.ones(WIDTH, dtype=torch.float64)
-
-    def handed_on(self) -> torch.Tensor:
-        return self.mean.clone()
 
 
 class Reader(nn.Linear):
@@ -163,7 +160,7 @@ def test_each_micro_batch_reads_it_as_its_own_forward_left_it(kind, remat):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved"])
-@pytest.mark.parametrize("kind", [Running, View])
+@pytest.mark.parametrize("kind", [Running, View, NoBuffer])
 def test_stages_of_one_worker_read_it_so_too(kind, schedule):
     """The second stage's forwards may come behind all of the first's."""
     made = workload(lambda: HandsOn(kind), *PARTS)
@@ -180,7 +177,7 @@ def test_a_weight_that_is_written_and_handed_on_keeps_its_gradient():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "micro_batches"), [(ByData, 4), (ByNorm, 2), (InEval, 2), (InEval, 4)])
+@pytest.mark.parametrize(("kind", "micro_batches"), [(ByData, 4), (ByNorm, 2), (NoBuffer, 4), (InEval, 2), (InEval, 4)])
 def test_forwards_in_eval_mode_that_write_it_hand_on_copies(kind, micro_batches):
     """All of the first stage's come before those of the second."""
     made = workload(lambda: HandsOn(kind), *PARTS)

@@ -274,6 +274,11 @@ class PartitionState:
         self._loose.update((id(each), each) for each in new)
         return new
 
+    def note_loose(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The first forward was seen to write these attributes of modules, which are no parameters or buffers."""
+        held = {id(each) for each in self.tensors.now}
+        self._loose.update((id(each), each) for each in tensors if id(each) not in held)
+
     def left(self) -> list[HeldTensor]:
         """The tensors of this partition that any forward of this rank writes, or may write unseen, as they are now."""
         if not self.written and not self._silent:
@@ -288,6 +293,8 @@ class PartitionState:
         They write to copies, so that the values stay; those that lie in memory that forwards write get a count of
         changes of their own, too, for theirs goes with the tensor from copy to copy.
         """
+        if self._loose:
+            outputs = apart_from(self._loose.values(), outputs)
         if not self.written:
             return outputs
         storages = {storage_of(each) for each in self.tensors.now if each in self.written}
@@ -299,12 +306,14 @@ class PartitionState:
         The next forward may write these, and torch counts neither a write through `.data` nor one of batch_norm.
         """
         self.tensors.renewed()
-        return apart_from(self.tensors.now, outputs)
+        attributes = [each for module in self.tensors.modules for each in module.__dict__.values()]
+        loose = [each for each in attributes if isinstance(each, torch.Tensor)]
+        return apart_from(self.tensors.now + loose, outputs)
 
     def is_written(self) -> bool:
         """Whether any forward of this rank is known to write a tensor of this partition, or may write one unseen."""
-        if not self.written and not self._unseen:
-            return False
+        if self._loose or not (self.written or self._unseen):
+            return bool(self._loose)
         self._look()
         return bool(self._unseen) or any(each in self.written for each in self.tensors.now)
 

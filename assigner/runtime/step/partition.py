@@ -402,7 +402,10 @@ class PartitionRunner:
                 " would do so again when it is recomputed",
                 hint="assigner.partition(..., rematerialise='never'); or take gradients with torch.autograd.grad",
             )
-        return outputs, self.state.end(start, writes.storages, writes.used - writes.normed)
+        late = self.state.end(start, writes.storages, writes.used - writes.normed)
+        if values is not None:
+            self.state.note_loose(each for each in values.tensors if storage_of(each) in writes.storages)
+        return outputs, late
 
     def seed(self, place: ForwardPlace) -> int:
         """Of this partition's draws in a forward."""
