@@ -11,12 +11,13 @@ import torch
 
 from assigner.model.singleprocess import as_single_process
 from assigner.profiler.memory import allocated_bytes, grown_bytes, peak_bytes, saved_bytes, storage_bytes
-from assigner.runtime.step.partition import ForwardPlace, PartitionRunner
+from assigner.runtime.step.graphs import ForwardPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.model.marking import Piece
+    from assigner.runtime.step.partition import PartitionRunner
 
 _GROUPS = 7
 _DEAREST = 1.25  # forwards: the dearest recompute that was seen, of an embedding whose dropout is drawn again

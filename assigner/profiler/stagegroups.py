@@ -24,8 +24,8 @@ from assigner.model.marking import Value
 from assigner.model.singleprocess import as_single_process
 from assigner.profiler.sampling import WARM_UP_RUNS, Stopwatch
 from assigner.profiler.tasks import Point
+from assigner.runtime.step.graphs import ForwardPlace
 from assigner.runtime.step.joined import island
-from assigner.runtime.step.partition import ForwardPlace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -2,6 +2,7 @@
 
 executor                    the rank's part of the program, with tensors
 partition                   one partition at work: forward, recompute and backward of a micro-batch
+graphs                      what is kept of a forward for its backward, and the backward through it
 joined                      partitions that keep one graph, at work
 readvalues                  what a forward may not do to a value that others have made
 backward                    what a backward finds of its partitions, and must leave

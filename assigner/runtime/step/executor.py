@@ -22,9 +22,10 @@ from assigner.runtime.forward.randomness import kept_generators, partition_seed,
 from assigner.runtime.forward.state import PartitionState
 from assigner.runtime.messages.staging import copied_to
 from assigner.runtime.recording.ranges import is_profiled, range_of
+from assigner.runtime.step.graphs import ForwardPlace, Graphs
 from assigner.runtime.step.joined import Island, JoinedPartitions, island
 from assigner.runtime.step.loss import StepLoss
-from assigner.runtime.step.partition import ForwardPlace, Graphs, PartitionRunner
+from assigner.runtime.step.partition import PartitionRunner
 from assigner.runtime.step.stepmessages import COMPUTE, StepMessages, posted_ahead
 from assigner.runtime.step.stepvalues import Key, StepValues
 from assigner.runtime.update.separability import is_known, step_in_parts

@@ -21,7 +21,7 @@ from assigner.runtime.forward.heldtensors import as_they_were
 from assigner.runtime.forward.nodes import code_so_far, edge_of, hooks_so_far, is_leaf
 from assigner.runtime.forward.state import LateWrites, PartitionState
 from assigner.runtime.step.backward import Watched, restored, unchanged_by_backward
-from assigner.runtime.step.partition import NOTHING, ForwardPlace, Graph, PartitionRunner, differentiate
+from assigner.runtime.step.graphs import NOTHING, ForwardPlace, Graph, differentiate
 from assigner.runtime.step.readvalues import ReadValue, check_hooks, check_unchanged, facts_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
     from assigner.model.marking.graph import Size
+    from assigner.runtime.step.partition import PartitionRunner
 
 
 class Output(NamedTuple):
@@ -260,14 +261,12 @@ class JoinedPartitions:
         self._graphs[self._names, place.micro_batch] = graph
         return made
 
-    def _entries(
-        self, values: Sequence[torch.Tensor], ended: Sequence[torch.Tensor]
-    ) -> list[tuple[PartitionRunner, set[Node]]]:
+    def _entries(self, values: Sequence[torch.Tensor], ended: Sequence[torch.Tensor]) -> list[set[Node]]:
         """Where a backward comes into each partition; `ended`: what the model's last has made."""
         found = []
         for call in self._calls:
             made = values[call.makes] if call.runner.finish is None else ended
-            found.append((call.runner, {root.node for root in call.runner.roots(made) if root is not None}))
+            found.append({root.node for root in call.runner.roots(made) if root is not None})
         return found
 
     def _enter(self, runner: PartitionRunner) -> None:
@@ -305,7 +304,7 @@ class JoinedPartitions:
         if graph.entries:
             self._place, self._first = place if graph.draws else None, len(graph.entries)
             self._come(len(graph.entries) - 1)
-            for n, (_, nodes) in reversed([*enumerate(graph.entries[:-1])]):
+            for n, nodes in reversed([*enumerate(graph.entries[:-1])]):
                 for node in nodes:  # what only gives on is entered with what it reads
                     if not is_leaf(node):
                         node.register_prehook(functools.partial(self._come, n))
