@@ -67,9 +67,7 @@ def best_plan(
                     step = run_program(build_program(plan, profile.edges, profile.ties), cost).step_s
                 except FormatError:
                     continue
-                value = objective_value(plan, objective, cost, step_s=step) * (
-                    count if objective == "throughput" else 1
-                )
+                value = objective_value(plan, objective, cost, step_s=step)
                 if step <= within and (best is None or value < best[0]):
                     best = value, plan
     return best

@@ -33,7 +33,7 @@ class WorkloadReference:
         dtype: Of the parameters.
         optimizer: The class of the optimizer.
         max_micro_batches: The most that the workload allows a step to have; None: any number.
-        min_rows: The fewest rows that it allows a micro-batch to have; None: any number.
+        min_rows: The fewest rows that it allows a micro-batch to have, where a batch is cut; None: any number.
         per_micro_batch: What sees each micro-batch by itself, in words: their number changes what is trained.
         inputs: Types and shapes of the model's inputs for 4 rows; empty: nobody has noted them.
     """

@@ -21,7 +21,8 @@ class SolverReport:
         version: Of that program.
         status: `optimal` (to the gap asked for, of the plans searched), `feasible` (a limit came first, or nothing was
             left to look at).
-        objective_s: The plan's value of the objective, in its unit (seconds for `step`).
+        objective_s: The plan's value of the objective: seconds of a step, of a batch in the steady state
+            (`throughput`), of one forward of one micro-batch (`latency`); money per sample (`cost`).
         bound_s: No plan of those searched can be better; `scope` says which.
         single_bound_s: No plan can be better whose stages have one worker each, where that is told apart from plans in
             which workers share stages; None: it is not.

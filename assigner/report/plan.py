@@ -96,7 +96,7 @@ def objective_text(objective: Objective, value: float) -> str:
         return f"{1000 * value:.4g} per 1000 samples, in the unit of cost_per_hour"
     what = {
         "step": "a step",
-        "throughput": "a micro-batch in the steady state of a long batch",
+        "throughput": "a batch in the steady state",
         "latency": "one forward",
     }[objective]
     return f"{fmt.seconds(value)} {what}"

@@ -71,13 +71,13 @@ def _sustained(plan: Plan, profile: Profile | None) -> Report:
     """How far the plan's own schedule stays behind the steady state, if it does."""
     if plan.objective != "throughput" or plan.solver is None or profile is None:
         return ()
-    seconds = sustained_s(plan, CostModel(profile))
+    seconds = plan.micro_batches * sustained_s(plan, CostModel(profile))
     more = seconds / plan.solver.objective_s - 1
     if more < _BEHIND:
         return ()
     why = "its forwards wait for no backwards" if plan.schedule == "gpipe" else "its warm-ups are short for its wires"
     told = (
-        f"warning: in a long step of its {plan.schedule} one more micro-batch takes {fmt.seconds(seconds)},"
+        f"warning: in a long run of its {plan.schedule} one more batch takes {fmt.seconds(seconds)},"
         f" {fmt.percent(more)} more than in the steady state: {why}"
     )
     return (Line(told, "warning"),)

@@ -50,7 +50,7 @@ def limiting(plan: Plan, prediction: Prediction, path: Mapping[Where, float] | N
         sentence = _step(plan, prediction, path or {})
     again = sum(len(each.rematerialise) for each in plan.stages)
     if again:
-        sentence += f"; to save memory {again} of {len(plan.partitions)} partitions run forward twice"
+        sentence += f"; {again} of {len(plan.partitions)} partitions run forward twice (rematerialised)"
     return sentence
 
 
@@ -85,18 +85,16 @@ def _step(plan: Plan, prediction: Prediction, path: Mapping[Where, float]) -> st
 
 
 def _steady(plan: Plan, prediction: Prediction) -> str:
-    """By what each worker and each link has to do for one micro-batch, in the steady state."""
-    count = plan.micro_batches
-    loads = [(each.worker, (each.occupied_s - (each.update_s or 0.0)) / count) for each in prediction.workers]
-    loads += [(_name(each), each.seconds / count) for each in prediction.transfers]
+    """By what each worker and each link has to do for one batch, in the steady state."""
+    loads = [(each.worker, each.occupied_s - (each.update_s or 0.0)) for each in prediction.workers]
+    loads += [(_name(each), each.seconds) for each in prediction.transfers]
     loads.sort(key=lambda load: -load[1])
     if plan.solver is not None:  # messages of tied parameters, once a step, are in the loads and not in the objective
         period = plan.solver.objective_s
         loads.sort(key=lambda load: abs(load[1] - period) > _SAME * period)
     (slowest, load), *others = loads
     sentence = (
-        f"{slowest} limits the plan: once the pipeline is full it is never idle, {fmt.seconds(load)} for each"
-        " micro-batch"
+        f"{slowest} limits the plan: once the pipeline is full it is never idle, {fmt.seconds(load)} for each batch"
     )
     if others:
         sentence += f"; the next, {others[0][0]}, is occupied for {_share(min(others[0][1], load), load)} of that"

@@ -1,8 +1,8 @@
 """What a plan is worth under each objective, priced by the simulator.
 
 step         seconds of one step
-throughput   seconds per micro-batch in the steady state: the slowest worker, link or wire, for M without end and
-             warm-ups that keep it at work
+throughput   seconds of a batch in the steady state: M times what the slowest worker, link or wire has of a
+             micro-batch, among batches without end and with warm-ups that keep it at work
 latency      seconds of one forward of one micro-batch
 cost         money per sample, in the unit of the workers' `cost_per_hour`
 """
@@ -43,7 +43,7 @@ def objective_value(plan: Plan, objective: Objective, cost: CostModel, *, step_s
         FormatError: the profile cannot price the plan.
     """
     if objective == "throughput":
-        return steady_s(plan, cost)
+        return plan.micro_batches * steady_s(plan, cost)
     if objective == "latency":
         return latency_s(plan, cost)
     if objective == "cost":
@@ -52,15 +52,13 @@ def objective_value(plan: Plan, objective: Objective, cost: CostModel, *, step_s
 
 
 def compared_value(plan: Plan, objective: Objective, cost: CostModel, *, step_s: float) -> float:
-    """What searches compare, the less the better: of throughput seconds of a whole batch, else as `objective_value`.
+    """What searches compare, the less the better: as `objective_value`.
 
-    So plans with different numbers of micro-batches compare. Inf: the steady state of a plan with fewer micro-batches
-    than workers, which never works on all of them at once.
+    Inf: the steady state of a plan with fewer micro-batches than workers, which never works on all of them at once.
     """
     if objective == "throughput" and plan.micro_batches < len(plan.workers):
         return math.inf
-    value = objective_value(plan, objective, cost, step_s=step_s)
-    return value * plan.micro_batches if objective == "throughput" else value
+    return objective_value(plan, objective, cost, step_s=step_s)
 
 
 def steady_s(plan: Plan, cost: CostModel) -> float:

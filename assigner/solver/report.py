@@ -46,15 +46,14 @@ def make_solution(
     """
     cost, plan, value = search.problem.cost, best.plan, best.value
     prediction = prediction_of(plan, cost)
-    unit = plan.micro_batches if plan.objective == "throughput" else 1  # the search compares whole batches
-    _check(plan, value / unit, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
+    _check(plan, value, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
     _check_memory(prediction)
     of_all = min(value, least_of_all_s(search.problem, {each.micro_batches for each in search.candidates}))
     any_order_s = of_all if search.any_order and plan.objective == "step" else None  # of a step it is the bound
     covered = search.problem.options.searches(plan)
     if plan.is_divided or not covered:
         bound = of_all
-    report = _report(search, best.found_by, options, value / unit, min(bound, value) / unit)
+    report = _report(search, best.found_by, options, value, min(bound, value))
     if not covered:
         report = replace(
             report, name="assigner", version=__version__, proven_by=(TOTAL_WORK,), scope=_any_scope(search)
@@ -63,7 +62,7 @@ def make_solution(
         scope = "all plans, also those that divide optimizer state"
         report = replace(report, proven_by=(TOTAL_WORK,), scope=scope)
     elif plan.objective != "cost" and not plan.is_replicated:
-        single = min(search.bound_of(shares=False), value) / unit
+        single = min(search.bound_of(shares=False), value)
         report = replace(report, single_bound_s=single if single > report.bound_s else None)
     if any_order_s is not None:
         report = replace(report, any_order_s=any_order_s, any_order_found_s=search.any_order_found_s)

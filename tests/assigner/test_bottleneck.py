@@ -58,7 +58,7 @@ def test_a_single_worker_and_remat():
     text = said(profile, plan)
     assert "computes for 100 % of the step" in text
     assert "the next" not in text
-    assert text.endswith("; to save memory 1 of 2 partitions run forward twice")
+    assert text.endswith("; 1 of 2 partitions run forward twice (rematerialised)")
 
 
 def test_messages_that_keep_a_worker_busy_count():
@@ -96,14 +96,14 @@ def test_a_prediction_that_does_not_tell_of_messages():
 
 @pytest.mark.parametrize("bandwidth", [1e9, 3e6])
 def test_throughput_is_explained_by_the_steady_state(bandwidth):
-    """The slowest worker or link takes, for each micro-batch, what the plan's objective is."""
+    """The slowest worker or link takes, for each batch, what the plan's objective is."""
     profile = make_profile(work=[2e-3] * 4, slowness=[1, 2, 3], bandwidth=bandwidth, busy=0.1)
     solved = solve(profile, SolveOptions(objective="throughput", micro_batches=4)).plan
     pinned = make_plan(profile, [(0, ["p0", "p1"]), (1, ["p2", "p3"])])
-    price = steady_s(pinned, CostModel(profile))
+    price = pinned.micro_batches * steady_s(pinned, CostModel(profile))
     for plan, value in ((solved, solved.solver.objective_s), (replace(pinned, objective="throughput"), price)):
         text = said(profile, plan)
-        assert f"once the pipeline is full it is never idle, {formatting.seconds(value)} for each micro-batch" in text
+        assert f"once the pipeline is full it is never idle, {formatting.seconds(value)} for each batch" in text
         assert "of the step" not in text
     assert said(profile, replace(pinned, objective="throughput")).startswith(
         "worker:1/cpu limits" if bandwidth == 1e9 else "the link from worker:"
@@ -114,7 +114,7 @@ def test_messages_of_tied_parameters_are_no_part_of_the_steady_state():
     """A link that carries a large tied parameter once a step is not what limits the throughput."""
     profile = make_profile(work=[2e-3] * 4, slowness=[1, 2], bandwidth=1e8)
     plan = replace(make_plan(profile, [(0, ["p0", "p1"]), (1, ["p2", "p3"])]), objective="throughput")
-    value = steady_s(plan, CostModel(profile))
+    value = plan.micro_batches * steady_s(plan, CostModel(profile))
     told = predict(plan, profile)
     tied = replace(told, transfers=tuple(replace(each, seconds=100 * each.seconds) for each in told.transfers))
     assert limiting(plan, tied).startswith("the link from")

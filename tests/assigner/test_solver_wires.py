@@ -97,7 +97,7 @@ def test_of_plans_looked_at_the_best_with_wires_is_taken() -> None:
         with_.run()
         without.run()
         cost = CostModel(profile)
-        for mine, other in zip(with_.settings, without.settings, strict=True):
+        for mine, other in zip(with_.candidates, without.candidates, strict=True):
             if other.best is not None:
                 assert mine.best
                 value = compared_value(other.best.plan, "step", cost, step_s=step_s(other.best.plan, cost))
