@@ -97,7 +97,7 @@ def _check_memory(prediction: Prediction) -> None:
 def _report(search: Search, found_by: str, options: SolveOptions, value: float, bound: float) -> SolverReport:
     """What is proven, of which plans and by what, in the unit of the plan's objective."""
     state, gap = search.state, (value - bound) / value if value else 0.0
-    solved = {RELAXATION, INTEGER_PROGRAM} & {found_by, *state.proofs}
+    solved = {RELAXATION, INTEGER_PROGRAM} & {found_by, *search.proofs}
     return SolverReport(
         name={"highs": "HiGHS", "cbc": "CBC"}[options.solver] if solved else "assigner",
         version=state.backend.version() if solved else __version__,
@@ -108,7 +108,7 @@ def _report(search: Search, found_by: str, options: SolveOptions, value: float, 
         seconds=state.clock.elapsed_s,
         options=options.record(),
         found_by=found_by,
-        proven_by=tuple(sorted(state.proofs)),
+        proven_by=tuple(sorted(search.proofs)),
         scope=_scope(search),
         interrupted=state.interrupted,
     )

@@ -34,8 +34,8 @@ def solve(
     Args:
         profile: The measurements.
         options: What is asked for; None: the defaults.
-        progress: Called now and then. If it raises KeyboardInterrupt, that is Ctrl-C: the best plan so far is
-            returned, with status "feasible", if there is one.
+        progress: Called now and then. If it raises KeyboardInterrupt, that is Ctrl-C, which ends the search as the time
+            limit does: with the best plan so far, a baseline if there is no other.
 
     Returns:
         The plan, priced by the simulator, with solver report and baselines; its reference to the profile, date and
@@ -46,6 +46,7 @@ def solve(
         InfeasibleError: no plan exists; the message names the tightest obstacle, the hint a way out that was found by
             solving.
         LimitError: the time limit came before any plan.
+        KeyboardInterrupt: Ctrl-C came before any plan, or a second time.
     """
     from assigner.solver.baselines import find_baselines
     from assigner.solver.report import make_solution, no_plan
@@ -56,19 +57,22 @@ def solve(
     if options.objective == "cost":
         return _cheapest(profile, options, progress)
     search = Search(*resolve(profile, options), progress)
-    search.price()
-    simple = find_baselines(search.problem)  # first, so that there is a plan however soon the time is over
+    search.ended_by_interrupt(search.price)
+    # first, so that there is a plan however soon the time is over
+    simple = search.ended_by_interrupt(lambda: find_baselines(search.problem))
     search.run()
     best, bound, fastest_s = search.state.best, search.bound, search.state.best_value
     if options.objective == "step" or best is None:
-        best = _chosen(search, simple)
-    lighter = relieved(search, best) if options.objective == "step" else None
+        best = search.ended_by_interrupt(lambda: _chosen(search, simple))
+    lighter = search.ended_by_interrupt(lambda: relieved(search, best)) if options.objective == "step" else None
     if lighter is not None:
         best, fastest_s = lighter, min(fastest_s, lighter.value)
     if search.any_order:
         from assigner.solver.orders.search import with_orders
 
         best = with_orders(search, best, simple, fastest_s=fastest_s)
+    if best is None and search.state.interrupted:
+        raise KeyboardInterrupt
     if best is None:
         raise no_plan(search, profile, options)
     return make_solution(search, best, search.bound if best is search.state.best else bound, options, simple)
@@ -97,9 +101,11 @@ def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progr
     from assigner.solver.search.budget import Budget
 
     budget = Budget(*resolve(profile, options), progress)
-    simple = find_baselines(budget.problem)
+    simple = budget.search.ended_by_interrupt(lambda: find_baselines(budget.problem))
     frontier = budget.run([(each.plan, each.step_s) for each in simple if each.plan and options.searches(each.plan)])
     best = budget.cheapest(frontier)
+    if not frontier and budget.search.state.interrupted:
+        raise KeyboardInterrupt
     if best is None:
         raise no_offer(budget, frontier, profile, options)
     proposal = Proposal(replace(best.plan, objective="cost"), budget.money(best), best.found_by)

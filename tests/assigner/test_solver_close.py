@@ -65,6 +65,15 @@ def test_without_a_gap_asked_for_small_problems_are_closed(seed):
     assert solver.objective_s <= stopped.objective_s * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_a_bound_that_was_known_before_the_plan_is_named(objective):
+    """Of one schedule and count, the dynamic program's first answer is the best there is."""
+    solver = solve(
+        random_instance(1, partitions=5, workers=2), single(objective=objective, micro_batches=2)
+    ).plan.solver
+    assert (solver.status, solver.proven_by) == ("optimal", ("dynamic program",))
+
+
 def test_the_integer_program_is_named_where_it_closed_the_gap():
     """What the dynamic programs leave open the solver closes, and its name is told."""
     profile = random_instance(30, partitions=5, workers=3, late_updates=True)

@@ -14,13 +14,16 @@ from sweeps import sweep
 from assigner.errors import AssignerError, LimitError
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.simulate import predict
-from assigner.solver import solve
+from assigner.solver import SolveOptions, baselines, solve
 from assigner.solver.candidates.state import GIVEN, Proposal
 from assigner.solver.ilp.backend import Backend, Outcome
 from assigner.solver.limits import tuning
+from assigner.solver.orders.search import OrderSearch
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.hints import resolve
+from assigner.solver.search import preference, relief
+from assigner.solver.search.budget import Budget
 from assigner.solver.search.search import Search
 
 UNPROVEN = random_instance(30, partitions=5, workers=3, late_updates=True)
@@ -132,14 +135,66 @@ def test_interrupted_with_a_plan_at_hand_returns_it():
     assert predict(solution.plan, UNPROVEN).step_s == solution.plan.predicted.step_s
 
 
-def test_interrupted_before_any_plan_is_an_interrupt():
-    """Without a plan Ctrl-C remains Ctrl-C."""
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
 
-    def stop(progress):
-        raise KeyboardInterrupt
 
+INTERRUPTED = {
+    "pricing": (Search, "price"),
+    "baselines": (baselines, "find_baselines"),
+    "search": (GPipeCandidate, "start"),
+    "choice": (preference, "preferred"),
+    "relief": (relief, "relieved"),
+    "orders": (OrderSearch, "_look"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", INTERRUPTED)
+def test_interrupted_anywhere_there_is_a_plan_as_at_the_time_limit(monkeypatch, where):
+    """Ctrl-C ends what is under way, and all else as the time limit does."""
+    owner, name = INTERRUPTED[where]
+    whole, calls = getattr(owner, name), []
+
+    def once(*args, **more):
+        calls.append(1)
+        return whole(*args, **more) if len(calls) > 1 else interrupt()
+
+    monkeypatch.setattr(owner, name, once)
+    plan = solve(random_chain(3, partitions=6, workers=3)).plan
+    assert calls
+    assert plan.solver.interrupted
+    assert plan.solver.bound_s <= plan.solver.objective_s == plan.predicted.step_s
+
+
+@pytest.mark.parametrize("objective", ["step", "throughput", "latency", "cost"])
+def test_interrupted_before_the_first_plan_it_is_a_baseline(monkeypatch, objective):
+    """A second Ctrl-C ends at once."""
+    profile = random_chain(3, partitions=6, workers=3)
+    options = SolveOptions(
+        objective=objective, prices={w.name: 1.0 for w in profile.workers} if objective == "cost" else {}
+    )
+    solver = solve(profile, options, progress=interrupt).plan.solver
+    assert solver.interrupted
+    assert "a baseline" in solver.found_by
+    monkeypatch.setattr(baselines, "find_baselines", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        solve(UNPROVEN, progress=stop)
+        solve(profile, options)
+
+
+def test_interrupted_while_choices_of_workers_are_listed_nothing_is_proven_of_those_left_out(monkeypatch):
+    """They may cost less than all in the list."""
+    profile = random_chain(3, partitions=6, workers=3)
+    prices = {each.name: 1.0 for each in profile.workers}
+    monkeypatch.setattr(Budget, "_least_s", interrupt)
+    solver = solve(profile, SolveOptions(objective="cost", prices=prices)).plan.solver
+    assert (solver.interrupted, solver.bound_s) == (True, 0.0)
+
+
+def test_interrupted_where_not_even_a_baseline_is_there_it_remains_an_interrupt(monkeypatch):
+    """No words of a time limit are for it."""
+    monkeypatch.setattr(baselines, "find_baselines", lambda _: ())
+    with pytest.raises(KeyboardInterrupt):
+        solve(UNPROVEN, single(), progress=interrupt)
 
 
 def test_progress_never_goes_back():

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
-from assigner.solver.candidates.state import INTEGER_PROGRAM, RELAXATION, Proposal
+from assigner.solver.candidates.state import INTEGER_PROGRAM, RELAXATION, TOTAL_WORK, Proposal
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime
 from assigner.solver.limits.tuning import TIE
@@ -55,6 +55,7 @@ class CandidateSearch(ABC):
         best: Its best plan so far.
         with_wires: The best of those offered at prices with wires; None: no links share one, or there is none.
         bound: No plan of this candidate has a lower value; inf: it has none.
+        proof: How that was proven.
         decided: There is nothing left to find.
         effort: How many times what it counts by itself it may spend: nodes, labels, cuts.
         cut_short: It stopped where that count was used up, so that with more of it it would know more.
@@ -68,7 +69,7 @@ class CandidateSearch(ABC):
         self.micro_batches = micro_batches
         self.best: Proposal | None = None
         self.with_wires: Proposal | None = None
-        self.bound = 0.0
+        self.bound, self.proof = 0.0, TOTAL_WORK
         self.decided = self.cut_short = False
         self.effort = 1
 
@@ -122,7 +123,9 @@ class CandidateSearch(ABC):
             proof: How it was proven.
         """
         nothing_better = bound == math.inf and not math.isinf(self.state.target)
-        self.bound = max(self.bound, self.state.target if nothing_better else bound)
+        bound = self.state.target if nothing_better else bound
+        if bound > self.bound:
+            self.bound, self.proof = bound, proof
         if self.bound >= self.state.target * (1 - TIE):  # units of a model take its last bit
             self.bound = max(self.bound, self.state.target)
             self.decided = True

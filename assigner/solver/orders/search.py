@@ -107,19 +107,29 @@ class OrderSearch:
         self._plans = list(self._at_hand(simple))
 
     def run(self) -> list[Proposal]:
-        """Plans, of each placement under the named schedules and with listed orders; empty where there is no time."""
+        """Plans, of each placement under the named schedules and with listed orders; empty where there is no time.
+
+        Ctrl-C ends it with those found so far.
+        """
+        proposals: list[Proposal] = []
+        try:
+            self._look(proposals)
+        except KeyboardInterrupt:
+            self._search.interrupt()
+        return proposals
+
+    def _look(self, proposals: list[Proposal]) -> None:
+        """Look for plans until there is no time."""
         if self._over():
-            return []
+            return
         found = self._sorted(self._plans)
         found = sorted([*found, *self._sorted(self._looped(found))], key=lambda each: each[0])
         if not found:
             found = self._sorted(self._sparing())
         found = sorted([*found, *self._placements(found)], key=lambda each: each[0])
-        proposals: list[Proposal] = []
         for _, plan in found[: tuning.LISTED_POLISHED]:
             if not (self._over() and proposals):
                 proposals += self._polished(plan)
-        return proposals
 
     def _over(self) -> bool:
         return self._state.clock.left_s <= 0 or self._state.interrupted

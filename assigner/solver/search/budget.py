@@ -73,7 +73,6 @@ class Budget:
         self._within = options.max_step_s or math.inf
         self._choices: list[_Choice] = []
         self._rest = _Choice((), 0.0, 0.0)  # all choices that are not in the list, as one
-        self._interrupted = False
         candidates = [candidate for candidate in self.search.candidates if isinstance(candidate, PipelineCandidate)]
         self._programs = [
             DynamicProgram(table, table.one_f_one_b, OneFOneBStep(table.micro_batches))
@@ -92,7 +91,7 @@ class Budget:
         try:
             self._list()
             for choice in self._choices:
-                if self.search.state.clock.left_s <= 0 or self._interrupted:
+                if self.search.state.clock.left_s <= 0:
                     break
                 cutoff = min(
                     (each.value for each in found if self.money(each) <= choice.least * (1 + PROVEN)), default=math.inf
@@ -102,9 +101,7 @@ class Budget:
                     found += [choice.best] if choice.best is not None else []
                 self._tell(found)
         except KeyboardInterrupt:
-            if not found:
-                raise
-            self.search.state.interrupted = True
+            self.search.interrupt()
         kept: list[Proposal] = []
         for each in sorted(found, key=lambda each: (self.money(each), each.value)):
             if not kept or each.value < kept[-1].value * (1 - PROVEN):
@@ -146,10 +143,10 @@ class Budget:
         search = Search(self.problem.profile, options, self._heard)
         search.state.cutoff = cutoff
         search.run()
-        state.proofs |= search.state.proofs
+        state.proofs |= search.proofs
         choice.bound = max(choice.bound, min(search.bound, cutoff))
         if search.state.interrupted:
-            self._interrupted = True
+            self.search.interrupt()
         return search.state.best
 
     def _heard(self, _: Progress) -> None:
@@ -177,13 +174,14 @@ class Budget:
             for number in range(1, self.problem.most_workers + 1)
             for count in counts_of([len(group) for group in groups], number)
         )
-        self._rest.bound = math.inf
         for number, count in choices:
             if len(self._choices) >= tuning.MOST_CHOICES or state.clock.left_s < half:
                 self._rest = _Choice((), sum(rates[:number]), self._least_s(None))
                 break
             names = tuple(name for group, taken in zip(groups, count, strict=True) for name in group[:taken])
             self._choices.append(_Choice(names, self._rate(names), self._least_s(names)))
+        else:
+            self._rest.bound = math.inf
         self._choices.sort(key=lambda each: (each.least, each.bound, each.workers))
 
     def _groups(self) -> list[list[str]]:

@@ -6,7 +6,7 @@ import itertools
 import math
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from assigner.errors import UsageError
 from assigner.schedule.cost import CostModel
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from assigner.formats.terms import Schedule
     from assigner.solver.candidates.candidate import CandidateSearch
     from assigner.solver.problem.options import SolveOptions
+
+
+T = TypeVar("T")
 
 
 def candidates_of(state: SearchState, counts: Sequence[int]) -> list[CandidateSearch]:
@@ -146,6 +149,12 @@ class Search:
         """No plan has a lower value."""
         return min([self.state.best_value, *(candidate.bound for candidate in self.candidates)])
 
+    @property
+    def proofs(self) -> set[str]:
+        """How the bounds of what is decided were proven; some are so by one that was known before the plan was."""
+        decided = {each.proof for each in self.candidates if each.decided and each.bound < math.inf}
+        return self.state.proofs | decided
+
     def bound_of(self, *, shares: bool) -> float:
         """No plan with stages that workers share, or none without, has a lower value; inf: there are no such plans."""
         return min((each.bound for each in self.candidates if each.shares == shares), default=math.inf)
@@ -160,8 +169,27 @@ class Search:
         for candidate in self.candidates:
             candidate.price()
 
+    def interrupt(self) -> None:
+        """Ctrl-C: from here on it is as if the time were over."""
+        self.state.interrupted = True
+        self.state.clock.stop_within(0.0)
+
+    def ended_by_interrupt(self, step: Callable[[], T]) -> T:
+        """What a step of the search gives; Ctrl-C has it anew with no time left, which it takes to one that holds.
+
+        Raises:
+            KeyboardInterrupt: the second time.
+        """
+        try:
+            return step()
+        except KeyboardInterrupt:
+            if self.state.interrupted:
+                raise
+            self.interrupt()
+            return step()
+
     def run(self, *, first_plan: bool = False, brief: bool = False) -> None:
-        """Search until the gap is proven, the time is over, or the user interrupts with a plan at hand.
+        """Search until the gap is proven, the time is over, or the user interrupts.
 
         Plans in which workers share stages come last: what is found and proven of the others does not depend on them.
         So do GPipe's of those behind 1F1B's, which rules out most of them.
@@ -191,9 +219,7 @@ class Search:
         except OutOfTime:  # what the step at work was about to tell is of no use
             return
         except KeyboardInterrupt:
-            if self.state.best is None:
-                raise
-            self.state.interrupted = True
+            self.interrupt()
         finally:
             self.price_wires(given)
 
@@ -275,7 +301,7 @@ class Search:
         except OutOfTime:
             return False
         except KeyboardInterrupt:
-            state.interrupted = True
+            self.interrupt()
             return False
         finally:
             state.allowed = 0.0
@@ -338,9 +364,8 @@ class Search:
                     candidate.close()
 
     def _tell(self, candidate: CandidateSearch) -> None:
-        self._at = candidate
-        if self._progress:
-            state = self.state
+        self._at, state = candidate, self.state
+        if self._progress and not state.interrupted:
             self._done = max(self._done, sum(each.decided for each in self.candidates))
             self._progress(
                 Progress(

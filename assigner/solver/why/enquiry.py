@@ -77,6 +77,8 @@ class Enquiry:
             search = Search(profile, replace(options, objective=objective, max_step_s=None, time_limit=left_s))
             search.state.cutoff = limit
             search.run(first_plan=not last)
+            if search.state.interrupted:
+                raise KeyboardInterrupt
             best = search.state.best
             if best is not None and best.value <= limit:
                 return best.plan
