@@ -111,7 +111,9 @@ def size(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Samples per second."""
+    """Samples per second, or of few per hour."""
+    if value is not None and 0 < value < 0.01:
+        return f"{number(3600 * value)} samples/h"
     return NOTHING if value is None else f"{number(value)} samples/s"
 
 

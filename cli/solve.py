@@ -113,16 +113,17 @@ def solve_command(
     if complete is not None:
         asked = completing(asked, load_plan(complete), loaded)
     if export_model is not None:
-        if asked.max_replicas is None and asked.shares:
-            asked = replace(asked, max_replicas=1)
+        from assigner.solver.export import check_exportable
+
+        shared = asked.max_replicas is None and asked.shares
         if asked.schedule == "auto":
             asked = replace(asked, schedule="one-stage")
+        asked = replace(asked, max_replicas=1) if shared else asked
+        check_exportable(loaded, asked, export_model)
+        if shared:
             console.notice(
                 "one worker a stage (--max-replicas 1): the integer program states no stages that are shared"
             )
-        from assigner.solver.export import check_exportable
-
-        check_exportable(loaded, asked, export_model)
     solution, robustness = _solved(loaded, asked, baseline=baseline, robust=robust, what_if=what_if)
     solution = replace(solution, plan=_sign(solution.plan, profile))
     if output is not None:

@@ -277,7 +277,14 @@ def load_plan(path: Path | str | None = None) -> Plan:
                 hint="start the script with assigner run PLAN -- SCRIPT, which sets it; or with ASSIGNER_PLAN=PLAN in"
                 " front of another launcher's command; or give load_plan a path",
             )
-    return read(Path(path), Plan, name="plan", majors=MAJORS)
+    plan = read(Path(path), Plan, name="plan", majors=MAJORS)
+    obstacle = plan.workload.fineness.obstacle(plan.micro_batches, plan.workload.batch_size)
+    if obstacle is not None:  # of a file alone: a simulation of more micro-batches than are allowed is of use
+        raise FormatError(
+            f"{path}: micro_batches: {plan.micro_batches} is not allowed: {obstacle}",
+            hint=f"{plan.workload.fineness.most(plan.workload.batch_size)} or fewer; or another limit under workload",
+        )
+    return plan
 
 
 def save_plan(plan: Plan, path: Path | str, *, force: bool = False) -> None:

@@ -13,9 +13,10 @@ from torch import nn
 from workloads import WIDTH, Reference, graph_of, make_plan, workload
 
 from assigner import Pipeline
-from assigner.errors import UsageError
+from assigner.errors import FormatError, UsageError
 from assigner.formats.fineness import Fineness, micro_batch_count, rows_each
 from assigner.formats.merging import check_same_workload
+from assigner.formats.plan import load_plan, save_plan
 from assigner.formats.profile import Verification
 from assigner.formats.profilewarnings import other_warnings, profile_warnings
 from assigner.profiler.assembly import verified, workload_reference
@@ -108,7 +109,10 @@ def test_every_search_keeps_to_the_limits():
     with pytest.raises(UsageError, match="max_micro_batches allows 1 micro-batch at most") as caught:
         solve(limited(max_micro_batches=1), SolveOptions(micro_batches=2))
     assert caught.value.hint is not None
-    assert "one of 1;" in caught.value.hint
+    assert caught.value.hint == "the nearest allowed: 1"
+    with pytest.raises(UsageError, match="leaves 2") as caught:
+        solve(limited(min_rows=3), SolveOptions(batch_size=7, micro_batches=3))
+    assert caught.value.hint == "the nearest allowed: 2"
 
 
 def test_sizes_that_are_measured_are_those_that_plans_may_have():
@@ -130,6 +134,17 @@ def test_one_size_is_no_warning_where_one_is_allowed():
     one = profile.measurements[0].micro_batch
     points = tuple(each for each in profile.measurements if each.micro_batch == one)
     assert profile_warnings(replace(profile, measurements=points)) == ()
+
+
+def test_a_file_whose_plan_is_finer_than_its_own_workload_allows_is_refused(tmp_path):
+    """A batch that is not cut may have fewer rows than a micro-batch must have."""
+    plan = make_plan(workload(chain, "*"), micro_batches=4)
+    for limits in ({"max_micro_batches": 2}, {"min_rows": 3}):
+        save_plan(replace(plan, workload=replace(plan.workload, **limits)), tmp_path / "fine.json", force=True)
+        with pytest.raises(FormatError, match=r"fine.json: micro_batches: 4 is not allowed: Workload\."):
+            load_plan(tmp_path / "fine.json")
+    save_plan(make_plan(replace(workload(chain, "*"), min_rows=9), micro_batches=1), tmp_path / "whole.json")
+    assert load_plan(tmp_path / "whole.json").micro_batches == 1
 
 
 def test_a_pipeline_refuses_a_plan_that_is_too_fine():

@@ -30,6 +30,13 @@ def test_sizes(value, text):
     assert fmt.size(value) == text
 
 
+def test_rates():
+    """Of so few samples a second that none would be seen, those of an hour."""
+    assert [fmt.rate(each) for each in (1234.5, 0.032, 0.0004, 0.0, None)] == [
+        "1,234 samples/s", "0.032 samples/s", "1.44 samples/h", "0 samples/s", "-"
+    ]  # fmt: skip
+
+
 def test_one_unit_for_a_column():
     """A column's unit suits its largest value, and all its values use it."""
     unit = fmt.time_unit(0.5, None, 0.0004)

@@ -194,10 +194,12 @@ def test_the_integer_program_is_written_and_said_what_of(assigner, folder):
         "--export-model other.txt": ".lp or .mps",
         "--export-model other.lp --objective throughput": "objective throughput",
         "--export-model other.lp --robust": "leave out one of the two",
+        "--export-model other.lp --max-replicas 2": "error: no integer program states stages that several",
     }.items():
         result = assigner("solve", "profile.json", "-o", "other.json", *shlex.split(line))
         assert result.exit_code == 2
         assert said in result.stderr
+        assert "one worker a stage" not in result.stderr
         assert not (folder / "other.json").exists()
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import UsageError
-from assigner.formats.fineness import rows_each
-from assigner.solver.problem.options import cut_into, divisors
+from assigner.formats.fineness import split_text
+from assigner.solver.problem.options import cut_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -120,27 +120,25 @@ def _check_sharing(options: SolveOptions) -> None:
 def _check_batch(profile: Profile, options: SolveOptions) -> None:
     batch = options.batch(profile)
     count = options.micro_batches
-    if count is not None and cut_into(batch, count) != count:
+    fineness = profile.workload.fineness
+    if count is None:
+        return
+    obstacle = fineness.obstacle(count, batch)
+    cut = cut_into(batch, count)
+    if obstacle is None and cut != count:
+        obstacle = f"training cuts a batch of {batch} into {split_text(batch, cut)} instead"
+    if obstacle is not None:
+        nearest = _nearest(batch, count, fineness.most(batch))
         raise UsageError(
-            f"micro-batches: {count} is not allowed: training cuts a batch of {batch} into {cut_into(batch, count)}"
-            f" micro-batches of {rows_each(batch, cut_into(batch, count))} rows then",
-            hint=f"the nearest numbers that it can be cut into: {' and '.join(map(str, _nearest(batch, count)))}",
+            f"micro-batches: {count} is not allowed: {obstacle}",
+            hint=f"the nearest allowed: {' and '.join(map(str, nearest))}",
         )
-    if options.micro_batches is not None:
-        fineness = profile.workload.fineness
-        obstacle = fineness.obstacle(options.micro_batches, batch)
-        if obstacle is not None:
-            allowed = [count for count in divisors(batch) if fineness.obstacle(count, batch) is None]
-            raise UsageError(
-                f"micro-batches: {options.micro_batches} is not allowed: {obstacle}",
-                hint=f"one of {', '.join(map(str, allowed))}; or change the workload, and profile again",
-            )
 
 
-def _nearest(batch: int, count: int) -> list[int]:
-    """The numbers of micro-batches below and above one into which a batch can be cut."""
-    below = next((n for n in range(min(count, batch), 0, -1) if cut_into(batch, n) == n), None)
-    above = next((n for n in range(count, batch + 1) if cut_into(batch, n) == n), None)
+def _nearest(batch: int, count: int, most: int) -> list[int]:
+    """The numbers of micro-batches below and above one, up to the most allowed, into which a batch can be cut."""
+    below = next((n for n in range(min(count, most), 0, -1) if cut_into(batch, n) == n), None)
+    above = next((n for n in range(count, most + 1) if cut_into(batch, n) == n), None)
     return [n for n in (below, above) if n is not None]
 
 
