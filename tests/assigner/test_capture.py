@@ -48,6 +48,53 @@ def test_in_place_glue():
     assert edges(graph) == {("a", "b"), ("b", "c")}
 
 
+class HandsOut(nn.Linear):
+    """Returns, beside what it computes, a buffer and a plain tensor of its own, and its weight; its bias is tied."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH, dtype=torch.float64))
+        self.table = torch.ones(WIDTH, dtype=torch.float64)
+        self.shift = self.bias
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), self.mean, self.table, self.weight
+
+
+class Moves(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        mean.add_(x.detach().mean(0))
+        return super().forward(x) + mean
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda mean, **_: mean.add_(1), "lies in the memory of a parameter or buffer"),
+        (lambda s, **_: s.a.mean.add_(1), "shares memory with a value that is changed in place"),
+        (lambda weight, **_: weight[1:].data.mul_(2), "lies in the memory of a parameter or buffer"),
+        (lambda s, mean, **_: s.d(mean, mean), "lies in the memory of a parameter or buffer"),
+        (lambda table, **_: table.mul_(2), "changes a tensor of the model that is no buffer"),
+        (lambda s, **_: s.a.shift.data.mul_(2), "or it has another name, too"),
+    ],
+    ids=["glue", "its own name", "a weight's view", "another module", "no buffer", "tied"],
+)
+def test_what_a_module_has_and_returns_is_written_elsewhere(write: Callable[..., Any], message: str):
+    """The worker that runs the module would not see it, and nor would the next forward."""
+
+    def forward(s, x):
+        x, mean, table, weight = s.a(x)
+        write(s=s, mean=mean, table=table, weight=weight)
+        return s.c(s.b(x) + mean * table) @ weight
+
+    with pytest.raises(MarkingError, match=message):
+        partition_graph(of(forward, a=HandsOut, d=Moves))
+
+
 def test_in_place_modules_between_readers():
     """A module that overwrites its input spoils nothing for one that has read it before."""
 

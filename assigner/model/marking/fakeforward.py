@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 from unittest import mock
@@ -27,16 +28,16 @@ Named = Sequence[tuple[str, nn.Module]]
 
 @dataclass(frozen=True)
 class Alias:
-    """A result that lies in the memory of a tensor that was given, or of an earlier result.
+    """A result that lies in the memory of a tensor that was given, of one that a module has, or of an earlier result.
 
     Args:
-        kind: "given" or "made".
-        index: Which of them.
+        kind: "given", "own" or "made".
+        index: Which of them; of its own the name in the model, which is empty for what is neither parameter nor buffer.
         exact: It is that tensor; False: some view of it.
     """
 
     kind: str
-    index: int
+    index: int | str
     exact: bool
 
 
@@ -160,18 +161,22 @@ def _look(leaf: Any) -> Any:
     return (str(leaf.dtype), leaf.dim()) if is_tensor(leaf) else repr(leaf)
 
 
-def aliases_of(fakes: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> dict[int, Alias]:
-    """Which results lie in the memory of what was given, or of an earlier result."""
+def aliases_of(
+    fakes: Sequence[torch.Tensor], own: Iterable[tuple[str, torch.Tensor]], made: Sequence[torch.Tensor]
+) -> dict[int, Alias]:
+    """Which results lie in the memory of what was given, of what a module has, or of an earlier result."""
     found: dict[int, Alias] = {}
+    known: dict[int, list[tuple[str, int | str, torch.Tensor]]] = defaultdict(list)
+    for k, fake in enumerate(fakes):
+        known[storage_of(fake)].append(("given", k, fake))
+    for name, tensor in own:
+        known[storage_of(tensor)].append(("own", name, tensor))
     for n, each in enumerate(made):
-        others = [("given", k, fake) for k, fake in enumerate(fakes)]
-        others += [("made", k, other) for k, other in enumerate(made[:n])]
-        matches = [
-            (kind, k, _is_same(each, other)) for kind, k, other in others if storage_of(other) == storage_of(each)
-        ]
+        others = known[storage_of(each)]
+        matches = [Alias(kind, k, _is_same(each, other)) for kind, k, other in others]
         if matches:
-            kind, k, exact = next((match for match in matches if match[2]), matches[0])
-            found[n] = Alias(kind, k, exact)
+            found[n] = next((match for match in matches if match.exact), matches[0])
+        others.append(("made", n, each))
     return found
 
 

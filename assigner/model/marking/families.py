@@ -34,7 +34,7 @@ class StorageFamily:
         current: The base's newest version in the new graph.
         state: The placeholder, in the new graph, of the parameter or buffer that it is.
         is_constant: It is a tensor of the model that is neither.
-        linked: Families of which this one is some view, or that are some view of it.
+        linked: One list for all families of which one is some view of another: they, with this one.
         lost: What wrote to a linked family, after which nobody knows what is here.
     """
 
@@ -44,6 +44,9 @@ class StorageFamily:
     version: int = 0
     linked: list[StorageFamily] = field(default_factory=list)
     lost: fx.Node | None = None
+
+    def __post_init__(self) -> None:
+        self.linked.append(self)
 
 
 @dataclass(eq=False)

@@ -66,6 +66,7 @@ class Functional:
         self._values: dict[fx.Node, Any] = {}
         self._members: dict[fx.Node, Member] = {}
         self._families: dict[int, StorageFamily] = {}
+        self._owned: dict[str, StorageFamily] = {}
         self._groups: dict[fx.Node, list[fx.Node]] = {}
         self._items: dict[fx.Node, Any] = {}
         self._kept: dict[fx.Node, list[fx.Node]] = {}
@@ -148,6 +149,8 @@ class Functional:
             made = self._detached(made)
         self._values[node] = made
         self._place(node, made, plain, detached=detached)
+        if node.op == "placeholder" and self.kinds[node.name][0] in STATE:
+            self._owned[self.kinds[node.name][1]] = self._members[node].family
 
     def _place(self, node: fx.Node, made: fx.Node, plain: fx.Node, *, detached: bool) -> None:
         """Note in whose memory a value lies."""
@@ -173,15 +176,13 @@ class Functional:
         source = next((each for each in node.all_input_nodes if each in self._members
                        and self._members[each].family is family), None)  # fmt: skip
         if source is None:
-            self._begin(storage, node, StorageFamily(made, linked=[family]))
+            self._begin(storage, node, StorageFamily(made, linked=family.linked))
             return
         view = ViewStep.of(node, source, self._read, detached=detached)
         self._members[node] = Member(family, made, family.version, source, view)
 
     def _begin(self, storage: int, node: fx.Node, family: StorageFamily) -> None:
         """A value is the base of a family."""
-        for other in family.linked:
-            other.linked.append(family)
         self._families[storage] = family
         self._members[node] = Member(family, family.current, 0)
 
@@ -272,12 +273,20 @@ class Functional:
         if family.is_constant:
             raise MarkingError(
                 f"the forward changes a tensor of the model that is no buffer ({line_of(writer)})",
-                hint="register it with register_buffer",
+                hint="register it with register_buffer, and change it in the forward of the module that holds it",
             )
+        others = [each for each in family.linked if each is not family]
         if family.state is not None:
             made = self._store(family.state, made, writer)
+        elif any(each.state is not None or each.is_constant for each in others):
+            raise MarkingError(
+                f"a value is changed in place ({line_of(writer)}) that lies in the memory of a parameter or buffer: a"
+                " module has returned it, or it has another name, too, and who holds that would not see the change",
+                hint="write to a copy, as x = x.clone(), or have the module that holds it change it in its own forward;"
+                " or mark a larger module that contains the line and what it changes",
+            )
         family.current, family.version = made, family.version + 1
-        for other in family.linked:
+        for other in others:
             other.lost = writer
 
     def _store(self, state: fx.Node, made: fx.Node, writer: fx.Node) -> fx.Node:
@@ -417,13 +426,17 @@ class Functional:
         (storage,) = storages(node) or (0,)
         alias = call.effects.aliases.get(index)
         linked: list[StorageFamily] = []
-        if alias is not None:
+        owned = self._owned.get(str(alias.index)) if alias is not None and alias.kind == "own" else None
+        if owned is not None:
+            linked = owned.linked
+        elif alias is not None:
             items = {user.args[1]: user for user in call_node.users if is_item(user)}
-            other = given[alias.index] if alias.kind == "given" else items.get(alias.index)
+            other = given[alias.index] if alias.kind == "given" else items.get(alias.index)  # type: ignore[index]
             if other is not None and other in self._members:
                 family = self._members[other].family
                 if alias.exact:
                     self._members[node] = Member(family, made, family.version, other)
                     return
-                linked.append(family)
-        self._begin(storage, node, StorageFamily(made, linked=linked))
+                linked = family.linked
+        is_constant = alias is not None and alias.kind == "own" and owned is None
+        self._begin(storage, node, StorageFamily(made, is_constant=is_constant, linked=linked))

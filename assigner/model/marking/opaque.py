@@ -353,10 +353,11 @@ class OpaqueCalls:
             leaves = tensor_leaves(found)
             is_written = [storage_of(each) in writes.storages for each in leaves]
             records, now = torch.is_grad_enabled(), own_tensors(inside)
+            kept = [("", each) for each in values.tensors]
             seen.append(CallEffects(
                 results=None,
                 written=frozenset(n for n, each in enumerate(given) if storage_of(each) in writes.storages),
-                aliases=aliases_of(given, leaves),
+                aliases=aliases_of(given, [*own.items(), *now.items(), *kept], leaves),
                 changed=frozenset(
                     key for key, each in own.items()
                     if storage_of(each) in writes.storages or now.get(key) is not each
