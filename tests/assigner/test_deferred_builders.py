@@ -189,6 +189,23 @@ def test_training_of_running_statistics():
     check(builder)
 
 
+def test_lazy_modules():
+    """Those whose sizes the builder settles by a forward are like any other; without one the hint tells to."""
+
+    def builder() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(), nn.Linear(3, 2))
+
+    def settled() -> nn.Module:
+        model = builder()
+        model(randn(4, 5))
+        return model
+
+    check(settled)
+    with pytest.raises(UsageError, match=r"'0\.weight' has no size before the model's first forward") as caught:
+        DeferredModel(builder, seed=0)
+    assert "have the builder call the model once" in caught.value.hint
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["block", "default"])
 def test_asking_for_the_meta_device(name):

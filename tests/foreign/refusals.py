@@ -11,7 +11,6 @@ REFUSALS = {
     "blind: a Function whose backward moves a buffer": "neither a tensor nor a plain value",
     "blind: a Function whose backward moves a buffer, in a marked module": "changes a buffer",
     "blind: a Function with a vmap rule, inside vmap": "cannot be traced",
-    "blind: a LazyLinear, made real by a dry run in the builder": "Workload.model failed",
     "blind: a child that reads its parent's parameter by a weakref": "not its own",
     "blind: a context manager around a marked call sets a global that it reads": "is set from outside",
     "blind: a contextvar set by the root's forward, read by a marked module": "is set from outside",

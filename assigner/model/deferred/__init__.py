@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
@@ -53,7 +54,7 @@ from assigner.model.members import buffers, named_buffers, named_parameters
 from assigner.usercode import user_code, user_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 class DeferredModel:
@@ -94,6 +95,7 @@ class DeferredModel:
         if not isinstance(self.model, nn.Module):
             raise UsageError(f"Workload.model gave {type(self.model).__name__}", hint="it must return an nn.Module")
         _check_scripted(self.model)
+        _check_sizes(self.tensors())
         for name, tensor in self.tensors().items():
             recorder.keep_unseen(tensor, f"as {name}")
         check_hung(self.tensors())
@@ -195,6 +197,17 @@ def _check_scripted(model: nn.Module) -> None:
             raise UsageError(
                 f"{name or 'the model'} is a scripted or traced module, which cannot be cut or copied to a worker",
                 hint="give the module itself; Workload.compile compiles each partition",
+            )
+
+
+def _check_sizes(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if is_lazy(tensor):
+            raise UsageError(
+                f"{name!r} has no size before the model's first forward, as in an nn.LazyLinear: there is nothing to"
+                " measure or to place yet",
+                hint="give its module the size (nn.Linear(8, 4) for nn.LazyLinear(4)); or have the builder call the"
+                " model once, as model(torch.zeros(1, 8)), before it returns it",
             )
 
 

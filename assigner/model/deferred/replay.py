@@ -27,7 +27,7 @@ class View:
     def of(cls, tensor: torch.Tensor) -> View:
         """The view that a tensor is."""
         storage = tensor.untyped_storage()._cdata
-        return cls(storage, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        return cls(storage, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def extent(self) -> int:
         """Bytes from the storage's start to the view's last element."""
