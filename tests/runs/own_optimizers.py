@@ -174,6 +174,12 @@ def refuses(words: str, build: Any, kind: str) -> None:
         pipeline.step(made.make_batch(8, 1))
 
 
+def scaled(optimizer: torch.optim.Optimizer) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.step(optimizer)
+
+
 def tells(words: str, act: str, build: Any, kind: str) -> None:
     """A script's call of the handle is refused, and training goes on."""
     made = replace(skips(), optimizer=build)
@@ -183,6 +189,7 @@ def tells(words: str, act: str, build: Any, kind: str) -> None:
         calls: dict[str, Callable[[], Any]] = {
             "state_dict": pipeline.optimizer.state_dict, "save": lambda: pipeline.save(folder),
             "load_state_dict": lambda: pipeline.optimizer.load_state_dict(pipeline.optimizer.state_dict()),
+            "scaled": lambda: scaled(pipeline.optimizer),
         }  # fmt: skip
         refused(words, calls[act])
         pipeline.step(made.make_batch(8, 1))
@@ -350,6 +357,7 @@ def main() -> None:
         ),
         "notes": lambda: notes(rated(torch.optim.SGD)),
         "notes that may be read": lambda: refused("calls optimizer.last_step_s = ", lambda: notes(rated(Dropping))),
+        "scaled": lambda: tells("at the gradients of this rank alone", "scaled", rated(torch.optim.SGD), "two"),
         "a form": lambda: tells("has another form than torch's", "state_dict", rated(OfItsForm), "one"),
     }  # fmt: skip
     wrong = {}

@@ -33,7 +33,6 @@ _OF_EVERY_ONE = ("param_groups", "state", "defaults")
 
 _READ = ("grad_scale", "found_inf")  # by steps of torch's own, though none of them has it
 _HUNG = ("_opt_called",)  # by torch's schedulers
-_SCALING = "_step_supports_amp_scaling"  # to a step that has it a GradScaler leaves the scale: the handle's has not
 _PRIVATE = "_PipelineOptimizer__"  # as Python writes `self.__name`: no other class has such a name
 
 
@@ -120,7 +119,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
         local = made.local if made is not None else None
         if made is None or not hasattr(local, name):
             raise AttributeError(f"{type(local or self).__name__!r} object has no attribute {name!r}")
-        if name.startswith("_") and name not in made.given and (made.ranks > 1 or name == _SCALING):
+        if name.startswith("_") and name not in made.given and made.ranks > 1:
             raise UnsharedAttributeError(
                 f"{type(local).__name__}.{name} is what the optimizer has for itself, by its name",
                 hint="a script reads what it has set itself, and names without an underscore",
@@ -153,6 +152,22 @@ class PipelineOptimizer(torch.optim.Optimizer):
         if isinstance(of_class, property) and name not in made.given:
             return _is_of_settings(of_class, self, found)
         return found is made.given.get(name, made.first.get(name, of_class))
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch's GradScaler asks before it calls `step`, or leaves it out for this rank's gradients alone.
+
+        Raises:
+            UsageError: others of the run would call it all the same.
+        """
+        if self.__optimizer.ranks > 1:
+            raise UsageError(
+                "GradScaler.step(pipeline.optimizer) looks at the gradients of this rank alone, and skips its update"
+                f" alone, and the run has {self.__optimizer.ranks} ranks",
+                hint="give the scaler to assigner.Pipeline(scaler=...): pipeline.step scales, skips on all ranks or on"
+                " none, and changes the scale; Workload(autocast='float16') needs no other",
+            )
+        return False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the gradients, on all ranks together.
