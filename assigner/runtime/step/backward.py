@@ -96,6 +96,7 @@ def unchanged_by_backward(watched: Sequence[Watched], whole: PartitionState | No
                 f"the backward of partition {name!r} changes what its modules keep beside tensors (a hook,"
                 " a Function's backward, a checkpoint's recompute): with rematerialisation, or with several"
                 " micro-batches under way, its forwards would find something else there than without a plan",
-                hint="keep what forward does not read outside the modules, as in a list of the hook's own; else"
+                hint="what is only noted for the script goes outside the modules, as to a list of the hook's own; what"
+                " backwards compute with must not go by how many came before: keep that in forward, or"
                 " assigner.partition(..., rematerialise='never') and one micro-batch",
             )
