@@ -131,6 +131,66 @@ class Sign(torch.optim.Optimizer):
                     each.sub_(group["lr"] * momentum.mul_(0.9).add_(each.grad).sign())
 
 
+class Guarded(torch.optim.AdamW):
+    """Leaves out steps in which a gradient is not finite."""
+
+    def step(self, closure: Any = None) -> Any:
+        held = [each.grad for group in self.param_groups for each in group["params"] if each.grad is not None]
+        return super().step(closure) if all(each.isfinite().all() for each in held) else None
+
+
+def guarded_by_a_hook(parameters: Any) -> torch.optim.Optimizer:
+    """Drops all gradients where one is not a number."""
+    made = torch.optim.AdamW(parameters)
+
+    def hook(*_: Any) -> None:
+        held = [each for group in made.param_groups for each in group["params"] if each.grad is not None]
+        if any(each.grad.isnan().any() for each in held):
+            for each in held:
+                each.grad = None
+
+    made.register_step_pre_hook(hook)
+    return made
+
+
+class AllOrNone(torch.optim.SGD):
+    """Leaves out steps in which a parameter has no gradient."""
+
+    def step(self, closure: Any = None) -> Any:
+        is_left_out = any(each.grad is None for group in self.param_groups for each in group["params"])
+        return None if is_left_out else super().step(closure)
+
+
+class CountingUsed(torch.optim.SGD):
+    """Its rate goes by the steps in which there was a gradient."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += any(each.grad is not None for group in self.param_groups for each in group["params"])
+        for group in self.param_groups:
+            group["lr"] = 0.1 / max(self.count, 1)
+        return super().step(closure)
+
+
+class GuardedEach(torch.optim.SGD):
+    """Leaves out each parameter whose gradient is not finite, by itself."""
+
+    def step(self, closure: Any = None) -> Any:
+        for each in (each for group in self.param_groups for each in group["params"] if each.grad is not None):
+            each.grad.nan_to_num_(0.0, 0.0, 0.0)
+        return super().step(closure)
+
+
+class ClippingLarge(torch.optim.SGD):
+    """Clips the gradients of large parameters alone, by the norm of these."""
+
+    def step(self, closure: Any = None) -> Any:
+        held = [each for group in self.param_groups for each in group["params"] if each.numel() >= 16]
+        nn.utils.clip_grad_norm_(held, 0.05)
+        return super().step(closure)
+
+
 def clipped_by_a_hook(parameters: Any) -> torch.optim.Optimizer:
     made = torch.optim.AdamW(parameters)
     made.register_step_pre_hook(
@@ -184,6 +244,7 @@ def counted_by_a_hook(parameters: Any) -> torch.optim.Optimizer:
         clipped_by_a_hook,
         averaged_by_a_hook,
         replaced_step,
+        ClippingLarge,
     ],
 )
 def test_what_looks_at_all_parameters_is_refused(build):
@@ -194,8 +255,19 @@ def test_what_looks_at_all_parameters_is_refused(build):
 
 
 @pytest.mark.parametrize(
+    ("build", "what"),
+    [(Guarded, "finite"), (guarded_by_a_hook, "finite"), (AllOrNone, "there"), (CountingUsed, "there")],
+)
+def test_what_looks_whether_others_have_gradients_is_refused(build, what):
+    """A step left out over one gradient that is missing, or not finite: each worker would decide alone."""
+    with pytest.raises(UsageError, match=f"depends on whether the gradients of others are {what}") as caught:
+        check(build)
+    assert "decide in the loop" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
     "build",
-    [Sign, Orthogonal, counted_by_a_hook, Stopping],
+    [Sign, Orthogonal, counted_by_a_hook, Stopping, GuardedEach],
 )
 def test_what_treats_each_by_itself_is_let_through(build):
     """An optimizer of one's own, and a hook that only counts."""
@@ -249,7 +321,7 @@ def test_all_on_one_worker_is_no_question():
     """An optimizer that cannot be tried with small tensors is let through where it has all parameters."""
 
     def build(parameters: Any) -> torch.optim.Optimizer:
-        if all(max(each.shape) < 3 for each in parameters):
+        if all(each.dtype == torch.float64 for each in parameters):
             raise RuntimeError("too small")
         return Sign(parameters)
 
@@ -370,7 +442,7 @@ def test_one_that_cannot_be_tried_is_refused():
     """What fails with small tensors is told with its error."""
 
     def build(parameters: Any) -> torch.optim.Optimizer:
-        if all(max(each.shape) < 3 for each in parameters):
+        if all(each.dtype == torch.float64 for each in parameters):
             raise RuntimeError("too small")
         return Sign(parameters)
 

@@ -5,7 +5,8 @@
 
 torch's own optimizers do. Of others, and of those with hooks on their step, small stand-ins for the parameters tell:
 the user's builder makes one optimizer over all of them and one over each worker's, all get the same gradients for some
-steps, and then the parameters must be the same. They tell two more things, too: whether the step runs where no
+steps, and then the parameters must be the same; so they must where the parameters of some workers have no gradients, or
+such as are not finite, and those of others have. They tell two more things, too: whether the step runs where no
 parameter has a gradient, and whether it changes gradients. A `zero_grad` of an optimizer's own is called as well: it
 may keep something of them.
 
@@ -47,6 +48,10 @@ such an update no other is seen."""
 
 _NOISE = 1e-7  # relative to an update, in float64
 _MOST = 2  # entries in a stand-in's dimension
+_LARGE = 4096  # entries in all, of that for the largest parameter of each worker: some code treats large ones otherwise
+
+_ODD = {None: "are there", math.inf: "are finite", math.nan: "are finite"}
+"""What stands in the gradients of some parameters alone, None: they have none; and what they are else, in words."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +74,14 @@ class _Trial:
     """What some steps have done to the stand-ins of one worker's parameters, by name.
 
     Args:
-        updates: The sums of the updates, and that of the step with the largest gradients.
+        updates: The sums of the updates, and that of the last step, with the largest gradients.
         changed_gradients: One of the steps has left other gradients.
         kept_gradients: The optimizer's own `zero_grad` has left some.
     """
 
-    updates: dict[str, tuple[torch.Tensor, torch.Tensor]]
-    changed_gradients: bool
-    kept_gradients: bool
+    updates: Mapping[str, tuple[torch.Tensor, ...]]
+    changed_gradients: bool = False
+    kept_gradients: bool = False
 
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
@@ -150,52 +155,55 @@ def check_separable(
     whole = frozenset(name for name, _ in model)
     wanting = {name for name, each in model if each.requires_grad}
     parts = dict.fromkeys([*map(frozenset, shares), frozenset()])
+    trials = _Trials(model, parts, build)
     try:
         with torch.random.fork_rng(devices=[]):
-            together, apart = _tried_apart(model, parts, wanting, build)
+            together, apart = _tried_apart(trials, parts, wanting)
+            odd = _tried_oddly(trials, [share for share in parts if share & wanting])
     except Exception as error:
         if all(share in (whole, frozenset()) for share in parts):
             own = has_own(optimizer, "zero_grad")
             return StepBehaviour(runs_idle=False, changes_gradients=True, keeps_gradients=own)
-        if _runs_with_closure(model, whole, build):
+        if trials.runs_with_closure(whole):
             raise UsageError(closure_words(optimizer), hint=CLOSURE_HINT) from error
         said = str(error).strip().splitlines()
-        raise UsageError(
+        raise UntriedError(
             f"whether {name} treats every parameter by itself cannot be found out: with small tensors in their place it"
             f" fails: {type(error).__name__}{f': {said[0]}' if said else ''}",
             hint=_HINT,
         ) from error
-    differs = [
-        key
-        for share in parts
-        for key, updates in together.updates.items()
-        if key in share
-        for n, update in enumerate(updates)
-        if not _alike(update, apart[share].updates[key][n] if share in apart else update * 0)
-    ]
-    if differs:
-        raise UsageError(
-            f"{name}, with the hooks on its step if there are any, looks at several parameters at once: what it does to"
-            f" {differs[0]!r} depends on others that another worker has under this plan",
-            hint=_HINT,
-        )
-    kept = any(each.kept_gradients for each in (together, *apart.values()))
-    return StepBehaviour(apart.keys() == parts.keys(), together.changed_gradients, kept)
+    none = _Trial({key: tuple(each * 0 for each in updates) for key, updates in together.updates.items()})
+    found = _differing(together, {share: apart.get(share, none) for share in parts})
+    looks = f"{name}, with the hooks on its step if there are any, looks at several parameters at once: what it does to"
+    if found is not None:
+        raise UsageError(f"{looks} {found!r} depends on others that another worker has under this plan", hint=_HINT)
+    for words, trial, fine in odd:
+        if (found := _differing(trial, fine)) is not None:
+            raise UsageError(
+                f"{looks} {found!r} depends on whether the gradients of others {words}, which another worker has under"
+                " this plan",
+                hint=_ODD_HINT,
+            )
+    every = (together, *(trial for _, trial, _ in odd))
+    return StepBehaviour(
+        runs_idle=apart.keys() == parts.keys(),
+        changes_gradients=any(each.changed_gradients for each in every),
+        keeps_gradients=any(each.kept_gradients for each in (*every, *apart.values())),
+    )
 
 
 _HINT = (
     "clip gradients by their global norm with pipeline.step(batch, max_norm=...) or pipeline.clip_grad_norm_, not in"
     " the optimizer; or use one that treats every parameter by itself, as AdamW; or solve for one worker (--only)"
 )
+_ODD_HINT = (
+    "have it leave out each parameter by itself; or decide in the loop: pipeline.clip_grad_norm_(math.inf) gives the"
+    " same norm on all ranks, which is not finite where a gradient is not; or solve for one worker (--only)"
+)
 
 
-def _runs_with_closure(model: Sequence[tuple[str, nn.Parameter]], whole: Collection[str], build: Build) -> bool:
-    """Whether a step that fails without a closure calls one that it is given, and does not fail then."""
-    called: list[bool] = []
-    with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
-        _tried(model, whole, build, _LARGEST[-1], called=called)
-        return bool(called)
-    return False
+class UntriedError(UsageError):
+    """The optimizer cannot be tried out: it fails with stand-ins."""
 
 
 class _LargeGradientsError(Exception):
@@ -203,17 +211,16 @@ class _LargeGradientsError(Exception):
 
 
 def _tried_apart(
-    model: Sequence[tuple[str, nn.Parameter]], parts: Collection[frozenset[str]], wanting: set[str], build: Build
+    trials: _Trials, parts: Collection[frozenset[str]], wanting: set[str]
 ) -> tuple[_Trial, dict[frozenset[str], _Trial]]:
     """The trials of all parameters and of each worker's, but of those over which it fails with nothing to train."""
-    whole = frozenset(name for name, _ in model)
     for largest in _LARGEST:
-        apart: dict[frozenset[str], _Trial] = {}
+        scales, apart = (*_SCALES, largest), dict[frozenset[str], _Trial]()
         with contextlib.suppress(_LargeGradientsError):
-            together = _tried(model, whole, build, largest)
+            together = trials.tried(trials.whole, scales)
             for share in parts:
                 try:
-                    apart[share] = _tried(model, share, build, largest)
+                    apart[share] = trials.tried(share, scales)
                 except Exception:
                     if share & wanting:
                         raise  # else its step is left out there
@@ -221,67 +228,131 @@ def _tried_apart(
     raise AssertionError("an error with the last of them has another class")
 
 
-def _tried(
-    model: Sequence[tuple[str, nn.Parameter]],
-    share: Collection[str],
-    build: Build,
-    largest: float,
-    *,
-    called: list[bool] | None = None,
-) -> _Trial:
-    """Some steps of the optimizer with the stand-ins of one worker's parameters.
+def _tried_oddly(
+    trials: _Trials, shares: Sequence[frozenset[str]]
+) -> list[tuple[str, _Trial, dict[frozenset[str], _Trial]]]:
+    """Trials of all parameters with odd gradients in the middle, for every other worker; and those of the rest alone.
+
+    Where there are no gradients, those of the workers without are tried too: a count may go on where others have some.
+    A step that fails over such gradients says nothing: it ends a run, on however many workers.
+
+    Returns:
+        For each of them what the gradients are else, in words, the trial, and those to compare it with.
+    """
+    scales, found = (1.0, 1.0, 1.0), list[tuple[str, _Trial, dict[frozenset[str], _Trial]]]()
+    for odd, even in (shares[::2], shares[1::2]), (shares[1::2], shares[::2]):
+        if names := frozenset().union(*odd) - frozenset().union(*even):
+            fine = {share: trials.tried(share, scales) for share in even}
+            for value, words in _ODD.items() if fine else ():
+                with contextlib.suppress(Exception):
+                    together = trials.tried(trials.whole, scales, odd=names, value=value)
+                    found.append((words, together, fine))
+                    if value is None:
+                        found.append((words, together, {each: trials.tried(each, scales, odd=names) for each in odd}))
+    return found
+
+
+def _differing(together: _Trial, apart: Mapping[frozenset[str], _Trial]) -> str | None:
+    """A parameter that steps over all have moved otherwise than steps over those of its worker."""
+    for share, trial in apart.items():
+        for key in filter(share.__contains__, together.updates):
+            if not all(map(_alike, together.updates[key], trial.updates[key])):
+                return key
+    return None
+
+
+class _Trials:
+    """Optimizers with stand-ins for the parameters of workers.
 
     Args:
         model: All by name.
-        share: The worker's.
-        build: Makes it.
-        largest: The scale of the gradients in the last step.
-        called: Notes its calls of a closure, which gives the same gradients again; None: there is no closure.
+        shares: Names of each worker's; the largest of them has a larger stand-in.
+        build: Makes the optimizer.
     """
-    generator = torch.Generator().manual_seed(0)
-    torch.default_generator.manual_seed(0)
-    small = {name: _small(parameter, generator) for name, parameter in model}
-    directions = {name: _random(each, generator).abs() + 0.1 for name, each in small.items()}
-    held = {name: each for name, each in small.items() if name in share}
-    before = {name: each.detach().clone() for name, each in held.items()}
-    optimizer = build({name: each if name in held else stand_in(each) for name, each in small.items()}, held)
-    changed = kept = False
-    moved: dict[str, torch.Tensor] = {}
-    for scale in (*_SCALES, largest):
-        if scale == largest:
-            moved = {name: each.detach().clone() for name, each in held.items()}
-        if has_own(optimizer, "zero_grad"):
-            optimizer.zero_grad()
-            kept = kept or any(each.grad is not None and bool(each.grad.any()) for each in held.values())
-        shares = {name: 10 ** (2 * float(torch.rand((), generator=generator, device="cpu")) - 1) for name in small}
-        given = {name: directions[name] * scale * shares[name] for name, each in held.items() if each.requires_grad}
 
-        def closure(given: Mapping[str, torch.Tensor] = given) -> float:
-            for name, each in held.items():
-                each.grad = given[name].clone() if name in given else None
-            if called is not None:
-                called.append(True)
-            return 0.0
+    def __init__(
+        self, model: Sequence[tuple[str, nn.Parameter]], shares: Iterable[frozenset[str]], build: Build
+    ) -> None:
+        self._model, self._build, self.whole = model, build, frozenset(name for name, _ in model)
+        sizes = {name: each.numel() for name, each in model}
+        self._large = {max(share, key=lambda name: (sizes[name], name)) for share in shares if share}
 
-        closure()
-        try:
-            if called is None:
-                optimizer.step()
-            else:
-                called.clear()
-                optimizer.step(closure)
-        except Exception as error:
-            if scale == largest and largest != _LARGEST[-1]:
-                raise _LargeGradientsError from error
-            raise
-        changed = changed or any(not _same(given.get(name), each.grad) for name, each in held.items())
-    updates = {name: (moved[name] - before[name], each.detach() - moved[name]) for name, each in held.items()}
-    return _Trial(updates, changed, kept)
+    def runs_with_closure(self, share: Collection[str]) -> bool:
+        """Whether a step that fails without a closure calls one that it is given, and does not fail then."""
+        called: list[bool] = []
+        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
+            self.tried(share, (*_SCALES, _LARGEST[-1]), called=called)
+            return bool(called)
+        return False
+
+    def tried(
+        self,
+        share: Collection[str],
+        scales: Sequence[float],
+        *,
+        odd: Collection[str] = (),
+        value: float | None = None,
+        called: list[bool] | None = None,
+    ) -> _Trial:
+        """Some steps of the optimizer with the stand-ins of one worker's parameters.
+
+        Args:
+            share: The worker's.
+            scales: Those of the gradients in the steps.
+            odd: Parameters whose gradients are others in the step in the middle, and
+            value: what stands in them; None: there are none.
+            called: Notes its calls of a closure, which gives the same gradients again; None: there is no closure.
+        """
+        generator = torch.Generator().manual_seed(0)
+        torch.default_generator.manual_seed(0)
+        small = {name: _small(each, generator, is_large=name in self._large) for name, each in self._model}
+        directions = {name: _random(each, generator).abs() + 0.1 for name, each in small.items()}
+        held = {name: each for name, each in small.items() if name in share}
+        before = {name: each.detach().clone() for name, each in held.items()}
+        optimizer = self._build({name: each if name in held else stand_in(each) for name, each in small.items()}, held)
+        changed = kept = False
+        moved: dict[str, torch.Tensor] = {}
+        for n, scale in enumerate(scales):
+            if n == len(scales) - 1:
+                moved = {name: each.detach().clone() for name, each in held.items()}
+            if has_own(optimizer, "zero_grad"):
+                optimizer.zero_grad()
+                kept = kept or any(each.grad is not None and bool(each.grad.any()) for each in held.values())
+            shares = {name: 10 ** (2 * float(torch.rand((), generator=generator, device="cpu")) - 1) for name in small}
+            given = {name: directions[name] * scale * shares[name] for name, each in held.items() if each.requires_grad}
+            for name in given.keys() & set(odd) if n == len(scales) // 2 else ():
+                if value is None:
+                    del given[name]
+                else:
+                    given[name].view(-1)[:1] = value
+
+            def closure(given: Mapping[str, torch.Tensor] = given) -> float:
+                for name, each in held.items():
+                    each.grad = given[name].clone() if name in given else None
+                if called is not None:
+                    called.append(True)
+                return 0.0
+
+            closure()
+            try:
+                if called is None:
+                    optimizer.step()
+                else:
+                    called.clear()
+                    optimizer.step(closure)
+            except Exception as error:
+                if scale in _LARGEST[:-1]:
+                    raise _LargeGradientsError from error
+                raise
+            changed = changed or any(not _same(given.get(name), each.grad) for name, each in held.items())
+        updates = {name: (moved[name] - before[name], each.detach() - moved[name]) for name, each in held.items()}
+        return _Trial(updates, changed, kept)
 
 
-def _small(parameter: nn.Parameter, generator: torch.Generator) -> nn.Parameter:
+def _small(parameter: nn.Parameter, generator: torch.Generator, *, is_large: bool) -> nn.Parameter:
     """A parameter with the same number of dimensions and the same attributes, in float64: updates may be tiny."""
-    sizes = [min(each, _MOST) for each in parameter.shape]
+    most = round(_LARGE ** (1 / max(parameter.dim(), 1))) if is_large else _MOST
+    sizes = [min(each, most) for each in parameter.shape]
     kind = torch.float64 if parameter.is_floating_point() else parameter.dtype
     values = _random(torch.empty(sizes, dtype=kind, device="cpu"), generator)
     return cast("nn.Parameter", in_likeness(parameter, values))
@@ -300,13 +371,15 @@ def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Two gradients, to the last bit; a sparse one is another than a dense one."""
     if one is None or other is None:
         return one is other
-    return one.layout == other.layout and torch.equal(one, other)
+    return one.layout == other.layout and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    finite = one.isfinite()
+    if not torch.equal(finite, other.isfinite()):
+        return False
+    one, other = one[finite], other[finite]
     largest = max((float(each.abs().max()) for each in (one, other) if each.numel()), default=0.0)
-    if not math.isfinite(largest):
-        return torch.equal(one.isfinite(), other.isfinite())
     return bool(((one - other).abs() <= _NOISE * largest).all())
 
 
