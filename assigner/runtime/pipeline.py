@@ -481,7 +481,7 @@ class Pipeline(ModelState):
             call = f"optimizer.step() with {self._rank_optimizer.settings}"
             is_by_hand = not self._updated  # behind a step's backwards: the script may have changed the gradients
             self._installed.comparison.check(call, exchanges=is_by_hand or self.scaler.is_enabled())
-            self._rank_optimizer.check_tried()
+            self._rank_optimizer.check_tried(self._member.numbers)
             if is_by_hand:
                 self._installed.gradients.factor.check([each["params"] for each in self._rank_optimizer.param_groups])
             self._scaling.check_by(self._optimizer)

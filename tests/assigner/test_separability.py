@@ -191,6 +191,23 @@ class ClippingLarge(torch.optim.SGD):
         return super().step(closure)
 
 
+class ClippingWhenTold(torch.optim.SGD):
+    """Clips by the norm of all gradients once a setting says by which, in its group or on itself."""
+
+    limit = None
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        for group in self.param_groups:
+            group["max_norm"] = 0.0
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            if limit := group["max_norm"] or self.limit:
+                nn.utils.clip_grad_norm_(group["params"], limit)
+        return super().step(closure)
+
+
 def clipped_by_a_hook(parameters: Any) -> torch.optim.Optimizer:
     made = torch.optim.AdamW(parameters)
     made.register_step_pre_hook(
@@ -263,6 +280,77 @@ def test_what_looks_whether_others_have_gradients_is_refused(build, what):
     with pytest.raises(UsageError, match=f"depends on whether the gradients of others are {what}") as caught:
         check(build)
     assert "decide in the loop" in (caught.value.hint or "")
+
+
+def spread(build: Any) -> tuple[RankOptimizer, PipelineOptimizer]:
+    """The first of two workers', and its handle."""
+    named = list(Skips().named_parameters())
+    made = RankOptimizer(replace(skips(), optimizer=build), named, dict(named[:3]), shares=SHARES, ranks=2)
+    return made, PipelineOptimizer(made, apply=lambda _: None)
+
+
+@pytest.mark.parametrize("place", ["limit", "param_groups[0]['max_norm']"])
+def test_what_a_script_turns_on_is_tried_out(place):
+    """At the next step, with the settings that are there then; a rate is one whatever number it is."""
+    made, handle = spread(ClippingWhenTold)
+    made.check_tried(lambda number: [number])
+    handle.param_groups[0]["lr"] = 0.01
+    made.check_tried(lambda number: [number])
+    if place == "limit":
+        handle.limit = 0.05
+    else:
+        handle.param_groups[0]["max_norm"] = 0.05
+    with pytest.raises(UsageError, match=r"looks at several .* as it was built it did not, but ") as caught:
+        made.check_tried(lambda number: [number])
+    assert f"but {place} was set since" in caught.value.message
+    with pytest.raises(UsageError, match="looks at several"):
+        made.check([NAMES[:2], NAMES[2:]])  # as by a move
+
+
+def test_a_setting_that_may_be_turned_on_is_tried_out_once():
+    """Of each kind; and what the trial finds counts from then on."""
+    built: list[int] = []
+
+    class ClippingByValue(torch.optim.SGD):
+        limit = None
+
+        def step(self, closure: Any = None) -> Any:
+            if self.limit is not None:
+                nn.utils.clip_grad_value_([each for group in self.param_groups for each in group["params"]], self.limit)
+            return super().step(closure)
+
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        built.append(1)
+        return ClippingByValue(parameters, lr=0.1)
+
+    made, handle = spread(build)
+    assert not made.changes_gradients
+    counts = []
+    for limit in (None, 0.1, 0.2, None, 0.3):
+        handle.limit = limit
+        made.check_tried(lambda number: [number])
+        counts.append(len(built))
+    assert counts[0] < counts[1] == counts[4]
+    assert made.changes_gradients
+
+
+def test_groups_in_another_order_on_another_rank():
+    """As a set of names gives them: a script that sets a rate in the first would set it for others there."""
+    orders = ["parts", "last"], ["last", "parts"]
+
+    def build(named: Any, order: list[str]) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [p for name, p in named if name.startswith(each)]} for each in order], lr=1)
+
+    numbers: list[float] = []
+    made = [
+        spread(lambda named_parameters, order=order: build([*named_parameters], order))[0]
+        for order in (*orders, sorted(orders[0], reverse=True))
+    ]
+    for each in made:
+        each.agree(lambda number: numbers.append(number) or [number])
+    made[0].agree(lambda _: [numbers[0], numbers[2]])
+    with pytest.raises(UsageError, match="made other param groups on rank 1 than on rank 0, or the same in another"):
+        made[0].agree(lambda _: numbers)
 
 
 @pytest.mark.parametrize(

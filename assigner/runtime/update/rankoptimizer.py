@@ -16,12 +16,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import inspect
+import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
 from assigner.errors import UsageError
+from assigner.machine.generators import kept_python
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.plainvalues import SINGLE
 from assigner.runtime.update.building import built_optimizer, stand_ins
@@ -30,6 +33,7 @@ from assigner.runtime.update.ownstate import OwnState
 from assigner.runtime.update.separability import (
     CLOSURE_HINT,
     StepBehaviour,
+    UntriedError,
     check_separable,
     closure_words,
     has_own,
@@ -46,8 +50,8 @@ if TYPE_CHECKING:
     from assigner.model.workload import Workload
 
 
-_MOST_RATES = 3
-"""So many learning rates are told of."""
+_MOST_TOLD = 3
+"""So many learning rates, or settings, are told of."""
 
 
 MEMBERS = ("params", "param_names")
@@ -68,6 +72,31 @@ def _is_told(value: Any) -> bool:
     return type(value) in SINGLE or isinstance(value, float) or type(value) is torch.Tensor
 
 
+def _kind(value: Any) -> Any:
+    """What of a setting may turn code of the optimizer's on or off: not which number it is, as schedulers change it."""
+    if isinstance(value, tuple):
+        return tuple(map(_kind, value))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (value > 0) - (value < 0) if math.isfinite(value) else repr(value)
+    return repr(value) if is_plain(value) else type(value).__name__
+
+
+class _Verdict(NamedTuple):
+    """What is known of an optimizer under a plan.
+
+    Args:
+        is_spread: Several workers have parameters, or one of them.
+        behaviour: How its step is to be treated.
+        shares: As `RankOptimizer.check` takes them, if it was tried out; None: it was not.
+        tried: The kinds of settings of the script's with which it was.
+    """
+
+    is_spread: bool
+    behaviour: StepBehaviour
+    shares: Sequence[Collection[str]] | None = None
+    tried: frozenset[Any] = frozenset()
+
+
 class _BuiltGroup(NamedTuple):
     """A param group as the builder has made it.
 
@@ -75,11 +104,13 @@ class _BuiltGroup(NamedTuple):
         group: The group, and
         members: the list of its parameters on this rank: the script may put another group with this one in its place.
         names: Of all its parameters, on whatever rank.
+        kinds: Of its settings, as it was built.
     """
 
     group: dict[str, Any]
     members: list[nn.Parameter]
     names: tuple[str, ...]
+    kinds: dict[str, Any]
 
 
 class RankOptimizer:
@@ -99,7 +130,6 @@ class RankOptimizer:
         memory: What `local` keeps beside the state of parameters.
         held: The parameters that it updates, by name.
         ranks: As given.
-        is_spread: Several workers have parameters, or one of them.
         first: Plain values that `local` was built with, by the names of its attributes.
         given: What the script has set on it, likewise.
         hooks: Those on the handle's steps, before them and after.
@@ -131,14 +161,16 @@ class RankOptimizer:
         self._hold(held, beside)
         if self.check(shares, holders):
             self._hold(held, beside)  # the one that the builder made last is the one that runs: it may have kept it
-        self.is_spread, self._behaviour = self._checked
+        self._verdict = self._checked
         self.agree(lambda number: [number])
 
     def _hold(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
         """Build the user's optimizer over these parameters of the model."""
         self.local, names = built_optimizer(self._workload, self._model, held)
+        text = repr([sorted(members) for members in names])
+        self._groups = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
         self._built = [
-            _BuiltGroup(group, group["params"], members)
+            _BuiltGroup(group, group["params"], members, {key: _kind(value) for key, value in group.items()})
             for group, members in zip(self.local.param_groups, names, strict=True)
         ]
         self.first = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS}
@@ -189,7 +221,7 @@ class RankOptimizer:
         most = sum(not trained.isdisjoint(share) for share in shares)
         most = max(most, *(count for name, count in holders.items() if name in trained), 0)
         is_spread = max([len(shares), *holders.values()]) > 1
-        self._checked = is_spread, StepBehaviour(keeps_gradients=has_own(self.local, "zero_grad"))
+        self._checked = _Verdict(is_spread, StepBehaviour(keeps_gradients=has_own(self.local, "zero_grad")))
         if is_spread and any(self.hooks):
             _refuse_hook()
         self._tried = hooks_on_all()
@@ -204,19 +236,62 @@ class RankOptimizer:
             return False
         if is_usual or (not is_spread and self.ranks == 1):
             return False
-        behaviour = check_separable(
-            self.local, self._model, shares,
-            lambda whole, held: built_optimizer(self._workload, list(whole.items()), held)[0],
-        )  # fmt: skip
-        if is_spread and behaviour.keeps_gradients:
+        self._checked = self._tried_out(_Verdict(is_spread, self._checked.behaviour, shares), {})
+        if changed := self._changed():
+            self._checked = self._tried_again(self._checked, changed)
+        return True
+
+    def _tried_out(self, verdict: _Verdict, changed: Mapping[tuple[int, str], Any]) -> _Verdict:
+        """What small stand-ins tell of it, with these settings of the script's; errors as of `check`."""
+
+        def build(whole: Mapping[str, nn.Parameter], held: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+            made = built_optimizer(self._workload, list(whole.items()), held)[0]
+            for (n, name), value in changed.items():
+                if n < 0:
+                    setattr(made, name, value)
+                else:
+                    made.param_groups[n][name] = value
+            return made
+
+        assert verdict.shares is not None
+        behaviour = check_separable(self.local, self._model, verdict.shares, build)
+        if verdict.is_spread and behaviour.keeps_gradients:
             raise UsageError(
                 f"{type(self.local).__name__}.zero_grad keeps something of the gradients, or may: what of them on"
                 " several workers is not known, and under this plan several have parameters",
                 hint="have step() keep it, in the state of each parameter; or train under a plan on one worker"
                 " (assigner solve --max-workers 1)",
             )
-        self._checked = is_spread, behaviour
-        return True
+        return verdict._replace(behaviour=behaviour)
+
+    def _changed(self) -> dict[tuple[int, str], Any]:
+        """Settings of another kind than those with which it was built, by group; -1: what was set on the handle.
+
+        What is no number, text or function is left out: it may be of this rank's parameters, and a trial may change it.
+        """
+        found = {(-1, name): value for name, value in self.given.items()}
+        for n, group in zip(self.numbers(self.param_groups), self.param_groups, strict=True):
+            kinds = self._built[n].kinds
+            found |= {(n, key): value for key, value in group.items() if _kind(value) != kinds.get(key)}
+        return {place: value for place, value in found.items() if is_plain(value) or inspect.isfunction(value)}
+
+    def _tried_again(self, verdict: _Verdict, changed: Mapping[tuple[int, str], Any]) -> _Verdict:
+        """As `_tried_out`, once for each kind of settings. One that fails so says nothing.
+
+        It may be its own step that has noted these, which only go with a state that others have not.
+        """
+        kinds = frozenset((place, _kind(value)) for place, value in changed.items())
+        if kinds in verdict.tried:
+            return verdict
+        try:
+            with contextlib.suppress(UntriedError), kept_python():
+                found = self._tried_out(verdict, changed).behaviour
+                verdict = verdict._replace(behaviour=verdict.behaviour.joined(found))
+        except UsageError as error:
+            places = [f"param_groups[{n}][{name!r}]" if n >= 0 else name for n, name in changed]
+            set_since = f"as it was built it did not, but {', '.join(places[:_MOST_TOLD])} was set since"
+            raise UsageError(f"{error.message}; {set_since}", hint=error.hint) from error
+        return verdict._replace(tried=verdict.tried | {kinds})
 
     def _check_sparse(self, holders: Mapping[str, int]) -> None:
         """A gradient that several workers add up is dense, also that of a sparse embedding."""
@@ -239,7 +314,7 @@ class RankOptimizer:
         groups, numbers = self.param_groups, self.numbers(self.param_groups)
         settings = [{key: value for key, value in group.items() if key not in MEMBERS} for group in groups]
         kept = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS or name in self.given}
-        self.is_spread, self._behaviour = self._checked
+        self._verdict = self._checked
         first = self.first
         state, states = self.state, {name: self.state.get(each) for name, each in self.held.items()}
         self._hold(held, beside)
@@ -313,7 +388,12 @@ class RankOptimizer:
     @property
     def applied(self) -> torch.optim.Optimizer | None:
         """What an update calls here; None: this rank updates nothing, and the step fails over nothing."""
-        return None if self.is_idle and not self._behaviour.runs_idle else self.local
+        return None if self.is_idle and not self._verdict.behaviour.runs_idle else self.local
+
+    @property
+    def is_spread(self) -> bool:
+        """Several workers have parameters, or one of them."""
+        return self._verdict.is_spread
 
     def check_hookable(self) -> None:
         """Refuse a hook on the handle's steps where it would not do as in plain torch.
@@ -329,11 +409,17 @@ class RankOptimizer:
                 hint="call super().__init__(parameters, defaults) in it; or do in the loop what the hook does",
             )
 
-    def check_tried(self) -> None:
-        """Refuse hooks on all optimizers that came when it was found that this one treats parameters by themselves.
+    def check_tried(self, numbers: Callable[[float], list[float]]) -> None:
+        """Refuse what came when it was found that this optimizer treats parameters by themselves: hooks on all of them.
+
+        It is tried out again with settings of the script's that may turn code of it on.
+
+        Args:
+            numbers: As `agree` takes them, behind the comparison of the settings.
 
         Raises:
-            UsageError: there are some, and several workers have parameters.
+            UsageError: there are such hooks, and several workers have parameters; or with these settings it looks at
+                parameters of several workers at once.
         """
         if self.is_spread and not hooks_on_all() <= self._tried:
             raise UsageError(
@@ -342,6 +428,10 @@ class RankOptimizer:
                 hint="register it before the pipeline is made: there it is tried out whether it treats every parameter"
                 " by itself; gradients are clipped by pipeline.clip_grad_norm_",
             )
+        if self._verdict.shares is not None and (changed := self._changed()):
+            before, self._verdict = self._verdict, self._tried_again(self._verdict, changed)
+            if before is not self._verdict:
+                self.agree(numbers)
 
     @contextlib.contextmanager
     def hooked(self, *, runs: bool) -> Iterator[None]:
@@ -380,10 +470,22 @@ class RankOptimizer:
 
         Args:
             numbers: Every rank's number, on every rank.
+
+        Raises:
+            UsageError: the builder has made groups of other parameters on another rank.
         """
-        found = numbers(float(not is_known(self.local)) + 2.0 * self._behaviour.changes_gradients)
-        self.notes_settings = any(int(each) & 1 for each in found)
-        self.changes_gradients = any(int(each) & 2 for each in found)
+        mine = (not is_known(self.local)) + 2 * self._verdict.behaviour.changes_gradients + 4 * self._groups
+        found = [*map(int, numbers(float(mine)))]
+        unlike = next((rank for rank, each in enumerate(found) if each >> 2 != found[0] >> 2), None)
+        if unlike is not None:
+            raise UsageError(
+                f"Workload.optimizer made other param groups on rank {unlike} than on rank 0, or the same in another"
+                " order: what a script sets in one of them would be set for other parameters there",
+                hint="make them in one order on every rank, of lists and dicts: a set of names has another order in"
+                " every process (sorted(...) gives it one)",
+            )
+        self.notes_settings = any(each & 1 for each in found)
+        self.changes_gradients = any(each & 2 for each in found)
 
     @property
     def told_settings(self) -> list[dict[str, Any]]:
@@ -460,7 +562,7 @@ class RankOptimizer:
         told = plain if numbers == [*range(len(self._built))] else [numbers, *plain]
         rates = dict.fromkeys(f"{group['lr']:g}" for group in self.param_groups if isinstance(group.get("lr"), float))
         digest = hashlib.blake2b(repr(told).encode(), digest_size=3).hexdigest()
-        return f"lr {', '.join([*rates][:_MOST_RATES])} (settings {digest})" if rates else f"settings {digest}"
+        return f"lr {', '.join([*rates][:_MOST_TOLD])} (settings {digest})" if rates else f"settings {digest}"
 
     @property
     def mine(self) -> list[str]:

@@ -68,6 +68,14 @@ class StepBehaviour:
     changes_gradients: bool = False
     keeps_gradients: bool = False
 
+    def joined(self, other: StepBehaviour) -> StepBehaviour:
+        """That of an optimizer which may go about it in both ways."""
+        return StepBehaviour(
+            runs_idle=self.runs_idle and other.runs_idle,
+            changes_gradients=self.changes_gradients or other.changes_gradients,
+            keeps_gradients=self.keeps_gradients or other.keeps_gradients,
+        )
+
 
 @dataclass(frozen=True)
 class _Trial:
