@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -201,6 +202,34 @@ def test_a_backward_draws_the_same_under_every_plan(kind, micro_batches):
     for stages, remat, schedule in PLANS.values():
         plan = make_plan(made, stages, micro_batches=micro_batches, remat=remat, schedule=schedule)
         found = trained(made, plan)
+        assert found[0] == pytest.approx(losses, rel=1e-10)
+        assert all(torch.allclose(found[1][name], each, rtol=1e-9) for name, each in weights.items())
+
+
+class NoisyLoss:
+    """Its backward draws; one that counts its calls is called behind the first forward, wherever that runs again."""
+
+    def __init__(self, *, counts: bool) -> None:
+        self.calls, self.counts = 0, counts
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls += self.counts
+        return ((PythonNoise.apply(Noise.apply(outputs)) - targets.mean()) ** 2).mean() * (1 + self.calls % 2)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_loss_draws_the_same_under_every_plan(counts):
+    """And so does the last partition, whose backward follows in the same generators or in a later recompute."""
+
+    def made() -> Any:
+        model = workload(lambda: nn.Sequential(ByFunction(), ByPythonFunction()), "0", "1")
+        return replace(model, loss=NoisyLoss(counts=counts))
+
+    losses, weights = trained(made(), make_plan(made(), micro_batches=2))
+    stages = [(0, ["0"]), (0, ["1"])]
+    for remat, schedule in (["1"], "gpipe"), (["0", "1"], "gpipe"), (["1"], "interleaved"):
+        plan = make_plan(made(), stages, micro_batches=2, remat=remat, schedule=schedule)
+        found = trained(made(), plan)
         assert found[0] == pytest.approx(losses, rel=1e-10)
         assert all(torch.allclose(found[1][name], each, rtol=1e-9) for name, each in weights.items())
 

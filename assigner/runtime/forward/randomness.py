@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import random
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -34,6 +34,26 @@ def seed_device(seed: int, device: torch.device) -> None:
         torch.cuda.manual_seed(seed)
 
 
+class DeviceStates(NamedTuple):
+    """The states of the default generator of the CPU, and of a device if it is another."""
+
+    device: torch.device
+    on_host: torch.Tensor
+    on_device: torch.Tensor | None
+
+    @classmethod
+    def now(cls, device: torch.device) -> DeviceStates:
+        """As they are."""
+        on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(device, torch.get_rng_state(), on_device)
+
+    def put_back(self) -> None:
+        """Have the generators go on from here."""
+        torch.set_rng_state(self.on_host)
+        if self.on_device is not None:
+            torch.cuda.set_rng_state(self.on_device, self.device)
+
+
 def seed_python(seed: int) -> None:
     """Seed Python's generator and, where it is loaded, NumPy's; `kept_generators` puts back what they held."""
     if _kept and _kept[-1] is None:
@@ -55,14 +75,11 @@ def kept_generators(device: torch.device, *, draws: bool = False) -> Iterator[No
         draws: It runs code that may draw from Python's and NumPy's without seeding them; else these are kept when they
             are first seeded.
     """
-    state = torch.get_rng_state()
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    states = DeviceStates.now(device)
     _kept.append(GeneratorStates.now() if draws else None)
     try:
         yield
     finally:
         if (drawn := _kept.pop()) is not None:
             drawn.put_back()
-        torch.set_rng_state(state)
-        if on_device is not None:
-            torch.cuda.set_rng_state(on_device, device)
+        states.put_back()

@@ -129,12 +129,12 @@ class Executor:
     ) -> PartitionRunner:
         piece = self.graph.piece[name]
         gradients = self.graph.output_gradients(piece)
-        finish = self._finish if piece is self.graph.last else None
+        finish, go_on = (self._finish, self.loss.go_on) if piece is self.graph.last else (None, None)
         shared = tuple([value in self.carried or self._read_by[value] > 1 for value in piece.reads])
         differentiates = any(value.partition and self.graph.values[value].gradient for value in piece.reads)
         return PartitionRunner(
             piece, module, self.device, remat is not None and name in remat.partitions, gradients,
-            self.states.get(name) or PartitionState(module), finish,
+            self.states.get(name) or PartitionState(module), finish, go_on,
             run=compiled(module, name, workload.compile), keep_last=remat is not None and remat.keeps_last,
             statistics=self.statistics, stores=self.stores, differentiates=differentiates, graphs=self._graphs,
             draws=self.graph.deferred.vocabulary.draws, shared=shared,

@@ -27,9 +27,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
+from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.memento import Memento
 from assigner.runtime.forward.heldtensors import HeldTensor, is_strided, on_copies
-from assigner.runtime.forward.randomness import partition_seed, seed_python
+from assigner.runtime.forward.randomness import DeviceStates, backward_seed, partition_seed, seed_device, seed_python
 from assigner.runtime.messages.staging import copied_to
 from assigner.runtime.stages.replicas import one_worker
 from assigner.runtime.step.metrics import StepMetrics, without_values
@@ -99,6 +100,7 @@ class StepLoss:
         self._held: dict[int, list[HeldTensor]] = {}
         self._known: set[int] = set()  # the micro-batches whose loss is computed on leaves
         self._gradients: dict[int, list[torch.Tensor | None]] = {}
+        self._drawn: dict[int, tuple[DeviceStates, GeneratorStates]] = {}
         self._kept = outputs
         self._unseen = set(places) if outputs is not None or self._metrics is not None else set()
         if self._metrics is not None:
@@ -110,6 +112,11 @@ class StepLoss:
         An output that the loss does not read has none: a Function of the user's would make zeros of nothing.
         """
         return self._gradients.pop(place) if place in self._known else [self._gradient()]
+
+    def go_on(self, place: int) -> None:
+        """Have the generators be where the backward of a micro-batch's loss has left them, if it ran by itself."""
+        for each in self._drawn.pop(place, ()):
+            each.put_back()
 
     def _gradient(self) -> torch.Tensor:
         """The loss's own; in float64, which autograd casts to the loss's type."""
@@ -259,7 +266,13 @@ class StepLoss:
         value = self._value(self._graph.rebuild_output(made), cut.targets, place) * cut.weight
         self._values.append(value.detach())
         self._called.append(place)
+        seed = backward_seed(self._workload.seed, self._number, self._graph.last.name, place)
+        seed_device(seed, self._device)
+        if self._is_users:
+            seed_python(seed)  # as where it is one backward with the last partition's: that goes on from there
         self._differentiate(value)
+        if self._is_users:
+            self._drawn[place] = DeviceStates.now(self._device), GeneratorStates.now()
         tensors = _tensors(outputs)
         first = {id(output): n for n, output in reversed(list(enumerate(tensors)))}
         self._known.add(place)
@@ -299,6 +312,8 @@ class StepLoss:
             joined = pytree.tree_unflatten(join(parts), output.structure)
             targets = next(iter(cuts.values())).targets
             self._measure(joined, targets, 1.0, min(cuts))
+            # not from where the last of the micro-batches has left it: which that is, is for the plan to say
+            seed_device(partition_seed(self._workload.seed, self._number, "the loss", min(cuts)), self._device)
             value = self._value(joined, targets, min(cuts))
         self._values.append(value.detach())
         self._differentiate(value)

@@ -62,6 +62,7 @@ class PartitionRunner:
         state: What its forwards change beside their outputs.
         finish: Applied to what the module returned, to the micro-batch's number and to whether this forward will run
             again: the last partition's loss, or what has its gradients without one.
+        go_on: Has the generators go on behind what the loss of a micro-batch has drawn in a backward of its own.
         run: What runs its forward in the place of the module: the module, compiled; None: it is not.
         keep_last: The step's last micro-batch keeps its graph all the same.
         statistics: Of its BatchNorm modules, where they are deferred.
@@ -80,6 +81,7 @@ class PartitionRunner:
     gradients: tuple[bool, ...]
     state: PartitionState
     finish: Callable[[Sequence[torch.Tensor], int, bool], tuple[torch.Tensor, ...]] | None = None
+    go_on: Callable[[int], None] | None = None
     run: Forward | None = None
     keep_last: bool = False
     statistics: DeferredStatistics | None = None
@@ -307,6 +309,8 @@ class PartitionRunner:
         """A backward, or its input part."""
         if graph.draws:
             self.seed_backward(place)
+            if self.go_on is not None:
+                self.go_on(place.micro_batch)
         if not split:
             differentiate(graph, output_gradients, [self], place.micro_batch)
             return
