@@ -17,7 +17,7 @@ from assigner.errors import UsageError
 from assigner.runtime.stages.updaters import shares_of
 from assigner.runtime.update.optimizer import PipelineOptimizer
 from assigner.runtime.update.rankoptimizer import RankOptimizer
-from assigner.runtime.update.separability import is_known
+from assigner.runtime.update.separability import check_separable, is_known
 
 NAMES = tuple(name for name, _ in Skips().named_parameters())
 SHARES = [NAMES[:3], NAMES[3:]]
@@ -307,9 +307,9 @@ def test_what_a_script_turns_on_is_tried_out(place):
         made.check([NAMES[:2], NAMES[2:]])  # as by a move
 
 
-def test_a_setting_that_may_be_turned_on_is_tried_out_once():
-    """Of each kind; and what the trial finds counts from then on."""
-    built: list[int] = []
+def test_a_setting_that_may_be_turned_on_is_tried_out_once(monkeypatch):
+    """Of each kind; what the trial finds counts from then on, and the builder keeps the optimizer that runs."""
+    kept, last, trials = list[torch.optim.Optimizer](), None, list[int]()
 
     class ClippingByValue(torch.optim.SGD):
         limit = None
@@ -320,18 +320,25 @@ def test_a_setting_that_may_be_turned_on_is_tried_out_once():
             return super().step(closure)
 
     def build(parameters: Any) -> torch.optim.Optimizer:
-        built.append(1)
-        return ClippingByValue(parameters, lr=0.1)
+        nonlocal last
+        last = ClippingByValue(parameters, lr=0.1)
+        kept.append(last)
+        return last
 
     made, handle = spread(build)
     assert not made.changes_gradients
+    monkeypatch.setattr(
+        "assigner.runtime.update.rankoptimizer.check_separable",
+        lambda *each: trials.append(1) or check_separable(*each),
+    )
     counts = []
     for limit in (None, 0.1, 0.2, None, 0.3):
         handle.limit = limit
         made.check_tried(lambda number: [number])
-        counts.append(len(built))
-    assert counts[0] < counts[1] == counts[4]
+        counts.append(len(trials))
+    assert counts == [1, 2, 2, 2, 2]
     assert made.changes_gradients
+    assert kept[-1] is last is made.local
 
 
 def test_groups_in_another_order_on_another_rank():

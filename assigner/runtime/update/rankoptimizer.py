@@ -26,6 +26,7 @@ import torch
 from assigner.errors import UsageError
 from assigner.machine.generators import kept_python
 from assigner.model.deferred.contents import ATOMS
+from assigner.model.deferred.memento import Memento
 from assigner.model.plainvalues import SINGLE
 from assigner.runtime.update.building import built_optimizer, stand_ins
 from assigner.runtime.update.optimizermemory import OptimizerMemory
@@ -283,6 +284,7 @@ class RankOptimizer:
         kinds = frozenset((place, _kind(value)) for place, value in changed.items())
         if kinds in verdict.tried:
             return verdict
+        builders = Memento((), [self._workload.optimizer])  # it may keep what it makes: that is to be the one that runs
         try:
             with contextlib.suppress(UntriedError), kept_python():
                 found = self._tried_out(verdict, changed).behaviour
@@ -291,6 +293,8 @@ class RankOptimizer:
             places = [f"param_groups[{n}][{name!r}]" if n >= 0 else name for n, name in changed]
             set_since = f"as it was built it did not, but {', '.join(places[:_MOST_TOLD])} was set since"
             raise UsageError(f"{error.message}; {set_since}", hint=error.hint) from error
+        finally:
+            builders.restore()
         return verdict._replace(tried=verdict.tried | {kinds})
 
     def _check_sparse(self, holders: Mapping[str, int]) -> None:
