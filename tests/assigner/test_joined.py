@@ -25,7 +25,7 @@ from workloads import (
 
 from assigner.errors import UsageError
 from assigner.runtime.stages.reduction import Reduction
-from assigner.runtime.step import partition
+from assigner.runtime.step import graphs
 
 if TYPE_CHECKING:
     from assigner.model.workload import Workload
@@ -42,14 +42,14 @@ def gradients_of(made: Workload, plan: Any, batch: Any) -> dict[str, torch.Tenso
 
 def backwards(monkeypatch: pytest.MonkeyPatch, pipeline: Any, batch: Any) -> int:
     """How many times torch's engine is asked in a step."""
-    count, plain = [0], partition._engine_run_backward
+    count, plain = [0], graphs._engine_run_backward
 
     def counted(*args: Any, **settings: Any) -> None:
         count[0] += 1
         plain(*args, **settings)
 
     with monkeypatch.context() as patched:
-        patched.setattr(partition, "_engine_run_backward", counted)
+        patched.setattr(graphs, "_engine_run_backward", counted)
         pipeline.step(batch)
     return count[0]
 

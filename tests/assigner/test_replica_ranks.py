@@ -121,7 +121,7 @@ def test_equal_to_distributed_data_parallel(forked, tmp_path):
         ("frozen on one", "hold copies of parts.1.bias, and its requires_grad is True on one of them and False on"),
         ("no number on one", "hold copies of parts.1.bias, and these have come apart, by inf"),
         ("statistics of micro-batches", "with batch_norm='micro_batch' every micro-batch moves the running statistics"),
-        ("weights of their own", "the model's builder makes tensors of other numbers on worker:1"),
+        ("weights of their own", "the model's builder makes 1.weight of other numbers on worker:1"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(ranks, case, words):
