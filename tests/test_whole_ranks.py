@@ -19,7 +19,7 @@ def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list
     return forked.found("whole.py", tmp_path_factory.mktemp("whole"), ranks=3, before="whole_models:capture_all")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_the_state_is_whole_wherever_it_is_wanted(ranks: list[dict[str, Any]], name: str) -> None:
     """The plain model's on the named rank alone or on all, before and after a move; and taken over from any rank."""

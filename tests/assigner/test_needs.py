@@ -77,7 +77,7 @@ def unsettled(text: str) -> str:
 TOGETHER = "(pipeline.evaluate if evaluating else pipeline.step)"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("way", "rank", "what", "call"),

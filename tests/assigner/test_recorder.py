@@ -301,6 +301,7 @@ def test_memory_rises_with_what_forwards_keep(held):
     assert highest <= held["kept"].peak_bytes < highest + 4 * KEPT_BYTES
 
 
+@pytest.mark.long
 def test_rematerialised_forwards_keep_nothing(held):
     """With rematerialisation the forwards of a first step add nothing, and the peak is lower."""
     forwards = after(held["again"], "forward")

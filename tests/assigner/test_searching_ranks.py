@@ -20,7 +20,7 @@ def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list
     return forked.found("searching.py", tmp_path_factory.mktemp("searching"), ranks=2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["across", "apart, remat", "micro-batches", "a plan for the other phase"])
 def test_adversaries_are_those_of_the_plain_script(ranks, case):
     """Losses, weights and running statistics after four batches: two optimizers there, one with two groups here."""

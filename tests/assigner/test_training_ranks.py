@@ -25,7 +25,7 @@ def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list
     return forked.found("training.py", tmp_path_factory.mktemp("training"), ranks=3, before=BEFORE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_the_plain_loop(ranks, case):
     """Losses, gradients, weights, norms, scales and learning rates are the plain loop's on every rank."""

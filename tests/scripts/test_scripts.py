@@ -58,7 +58,7 @@ def check(name: str, ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["whole: used"] == pytest.approx(used, rel=EXACT, abs=EXACT)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", TRAINED)
 def test_two_ranks_give_what_the_plain_script_gives(name: str, ported: Ported) -> None:
