@@ -69,7 +69,25 @@ def whole_plan(profile: Profile, options: SolveOptions) -> Plan | None:
             )  # fmt: skip
             if _runs(plan, profile, cost):
                 return plan
+        if twice and options.schedule in ("auto", "listed"):
+            plan = _one_at_a_time(Plan(
+                workload=workload, schedule="interleaved", micro_batches=count, micro_batch_size=batch // count,
+                stages=tuple(stages),
+            ))  # fmt: skip
+            if _runs(plan, profile, cost):
+                return plan
     return None
+
+
+def _one_at_a_time(plan: Plan) -> Plan:
+    """The stages under listed orders with one micro-batch in flight, which needs least memory."""
+    orders = dict.fromkeys(plan.workers, "")
+    for m in range(plan.micro_batches):
+        steps = [(stage.worker, f" {n}F{m}") for n, stage in enumerate(plan.stages)]
+        steps += [(stage.worker, f" {n}B{m}") for n, stage in reversed([*enumerate(plan.stages)])]
+        for worker, step in steps:
+            orders[worker] += step
+    return replace(plan, schedule="listed", orders={worker: text.strip() for worker, text in orders.items()})
 
 
 def _reserved(profile: Profile, options: SolveOptions) -> Profile:

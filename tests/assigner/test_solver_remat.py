@@ -6,8 +6,11 @@ import itertools
 import random
 
 import pytest
+from builders import make_profile, single
 
-from assigner.solver.problem.memory import least_remat
+from assigner.schedule.cost import CostModel
+from assigner.solver.problem.memory import IntervalBytes, least_remat
+from assigner.solver.problem.problem import Problem
 
 
 def every_subset(activations, forwards, in_flight, room):
@@ -49,3 +52,13 @@ def test_many_equal_blocks_are_chosen_at_once():
     """Sixty alike partitions are decided by count, not by trying their subsets."""
     found = least_remat([2.0] * 60, [1.0 + i * 1e-6 for i in range(60)], in_flight=4, room=300.0)
     assert found == tuple(range(23))
+
+
+def test_messages_between_partitions_that_others_stand_between():
+    """Of partitions that nothing connects, another order has some between a value and its reader: it still leaves."""
+    profile = make_profile(work=[1e-3] * 3, slowness=[1.0, 1.0], edges=[(0, 1)])
+    cost = CostModel(profile)
+    problem = Problem(profile, single(), cost, sequence=("p0", "p2", "p1"))
+    _, _, messages = IntervalBytes(problem, 2).of(0, 1)
+    (output,) = cost.outputs
+    assert messages == 2 * cost.output_bytes(output, 2)  # and its gradient comes back

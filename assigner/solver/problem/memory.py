@@ -102,7 +102,8 @@ class IntervalBytes:
             bytes_ = cost.output_bytes(output, self._size)
             self._leaving[problem.position[output.partition]].append((bytes_, last, graded))
         self.grown = cache(lambda first: tuple(self.grown_from(first)))
-        chain = problem.profile.is_chain
+        # of partitions that nothing connects, another order has some between a value and its reader
+        chain = problem.profile.is_chain and problem.order == problem.profile.order
         self.ones = [next(self.grown_from(i)) for i in range(len(problem.order))] if chain else None
         """Of a chain, those of each partition by itself: an interval's state and values read are their sums."""
 
