@@ -6,6 +6,7 @@ rankoptimizer       what the runtime calls: the same param groups on each rank, 
 building            the user's, made of all parameters and left with some
 ownstate            its state on a rank, which has not that of what others update
 separability        whether each parameter is treated by itself
+verdict             what such trials have told of it under a plan, and when they are made again
 scaling             one scale of float16 losses on all ranks
 rankfactor          whether a script has clipped gradients by one rank's norm
 optimizermemory     what an optimizer keeps beside the state of its parameters

@@ -17,16 +17,13 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
 from assigner.errors import UsageError
-from assigner.machine.generators import kept_python
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.memento import Memento
 from assigner.model.plainvalues import SINGLE
 from assigner.runtime.update.building import built_optimizer, stand_ins
 from assigner.runtime.update.optimizermemory import OptimizerMemory
@@ -34,14 +31,13 @@ from assigner.runtime.update.ownstate import OwnState
 from assigner.runtime.update.separability import (
     CLOSURE_HINT,
     StepBehaviour,
-    UntriedError,
-    check_separable,
     closure_words,
     has_own,
     hooks_on_all,
     is_known,
     needs_closure,
 )  # fmt: skip
+from assigner.runtime.update.verdict import MOST_TOLD, Tried, Verdict, is_plain, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -51,19 +47,8 @@ if TYPE_CHECKING:
     from assigner.model.workload import Workload
 
 
-_MOST_TOLD = 3
-"""So many learning rates, or settings, are told of."""
-
-
 MEMBERS = ("params", "param_names")
 """What a group has of its parameters; the rest are settings."""
-
-
-def is_plain(value: Any) -> bool:
-    """A setting that all ranks can compare; a tensor would have to be waited for."""
-    return isinstance(value, bool | int | float | str | None) or (
-        isinstance(value, tuple) and all(isinstance(each, bool | int | float | str | None) for each in value)
-    )
 
 
 def _is_told(value: Any) -> bool:
@@ -71,31 +56,6 @@ def _is_told(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_told, value))
     return type(value) in SINGLE or isinstance(value, float) or type(value) is torch.Tensor
-
-
-def _kind(value: Any) -> Any:
-    """What of a setting may turn code of the optimizer's on or off: not which number it is, as schedulers change it."""
-    if isinstance(value, tuple):
-        return tuple(map(_kind, value))
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return (value > 0) - (value < 0) if math.isfinite(value) else repr(value)
-    return repr(value) if is_plain(value) else type(value).__name__
-
-
-class _Verdict(NamedTuple):
-    """What is known of an optimizer under a plan.
-
-    Args:
-        is_spread: Several workers have parameters, or one of them.
-        behaviour: How its step is to be treated.
-        shares: As `RankOptimizer.check` takes them, if it was tried out; None: it was not.
-        tried: The kinds of settings of the script's with which it was.
-    """
-
-    is_spread: bool
-    behaviour: StepBehaviour
-    shares: Sequence[Collection[str]] | None = None
-    tried: frozenset[Any] = frozenset()
 
 
 class _BuiltGroup(NamedTuple):
@@ -171,7 +131,7 @@ class RankOptimizer:
         text = repr([sorted(members) for members in names])
         self._groups = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
         self._built = [
-            _BuiltGroup(group, group["params"], members, {key: _kind(value) for key, value in group.items()})
+            _BuiltGroup(group, group["params"], members, {key: kind_of(value) for key, value in group.items()})
             for group, members in zip(self.local.param_groups, names, strict=True)
         ]
         self.first = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS}
@@ -222,7 +182,7 @@ class RankOptimizer:
         most = sum(not trained.isdisjoint(share) for share in shares)
         most = max(most, *(count for name, count in holders.items() if name in trained), 0)
         is_spread = max([len(shares), *holders.values()]) > 1
-        self._checked = _Verdict(is_spread, StepBehaviour(keeps_gradients=has_own(self.local, "zero_grad")))
+        self._checked = Verdict(is_spread, StepBehaviour(keeps_gradients=has_own(self.local, "zero_grad")))
         if is_spread and any(self.hooks):
             _refuse_hook()
         self._tried = hooks_on_all()
@@ -237,33 +197,14 @@ class RankOptimizer:
             return False
         if is_usual or (not is_spread and self.ranks == 1):
             return False
-        self._checked = self._tried_out(_Verdict(is_spread, self._checked.behaviour, shares), {})
+        self._checked = Verdict(is_spread, self._checked.behaviour, shares).tried_out(self._as_tried, {})
         if changed := self._changed():
-            self._checked = self._tried_again(self._checked, changed)
+            self._checked = self._checked.tried_again(self._as_tried, changed)
         return True
 
-    def _tried_out(self, verdict: _Verdict, changed: Mapping[tuple[int, str], Any]) -> _Verdict:
-        """What small stand-ins tell of it, with these settings of the script's; errors as of `check`."""
-
-        def build(whole: Mapping[str, nn.Parameter], held: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-            made = built_optimizer(self._workload, list(whole.items()), held)[0]
-            for (n, name), value in changed.items():
-                if n < 0:
-                    setattr(made, name, value)
-                else:
-                    made.param_groups[n][name] = value
-            return made
-
-        assert verdict.shares is not None
-        behaviour = check_separable(self.local, self._model, verdict.shares, build)
-        if verdict.is_spread and behaviour.keeps_gradients:
-            raise UsageError(
-                f"{type(self.local).__name__}.zero_grad keeps something of the gradients, or may: what of them on"
-                " several workers is not known, and under this plan several have parameters",
-                hint="have step() keep it, in the state of each parameter; or train under a plan on one worker"
-                " (assigner solve --max-workers 1)",
-            )
-        return verdict._replace(behaviour=behaviour)
+    @property
+    def _as_tried(self) -> Tried:
+        return Tried(self.local, self._workload, self._model)
 
     def _changed(self) -> dict[tuple[int, str], Any]:
         """Settings of another kind than those with which it was built, by group; -1: what was set on the handle.
@@ -273,29 +214,8 @@ class RankOptimizer:
         found = {(-1, name): value for name, value in self.given.items()}
         for n, group in zip(self.numbers(self.param_groups), self.param_groups, strict=True):
             kinds = self._built[n].kinds
-            found |= {(n, key): value for key, value in group.items() if _kind(value) != kinds.get(key)}
+            found |= {(n, key): value for key, value in group.items() if kind_of(value) != kinds.get(key)}
         return {place: value for place, value in found.items() if is_plain(value) or inspect.isfunction(value)}
-
-    def _tried_again(self, verdict: _Verdict, changed: Mapping[tuple[int, str], Any]) -> _Verdict:
-        """As `_tried_out`, once for each kind of settings. One that fails so says nothing.
-
-        It may be its own step that has noted these, which only go with a state that others have not.
-        """
-        kinds = frozenset((place, _kind(value)) for place, value in changed.items())
-        if kinds in verdict.tried:
-            return verdict
-        builders = Memento((), [self._workload.optimizer])  # it may keep what it makes: that is to be the one that runs
-        try:
-            with contextlib.suppress(UntriedError), kept_python():
-                found = self._tried_out(verdict, changed).behaviour
-                verdict = verdict._replace(behaviour=verdict.behaviour.joined(found))
-        except UsageError as error:
-            places = [f"param_groups[{n}][{name!r}]" if n >= 0 else name for n, name in changed]
-            set_since = f"as it was built it did not, but {', '.join(places[:_MOST_TOLD])} was set since"
-            raise UsageError(f"{error.message}; {set_since}", hint=error.hint) from error
-        finally:
-            builders.restore()
-        return verdict._replace(tried=verdict.tried | {kinds})
 
     def _check_sparse(self, holders: Mapping[str, int]) -> None:
         """A gradient that several workers add up is dense, also that of a sparse embedding."""
@@ -433,7 +353,7 @@ class RankOptimizer:
                 " by itself; gradients are clipped by pipeline.clip_grad_norm_",
             )
         if self._verdict.shares is not None and (changed := self._changed()):
-            before, self._verdict = self._verdict, self._tried_again(self._verdict, changed)
+            before, self._verdict = self._verdict, self._verdict.tried_again(self._as_tried, changed)
             if before is not self._verdict:
                 self.agree(numbers)
 
@@ -566,7 +486,7 @@ class RankOptimizer:
         told = plain if numbers == [*range(len(self._built))] else [numbers, *plain]
         rates = dict.fromkeys(f"{group['lr']:g}" for group in self.param_groups if isinstance(group.get("lr"), float))
         digest = hashlib.blake2b(repr(told).encode(), digest_size=3).hexdigest()
-        return f"lr {', '.join([*rates][:_MOST_TOLD])} (settings {digest})" if rates else f"settings {digest}"
+        return f"lr {', '.join([*rates][:MOST_TOLD])} (settings {digest})" if rates else f"settings {digest}"
 
     @property
     def mine(self) -> list[str]:

@@ -1,0 +1,125 @@
+"""What is known of an optimizer under a plan: of a user's by trials, and again where a script turns on more."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from assigner.errors import UsageError
+from assigner.machine.generators import kept_python
+from assigner.model.deferred.memento import Memento
+from assigner.runtime.update.building import built_optimizer
+from assigner.runtime.update.separability import StepBehaviour, UntriedError, check_separable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+    from torch import nn
+
+    from assigner.model.workload import Workload
+
+MOST_TOLD = 3
+"""So many learning rates, or settings, are told of."""
+
+
+def is_plain(value: Any) -> bool:
+    """A setting that all ranks can compare; a tensor would have to be waited for."""
+    return isinstance(value, bool | int | float | str | None) or (
+        isinstance(value, tuple) and all(isinstance(each, bool | int | float | str | None) for each in value)
+    )
+
+
+def kind_of(value: Any) -> Any:
+    """What of a setting may turn code of the optimizer's on or off: not which number it is, as schedulers change it."""
+    if isinstance(value, tuple):
+        return tuple(map(kind_of, value))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (value > 0) - (value < 0) if math.isfinite(value) else repr(value)
+    return repr(value) if is_plain(value) else type(value).__name__
+
+
+class Tried(NamedTuple):
+    """An optimizer that is tried out.
+
+    Args:
+        optimizer: As it runs on this rank.
+        workload: Whose builder makes it anew over stand-ins.
+        model: The model's parameters by name.
+    """
+
+    optimizer: torch.optim.Optimizer
+    workload: Workload
+    model: Sequence[tuple[str, nn.Parameter]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of an optimizer under a plan.
+
+    Args:
+        is_spread: Several workers have parameters, or one of them.
+        behaviour: How its step is to be treated.
+        shares: As `RankOptimizer.check` takes them, if it was tried out; None: it was not.
+        tried: The kinds of settings of the script's with which it was.
+    """
+
+    is_spread: bool
+    behaviour: StepBehaviour
+    shares: Sequence[Collection[str]] | None = None
+    tried: frozenset[Any] = frozenset()
+
+    def tried_out(self, tried: Tried, changed: Mapping[tuple[int, str], Any]) -> Verdict:
+        """What small stand-ins tell of it.
+
+        Args:
+            tried: It.
+            changed: Settings of the script's, by the group's number and name; -1: attributes of its own.
+
+        Raises:
+            UsageError: as of `RankOptimizer.check`.
+        """
+
+        def build(whole: Mapping[str, nn.Parameter], held: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+            made = built_optimizer(tried.workload, list(whole.items()), held)[0]
+            for (n, name), value in changed.items():
+                if n < 0:
+                    setattr(made, name, value)
+                else:
+                    made.param_groups[n][name] = value
+            return made
+
+        assert self.shares is not None
+        behaviour = check_separable(tried.optimizer, tried.model, self.shares, build)
+        if self.is_spread and behaviour.keeps_gradients:
+            raise UsageError(
+                f"{type(tried.optimizer).__name__}.zero_grad keeps something of the gradients, or may: what of them on"
+                " several workers is not known, and under this plan several have parameters",
+                hint="have step() keep it, in the state of each parameter; or train under a plan on one worker"
+                " (assigner solve --max-workers 1)",
+            )
+        return replace(self, behaviour=behaviour)
+
+    def tried_again(self, tried: Tried, changed: Mapping[tuple[int, str], Any]) -> Verdict:
+        """As `tried_out`, once for each kind of settings. One that fails so says nothing.
+
+        It may be its own step that has noted these, which only go with a state that others have not.
+        """
+        kinds = frozenset((place, kind_of(value)) for place, value in changed.items())
+        if kinds in self.tried:
+            return self
+        behaviour = self.behaviour
+        builders = Memento((), [tried.workload.optimizer])  # it may keep what it makes: that is to be the one that runs
+        try:
+            with contextlib.suppress(UntriedError), kept_python():
+                behaviour = behaviour.joined(self.tried_out(tried, changed).behaviour)
+        except UsageError as error:
+            places = [f"param_groups[{n}][{name!r}]" if n >= 0 else name for n, name in changed]
+            set_since = f"as it was built it did not, but {', '.join(places[:MOST_TOLD])} was set since"
+            raise UsageError(f"{error.message}; {set_since}", hint=error.hint) from error
+        finally:
+            builders.restore()
+        return replace(self, behaviour=behaviour, tried=self.tried | {kinds})
