@@ -217,7 +217,7 @@ class NoisyLoss:
         return ((PythonNoise.apply(Noise.apply(outputs)) - targets.mean()) ** 2).mean() * (1 + self.calls % 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("counts", [True, False])
 def test_a_loss_draws_the_same_under_every_plan(counts):
     """And so does the last partition, whose backward follows in the same generators or in a later recompute."""

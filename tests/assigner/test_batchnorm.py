@@ -396,6 +396,7 @@ class Timm(nn.BatchNorm1d):
         return self.act(self.drop(normal))
 
 
+@pytest.mark.long
 def test_a_pasted_forward_that_draws():
     """It is tried out in every step, without a trace: its draws are those of a recompute, and its values torch's."""
     made = workload(lambda: nn.Sequential(Timm(WIDTH), nn.Linear(WIDTH, 1)), rows=12)
@@ -457,7 +458,7 @@ class EvaluatedWithin(nn.Module):
         return made + again
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -482,7 +483,7 @@ def test_a_subclass_with_a_rule_of_its_own(kind, words, micro_batches):
         assert_plain(made, Reference(made), pipeline, (12, 10, 12))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own, behind a break
 @pytest.mark.parametrize("kind", [Activated, Counting])
 def test_a_subclass_in_a_compiled_partition(kind):
@@ -544,7 +545,7 @@ def test_what_cannot_run_is_refused():
         pipeline_of(made, make_plan(made), batch_norm="never")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("rows", "micro_batches"), [(8, 3), (8, 4), (5, 3), (9, 5)])
 def test_no_micro_batch_of_one_row_without_need(rows, micro_batches):
     """Whatever rows a batch has, from two on, it trains; running statistics are the plain model's where they can be."""
@@ -557,6 +558,7 @@ def test_no_micro_batch_of_one_row_without_need(rows, micro_batches):
     assert "drop_last" in (caught.value.hint or "")
 
 
+@pytest.mark.long
 def test_micro_batches_that_are_planned_with_one_row():
     """They are told in words too, whatever the batch."""
     made = replace(first(), batch_size=3)

@@ -243,6 +243,7 @@ def test_regions_that_cannot_be_cut():
         partition_graph(of(forward))
 
 
+@pytest.mark.long
 def test_a_region_in_vmap():
     """Masks that transformers makes with torch.vmap have regions inside: it is vmap that is refused, with the line."""
 
@@ -256,6 +257,7 @@ def test_a_region_in_vmap():
         partition_graph(of(forward))
 
 
+@pytest.mark.long
 def test_shapes_of_more_than_the_rows():
     """Another sequence length than that of the example is worked out anew."""
     graph = graph_of(language())
@@ -389,6 +391,7 @@ def test_objects_of_unmarked_modules(inner):
     assert [piece.name for piece in again.pieces] == [piece.name for piece in graph.pieces]
 
 
+@pytest.mark.long
 def test_objects_of_unmarked_modules_that_cannot_be_followed():
     """The module is named, with what it hands on, and the line that cannot be followed."""
     made = of(lambda s, x: s.b(s.d(s.a(x))[0]), "a", "b", d=Asking)
@@ -590,6 +593,7 @@ def forward(s, x):
 """
 
 
+@pytest.mark.long
 def test_a_refusal_of_an_installed_packages_code_has_its_line(tmp_path, monkeypatch):
     """Not the user's line that has called the pipeline, nor that of the script which has started the program."""
     file = tmp_path / "site-packages" / "installed_net.py"
@@ -604,6 +608,7 @@ def test_a_refusal_of_an_installed_packages_code_has_its_line(tmp_path, monkeypa
         partition_graph(of(lambda s, x: s.b(s.a(x))[0], "a", "b", b=lambda: installed.Picky(WIDTH, WIDTH)))
 
 
+@pytest.mark.long
 def test_outputs_that_hold_tensors_in_their_own_way():
     """An output of an unknown type is named; a larger mark is not what helps there."""
 
@@ -665,6 +670,7 @@ def test_a_dict_that_forwards_fill():
     assert "functools.cache" in caught.value.hint
 
 
+@pytest.mark.long
 def test_control_flow_on_values_in_a_partition():
     """Whichever way it goes, the outputs are of one structure: a shape may depend on it, else the line is named."""
 
@@ -823,7 +829,7 @@ def _left(term: Callable[[Any], Any]) -> Any:
     return workload(model, loss=lambda made, y: F.mse_loss(made, y) + term(MADE[-1]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("term", "name"),
     [
@@ -850,6 +856,7 @@ def test_who_reads_what_a_forward_leaves(term, name):
                 use()
 
 
+@pytest.mark.long
 def test_a_loss_that_holds_what_a_forward_leaves():
     """A dict at the top of its file is no module, which could tell."""
     with pytest.raises(MarkingError, match=r"the loss reads .*FEATURES.*, which the forward of '1' changes") as caught:
@@ -880,6 +887,7 @@ class Attending(nn.Linear):
         return made
 
 
+@pytest.mark.long
 def test_what_evaluations_alone_leave():
     """They are captured for themselves, when the first comes."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Attending(), nn.Linear(WIDTH, 1)).double()
@@ -975,6 +983,7 @@ class Reversed(torch.autograd.Function):
         return gradient, None
 
 
+@pytest.mark.long
 def test_a_function_that_is_given_modules():
     """The hint speaks of modules, and of no cache."""
 
@@ -998,7 +1007,7 @@ class Listed(nn.Module):
         return self.out(self.parts[0](x))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("marked", [True, False])
 def test_a_module_that_is_not_registered_is_named(marked):
     """It has no weights that anybody has: in a marked module, and between partitions."""

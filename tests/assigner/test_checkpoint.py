@@ -346,6 +346,7 @@ def test_a_parameter_that_a_forward_registers_is_not_lost_in_silence(tmp_path: P
         check_model(made, graph_of(made))
 
 
+@pytest.mark.long
 def test_one_buffer_under_two_names(tmp_path: Path):
     """Tensors that share memory are saved under each of their names."""
 

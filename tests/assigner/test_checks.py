@@ -364,6 +364,7 @@ def test_what_is_no_check(middle: Callable[[Any, torch.Tensor], torch.Tensor]):
         partition_graph(made)
 
 
+@pytest.mark.long
 def test_a_text_of_values_that_the_forward_goes_on_with():
     """Only that of an error may do without them."""
 

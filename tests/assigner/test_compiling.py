@@ -35,6 +35,7 @@ def counting(counts: list[int]):
     return backend
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [skips, pytest.param(language, marks=pytest.mark.sweep)])
 def test_training_is_the_plain_models(make):
     """Loss, gradients and weights, with remat and ragged batches, under the model's own names."""

@@ -98,6 +98,7 @@ def test_no_graph_and_one_forward():
         assert not pipeline.gradients()
 
 
+@pytest.mark.long
 def test_the_models_own_eval():
     """A part that its builder has put in eval mode, or that refuses to leave training, stays as it is."""
 
@@ -188,6 +189,7 @@ class Helped(nn.Module):
         return self.head(y * 2).sigmoid()
 
 
+@pytest.mark.long
 def test_parts_that_eval_does_not_call():
     """A marked module that eval mode leaves out is left out; the loss sees what the model gives in eval mode."""
 

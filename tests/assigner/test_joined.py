@@ -121,6 +121,7 @@ def test_what_forwards_write_is_as_they_left_it_in_each_backward(monkeypatch):
         assert all(torch.allclose(each, wanted[name], rtol=0, atol=1e-14) for name, each in pipeline.named_parameters())
 
 
+@pytest.mark.long
 def test_in_place_code_at_the_head_of_a_partition():
     """It finds what the partition before has made, which a later one reads too."""
 
@@ -164,7 +165,7 @@ class Snapping(nn.Linear):
         return Snap.apply(made) if self.armed else made
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("where", range(3))
 def test_an_error_in_a_joined_backward_names_its_partition(where):
     """Though one call of torch's goes through all of them."""

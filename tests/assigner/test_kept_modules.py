@@ -94,7 +94,7 @@ def test_a_loop_that_leaves_them_as_they_are_goes_on(change):
     assert told(change) == [""] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("change", [lambda kept: kept.eval(), lambda kept: kept.norm.eval()])
 def test_modules_may_be_in_eval_mode_for_an_evaluation_alone(change):
     """As after `eval()` of the model, or of a part of it."""
@@ -337,6 +337,7 @@ class Counted(nn.Linear):
         self.build = build
 
 
+@pytest.mark.long
 def test_a_loss_sees_the_builders_model_in_eval_mode_while_an_evaluation_runs():
     """A plain loop calls `eval()` on it."""
     kept = []

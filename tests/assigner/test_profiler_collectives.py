@@ -71,6 +71,7 @@ def test_three_ranks_give_collectives(forked: ForkedRanks, tmp_path: Path) -> No
         assert each["backend"] == "gloo"
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 def test_a_rank_that_goes_is_an_error_for_the_others(forked: ForkedRanks, tmp_path: Path) -> None:
     """They do not wait for it: what they do together next fails, and says what broke."""

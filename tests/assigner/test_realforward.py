@@ -90,6 +90,7 @@ def test_one_partition_in_memory_at_a_time(monkeypatch):
         partition_graph(workload(Narrow))
 
 
+@pytest.mark.long
 def test_a_forward_that_fails_with_values_too():
     """Both reasons are told, each with its line."""
 
@@ -125,6 +126,7 @@ def test_other_arguments_than_learnt():
         partition_graph(made)
 
 
+@pytest.mark.long
 def test_other_results_than_learnt():
     """A partition that returns another structure than in the calls that it was captured by is refused when it does."""
 

@@ -156,6 +156,7 @@ def test_clocks_that_agree_stretch_no_duration():
     assert clock.error_s == pytest.approx(0.04)
 
 
+@pytest.mark.long
 def test_one_process_needs_no_group(tmp_path):
     """A plan on one worker is traced without a launcher; the first action is at 0 s, on an exact clock."""
     made = language()
@@ -192,6 +193,7 @@ def test_steps_that_are_not_the_plans_program_are_not_kept(tmp_path):
     assert [action.kind for action in trace.workers[0].actions].count("update") == 1
 
 
+@pytest.mark.long
 def test_micro_batches_of_one_row_are_traced(tmp_path):
     """Their graph is another than that of more rows, with the same actions: the trace has them all."""
     made = language()
@@ -237,6 +239,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.long
 def test_nothing_leaks_over_a_hundred_traced_steps(tmp_path):
     """Only the last steps are held meanwhile, and nothing after it: no thread, no open file, no recorder."""
     made = skips()
@@ -253,6 +256,7 @@ def test_nothing_leaks_over_a_hundred_traced_steps(tmp_path):
         assert (threading.active_count(), open_files()) == before
 
 
+@pytest.mark.long
 def test_a_second_trace_waits_for_the_first(tmp_path):
     """No two traces at a time, none of no step, and an existing file is replaced only by force."""
     made = skips()
@@ -309,6 +313,7 @@ def test_rematerialised_forwards_keep_nothing(held):
     assert held["again"].peak_bytes < held["kept"].peak_bytes - KEPT_BYTES
 
 
+@pytest.mark.long
 def test_short_actions_share_a_look_at_the_memory(tmp_path, monkeypatch):
     """Actions that end soon after a look are without one; the trace says None of them."""
     made = skips()

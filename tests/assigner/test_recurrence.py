@@ -15,7 +15,7 @@ from assigner.errors import FormatError, UsageError
 EXACT = 1e-9
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("count", "schedule"), [(1, "gpipe"), (2, "1f1b"), (4, "gpipe")])
 def test_as_a_plain_loop(count, schedule):
     """Losses, evaluations in between, accumulated gradients and weights, with nothing, some and all recomputed."""
@@ -125,6 +125,7 @@ def test_forwards_hand_on():
                 torch.testing.assert_close(mine, other, atol=EXACT, rtol=0)
 
 
+@pytest.mark.long
 def test_autocast():
     """Under autocast a state keeps the type that the model made it in, as in a plain loop."""
     made = replace(feedback(), autocast="bfloat16", model=lambda: feedback().model().float(), batch=_float32)
@@ -176,6 +177,7 @@ class _Mean(torch.nn.Module):
         return {"scores": self.outlet(made), "memory": made.mean(0, keepdim=True)}
 
 
+@pytest.mark.long
 def test_a_state_of_the_whole_batch():
     """A state without rows is carried with one micro-batch, and refused with several."""
     made = replace(feedback(), model=lambda: _Mean().double(), batch=_of_all_rows, marks=("inlet", "outlet"))

@@ -125,6 +125,7 @@ def test_ranks_of_mpirun(forked: ForkedRanks) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 def test_ranks_of_srun(forked: ForkedRanks) -> None:
     """Two processes with Slurm's variables alone are a run on the first host of the step's list."""

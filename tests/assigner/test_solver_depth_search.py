@@ -99,7 +99,7 @@ def test_one_pipeline_without_a_choice():
     assert search.bound == np.inf
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("links", ["kinds", "hosts"])
 def test_1f1b_is_proven_where_there_are_too_many_depths_to_try_all(links):
     """14 partitions on 6 workers of three kinds, 16 micro-batches: no gap is left, and looking at all has closed it."""

@@ -94,6 +94,7 @@ def test_a_steady_state_has_no_more_workers_than_micro_batches():
     )
 
 
+@pytest.mark.long
 def test_fewer_micro_batches_in_flight_are_the_way_out():
     """What GPipe has no room for, 1F1B has: its last stage keeps one micro-batch and not all."""
     profile = heavy(capacity=1.1e7)
@@ -161,6 +162,7 @@ def test_a_size_that_was_not_measured_is_to_be_measured():
     assert error.hint == f"assigner profile --micro-batches {size // 2},{size} measures that size, too"
 
 
+@pytest.mark.long
 def test_workers_that_cannot_talk_need_links():
     """Both workers are needed, and there is no link: the way out names the pair."""
     error = refused(heavy(work=[1e-3] * 6, capacity=2.2e7, links=False, parameters=1e6))
@@ -249,7 +251,7 @@ def scattered(homes: Sequence[int], capacity: float, schedule: str = "auto") -> 
     return profile, SolveOptions(pins=pins, remat="never", schedule=schedule)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["auto", "listed"])
 def test_what_fits_with_one_micro_batch_at_a_time_alone(schedule):
     """No named schedule has room for several stages a worker there; some order of theirs has."""
@@ -296,6 +298,7 @@ def test_what_is_not_proven_of_several_stages_is_said(monkeypatch):
     assert caught.value.hint
 
 
+@pytest.mark.long
 def test_a_piece_whose_updates_can_be_divided_is_not_too_large():
     """Workers that share it each hold the optimizer state of a part of it: that one cannot hold all proves nothing."""
     together = SolveOptions(together=(("p0", "p1"),), pins={"p2": "worker:2"}, forbid=(("p0", "worker:2"),))

@@ -228,6 +228,7 @@ def test_no_baseline_is_faster(seed):
     assert plan.predicted.step_s <= min(contiguous) * (1 + 0.01)
 
 
+@pytest.mark.long
 def test_any_number_of_workers_a_stage_unless_fewer_are_asked_for():
     """The default shares where that is best; with N no stage has more than N workers, with 1 none is shared."""
     profile = wide(work=[1e-3] * 4, slowness=[1.0] * 4)
@@ -246,6 +247,7 @@ def test_more_workers_than_partitions_are_used():
     ) == [{0: 7, 1: 6, 2: 3}]
 
 
+@pytest.mark.long
 def test_hints_hold_for_every_worker_of_a_stage():
     """Pins, forbidden workers, partitions kept apart or together, and the workers that may be used."""
     profile = wide(work=[1e-3] * 4, slowness=[1.0] * 4)
@@ -278,6 +280,7 @@ def test_workers_on_other_hosts_are_not_alike_where_all_reduces_are_not():
     assert apart.solver.objective_s < 0.95 * beside.solver.objective_s
 
 
+@pytest.mark.long
 def test_workers_with_others_between_them_are_not_alike_where_rings_go_by_rank():
     """Of two like workers it matters which one joins: with one of them gloo's ring goes over the slow link."""
     profile = make_profile(

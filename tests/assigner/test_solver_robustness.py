@@ -52,6 +52,7 @@ def two_links() -> tuple[Profile, Plan, Plan]:
     return profile, first, second
 
 
+@pytest.mark.long
 def test_where_nothing_varies_the_best_plan_is_always_the_best():
     """Without spreads every step is the one at the medians, and one draw says so."""
     profile = spread_out(make_profile(work=[4e-3, 5e-3], slowness=[1.0, 1.1]))

@@ -266,6 +266,7 @@ def test_what_is_known_stands_beside_it() -> None:
     assert document["otherData"]["predicted_step_seconds"] == [pytest.approx(0.17, abs=1e-3)]
 
 
+@pytest.mark.long
 def test_sixteen_workers_and_32_micro_batches_stay_small(tmp_path: Path) -> None:
     """Both sides with memory: below 4 MB, and below 300 kB packed."""
     profile = make_profile(work=[2e-3] * 16, slowness=[1 + 0.1 * n for n in range(16)], batch=64)

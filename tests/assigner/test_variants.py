@@ -138,6 +138,7 @@ def test_one_set_of_weights():
             assert {id(each) for each in module.parameters()} <= {id(each) for each in first.modules[name].parameters()}
 
 
+@pytest.mark.long
 def test_dropout_masks_do_not_depend_on_the_graphs():
     """The micro-batches of a step keep their numbers, though some of them run through another graph."""
     made = language(dropout=0.4)
@@ -195,6 +196,7 @@ def test_weights_that_the_plan_has_nowhere():
     assert caught.value.hint
 
 
+@pytest.mark.long
 def test_strange_inputs():
     """An input that is neither tensor nor plain value is refused in words."""
     made = workload(Choosy, "a", "b", "c", batch=choosy)
@@ -278,6 +280,7 @@ def test_a_batch_picks_a_head():
     assert "one module that holds them all and picks" in caught.value.hint
 
 
+@pytest.mark.long
 def test_inputs_of_another_kind():
     """Inputs that the model cannot take are shown beside the workload's own, in one line, with what is wrong."""
     made = language()

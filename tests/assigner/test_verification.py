@@ -81,6 +81,7 @@ def test_an_optimizer_that_looks_at_all_parameters_is_found():
     assert "max_norm" in refused.value.hint
 
 
+@pytest.mark.long
 def test_a_model_that_multiplies_errors_raises_no_alarm():
     """Rounding decides what it trains; the sums of a tied weight's gradient come in another order."""
 
@@ -137,6 +138,7 @@ def test_a_loss_that_mixes_rows_is_told_once():
     assert "the loss mixes rows" in said
 
 
+@pytest.mark.long
 def test_a_buffer_that_moves_with_every_micro_batch_is_told():
     """A counter of forwards counts micro-batches; BatchNorm's moves once a step, and is not meant."""
 
@@ -169,7 +171,7 @@ class Steps(nn.Module):
         return self.last(torch.tanh(self.first(x)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "marks", "name"),
     [
@@ -187,6 +189,7 @@ def test_what_a_step_stores_once_is_compared_in_one_micro_batch(model, marks, na
     assert said.startswith(f"the forward writes to {name}, ")
 
 
+@pytest.mark.long
 def test_draws_in_evaluations_are_no_mixing_of_rows():
     """A variational autoencoder draws noise in eval mode too: its whole and its parts differ by that alone."""
 
@@ -218,6 +221,7 @@ def test_a_loss_that_is_no_sum_is_told_as_that():
     assert "weight" not in said
 
 
+@pytest.mark.long
 def test_a_loss_that_mixes_rows_a_little_is_told_under_autocast_too():
     """Mean over unlike weights; the rounding of bfloat16 is larger than what that makes."""
     weights = torch.tensor([1.0, 2.0, 0.5, 1.5])
@@ -315,6 +319,7 @@ def test_what_an_optimizer_draws_is_put_back():
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.long
 def test_a_recompute_that_moves_state_passes():
     """Spectral normalisation and a counter: the recompute sees what the first forward did."""
     assert checked(workload(Spectral, "first", "last")).result == "equal"
@@ -360,6 +365,7 @@ def test_a_language_model_of_transformers_passes(kind, monkeypatch):
     assert checked(made).result == "equal"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [language, diamond, lambda: workload(normalised, "*"), lambda: language(dropout=0.4)])
 def test_a_model_without_room_is_checked_in_its_forwards(make, monkeypatch):
     """One partition at a time; the caution says what is not known then."""
@@ -369,6 +375,7 @@ def test_a_model_without_room_is_checked_in_its_forwards(make, monkeypatch):
     assert "nothing is known of gradients" in found.cautions[0]
 
 
+@pytest.mark.long
 def test_a_train_of_a_modules_own_is_called_as_a_script_does():
     """A BatchNorm that it keeps in eval mode is in eval mode on both sides."""
 

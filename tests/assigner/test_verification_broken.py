@@ -66,7 +66,7 @@ def glued(dtype):
     return replace(workload(Glued, "parts.*", "last"), model=lambda: Glued().to(dtype), batch=batch)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_capture_that_is_not_broken_passes(dtype):
     """What the next test breaks is equal as it is."""

@@ -337,6 +337,7 @@ def test_a_loop_may_change_what_code_between_partitions_does_not_read() -> None:
             pipeline.forward(x)
 
 
+@pytest.mark.long
 def test_a_model_may_be_built_again() -> None:
     """As `assigner check` does: that its class counts what it makes is no forward's."""
     graph = partition_graph(workload(Root, "blocks.*"))

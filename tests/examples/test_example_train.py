@@ -80,6 +80,7 @@ def test_a_run_goes_on_under_another_plan(script: ModuleType, tmp_path: Path, fo
     assert parts == pytest.approx(numbers(whole)["losses"], rel=0, abs=1e-10)
 
 
+@pytest.mark.long
 def test_a_plan_for_another_model_is_refused(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,7 +40,6 @@ DAILY = frozenset(
         "a distribution of torch's, and a call of torch's with a table (functools.partial), unmarked",
         "a tensor in an attribute that forward exchanges, unmarked",
         "a dict that forbids updates (diffusers' configs), marked",
-        "transformers: Llama, its hidden states in the loss",
         # hooks
         "tensor hook that scales, at the root",
         "parameter hook registered in a marked module's __init__",
@@ -51,9 +50,7 @@ DAILY = frozenset(
         "blind: a tensor hook that moves a buffer (gradient statistics), in a marked module",
         # checkpoint
         "checkpoint of marked blocks at the root, default",
-        "checkpoint of a function of the root between marks, use_reentrant=False",
         "checkpoint of a block with dropout, masks kept by its RNG state",
-        "checkpoint behind a frozen embedding whose hook calls requires_grad_, use_reentrant=True",
         "checkpoint inside marked blocks behind the root's own requires_grad_ of a frozen result",
         "checkpoint inside marked blocks behind the detached one of two results of a partition",
         "blind: selective checkpoint by a policy, at the root",
@@ -166,9 +163,7 @@ DAILY = frozenset(
         "a GAN in one module, two losses summed, the discriminator's by a detached sample",
         "diffusion that draws its noise and steps in forward",
         "transformers: GPT-2",
-        "transformers: T5",
         "transformers: BERT, masked words",
-        "transformers: ViT",
         "MLP-Mixer",
         "blind: a siamese triplet: one encoder three times, distances in the output",
     )

@@ -66,7 +66,7 @@ def test_two_ranks_give_what_the_plain_script_gives(name: str, ported: Ported) -
     check(name, ported(name, 2))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_stopped_script_goes_on_in_the_middle_of_its_data(name: str, ported: Ported) -> None:
