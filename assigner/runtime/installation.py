@@ -113,9 +113,7 @@ class Installation:
         self.watch = ReplicaWatch(self.share, plan, workload, graph.last.name, member)
 
         def passes(**of_training: Any) -> BatchPasses:
-            carried = CarriedState(
-                workload.carried, cutting=self.cutting, planned=graph.output, plan=plan, member=member
-            )
+            carried = CarriedState(workload.carried, cutting=self.cutting, planned=graph.output, member=member)
             return BatchPasses(
                 variants, member, workload, needs=self.needs, carried=carried, watch=self.watch, **of_training
             )

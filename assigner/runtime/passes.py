@@ -127,7 +127,7 @@ class BatchPasses:
             self.as_planned = len(groups) == 1 and programs[0].actions == planned.actions
         outputs = None
         if outputs_to is not None:
-            outputs = BatchOutputs(groups, self.workload, self.variants.plan, outputs_to, alone=not loss)
+            outputs = BatchOutputs(groups, self.workload, outputs_to, alone=not loss)
         found: dict[int, list[float]] = {}
         executors = [self.executor(group.variant) for group in groups]
         with contextlib.nullcontext() if self.trains else self._eval_mode():

@@ -56,8 +56,6 @@ class Payload(StrEnum):
     GRADIENT = "gradient"
     TIE = "tie"
     SHAPE = "shape"
-    OUTPUT = "output"
-    STATE = "state"
 
 
 class Route(NamedTuple):
@@ -65,9 +63,8 @@ class Route(NamedTuple):
 
     Args:
         payload: An activation goes from its maker to its readers, a gradient the way back, a tie is the summed
-            gradient of a shared parameter. Outside of programs: an output of the model goes to the rank that asks for
-            it, a shape goes ahead of a value whose shape depends on data, state that is carried from batch to batch
-            goes from where it was made to where it is read.
+            gradient of a shared parameter. Outside of programs a shape goes ahead of a value whose shape depends on
+            data.
         partition: The partition that makes the value (of a tie: the first that holds the parameter).
         output: Which of its outputs (of a tie: the number of the tie).
         source: The worker that sends.

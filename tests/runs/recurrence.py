@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.runtime.messages.transport import Transport
-from assigner.schedule.program import Payload
+from assigner.runtime.batch.recurrence import CarriedState
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
@@ -25,21 +24,34 @@ from recurrent_cases import PlainLoop, batches_of, feedback, train, words
 from workloads import graph_of, make_plan
 
 if TYPE_CHECKING:
-    from assigner.runtime.messages.ordering import Message
+    from collections.abc import Iterable
+
+    import torch
 
 _SENT: list[str] = []
-_SEND = Transport.send
+_EXCHANGE = CarriedState._exchange
 
 
-def _counted(self: Transport, message: Message, *args: Any) -> None:
-    if message.route.payload is Payload.STATE:
-        _SENT.append(message.route.target)
-    _SEND(self, message, *args)
+def _counted(self: CarriedState, wants: Iterable[Any]) -> None:
+    """Note to whom this rank sends a part of the state."""
+    transport = self._member.transport
+    assert transport is not None
+    put = transport.put_tensor
+
+    def noted(tensor: torch.Tensor, target: int) -> None:
+        _SENT.append(f"worker:{target}/cpu")
+        put(tensor, target)
+
+    transport.put_tensor = noted  # type: ignore[method-assign]
+    try:
+        _EXCHANGE(self, wants)
+    finally:
+        del transport.put_tensor
 
 
 def main(folder: Path) -> None:
     """Run all of it."""
-    Transport.send = _counted  # type: ignore[method-assign,assignment]
+    CarriedState._exchange = _counted  # type: ignore[method-assign]
     found: dict[str, Any] = {"differences": {}, "sent": {}}
     back, here = feedback(), words()
     spread = {

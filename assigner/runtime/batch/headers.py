@@ -8,7 +8,7 @@ Its gradient needs no header on the way back: whoever made the value knows its s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,23 +17,13 @@ from assigner.runtime.messages.ordering import Message
 from assigner.schedule.program import Payload
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from assigner.model.marking import PartitionGraph
     from assigner.runtime.messages.transport import Transport
     from assigner.schedule.program import Program, Route
 
 _MOST_DIMENSIONS = 16
-
-
-class Header(NamedTuple):
-    """What goes ahead of a value.
-
-    Args:
-        shape: The value's.
-        kind: What else its receiver must know, as a number; between partitions nothing.
-    """
-
-    shape: tuple[int, ...]
-    kind: int = 0
 
 
 def header_routes(graph: PartitionGraph, program: Program) -> tuple[Route, ...]:
@@ -47,23 +37,22 @@ def header_routes(graph: PartitionGraph, program: Program) -> tuple[Route, ...]:
 
 def header_route(route: Route) -> Route:
     """The route of the shapes of a route's values."""
-    outside = route.payload is Payload.OUTPUT  # the model's outputs are numbered on their own
-    return route._replace(payload=Payload.SHAPE, output=-1 - route.output if outside else route.output)
+    return route._replace(payload=Payload.SHAPE)
 
 
 def post_header(transport: Transport, message: Message) -> None:
     """Get ready for the shape of a message."""
-    transport.post(Message(header_route(message.route), message.micro_batch), (2 + _MOST_DIMENSIONS,), torch.int64)
+    transport.post(Message(header_route(message.route), message.micro_batch), (1 + _MOST_DIMENSIONS,), torch.int64)
 
 
-def send_header(transport: Transport, message: Message, header: Header) -> None:
-    """Send what goes ahead of a message."""
-    numbers = torch.zeros(2 + _MOST_DIMENSIONS, dtype=torch.int64, device="cpu")
-    numbers[: 2 + len(header.shape)] = torch.tensor([header.kind, len(header.shape), *header.shape], device="cpu")
+def send_header(transport: Transport, message: Message, shape: Sequence[int]) -> None:
+    """Send the shape of a message ahead of it."""
+    numbers = torch.zeros(1 + _MOST_DIMENSIONS, dtype=torch.int64, device="cpu")
+    numbers[: 1 + len(shape)] = torch.tensor([len(shape), *shape], device="cpu")
     transport.send(Message(header_route(message.route), message.micro_batch), numbers)
 
 
-def receive_header(transport: Transport, message: Message) -> Header:
-    """The header of a message, for which `post_header` got ready, once it is there."""
-    kind, dimensions, *sizes = transport.receive(Message(header_route(message.route), message.micro_batch)).tolist()
-    return Header(tuple(sizes[:dimensions]), kind)
+def receive_header(transport: Transport, message: Message) -> tuple[int, ...]:
+    """The shape of a message, for which `post_header` got ready, once it is there."""
+    dimensions, *sizes = transport.receive(Message(header_route(message.route), message.micro_batch)).tolist()
+    return tuple(sizes[:dimensions])

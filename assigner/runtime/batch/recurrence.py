@@ -34,9 +34,7 @@ from assigner.runtime.batch.staterows import (
     rows_dimension,
     with_states,
 )
-from assigner.runtime.messages.ordering import Message
-from assigner.runtime.ranks.process import worker_of
-from assigner.schedule.program import Payload, Route
+from assigner.runtime.ranks.packedvalues import copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -98,7 +96,6 @@ class CarriedState:
         carried: Which input is which output, as `Workload.carried`; None: nothing is handed on.
         cutting: Of batches: it knows the inputs' rows.
         planned: The output of the plan's own graph: it knows where rows are, also where another graph's does not.
-        plan: Who holds which partition.
         member: This process in the run.
 
     Attributes:
@@ -112,12 +109,11 @@ class CarriedState:
         *,
         cutting: Cutting,
         planned: ModelOutput,
-        plan: Plan,
         member: Membership,
     ) -> None:
         self.parts: list[StatePart] = []
         self.places, self._cutting, self._planned = dict(carried or {}), cutting, planned
-        self._plan, self._member = plan, member
+        self._member = member
 
     def sources(self, graph: PartitionGraph) -> frozenset[Value]:
         """The values that become state of the next batch.
@@ -298,29 +294,18 @@ class CarriedState:
     def _exchange(self, wants: Iterable[_Want]) -> None:
         """Send what others want and receive what this rank wants; all ranks know of all."""
         transport, rank = self._member.transport, self._member.rank
-        ways = [(want, self.parts[want.place].leaves[want.leaf], self._route(want)) for want in wants]
+        ways = [(want, self.parts[want.place].leaves[want.leaf]) for want in wants]
         if transport is None or not ways:
             return
         self._member.at = "the transfer of the carried state"
-        transport.know(route for _, _, route in ways)
-        for want, leaf, route in ways:
-            if want.target == rank and leaf.value.numel():
-                transport.post(Message(route, want.place), tuple(leaf.value.shape), leaf.value.dtype)
-        for want, leaf, route in ways:
-            if want.source == rank and leaf.value.numel():
-                transport.send(Message(route, want.place), leaf.value)
-        for want, leaf, route in ways:
+        for want, leaf in ways:
+            if want.source == rank:
+                transport.put_tensor(copy_of(leaf.value), want.target)
+        for want, leaf in ways:
             if want.target == rank:
-                if leaf.value.numel():
-                    leaf.value = transport.receive(Message(route, want.place))
-                else:
-                    leaf.value = torch.empty_like(leaf.value, device=self._member.device)
+                leaf.value = self._here(transport.get_tensor(want.source, tuple(leaf.value.shape), leaf.value.dtype))
             leaf.holders |= {want.target}
-
-    def _route(self, want: _Want) -> Route:
-        return Route(
-            Payload.STATE, "", want.leaf, worker_of(self._plan, want.source), worker_of(self._plan, want.target)
-        )
+        transport.flush()
 
     def put(self, part: StatePart | None) -> None:
         """Go on from a state that all ranks have; None: begin anew."""

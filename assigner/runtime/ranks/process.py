@@ -13,7 +13,7 @@ import torch.distributed as dist
 from assigner.errors import UsageError, WorkerError
 from assigner.formats.document import encode
 from assigner.launch.launcherwatch import end_with_launcher
-from assigner.location import Location, rank_of
+from assigner.location import Location
 from assigner.machine.launchedrank import launched
 from assigner.runtime.messages.allgather import all_gather
 from assigner.runtime.messages.nccl import check_workers, use_many_queues
@@ -119,11 +119,6 @@ def check_world(plan: Plan) -> None:
             f"the plan needs {plan.world_size} ranks, and the run has {ranks}",
             hint=f"start {plan.world_size} (torchrun --nproc-per-node, times --nnodes; mpirun -n; srun -n)",
         )
-
-
-def worker_of(plan: Plan, rank: int) -> str:
-    """A rank's worker under a plan, for the ends of a message; one that the plan leaves out is named as on a CPU."""
-    return next((worker for worker in plan.workers if rank_of(worker) == rank), str(Location(rank, "cpu")))
 
 
 def set_threads(plan: Plan, worker: str | None) -> None:

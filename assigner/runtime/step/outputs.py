@@ -18,30 +18,21 @@ from torch.utils import _pytree as pytree
 from assigner.errors import UsageError
 from assigner.location import rank_of
 from assigner.model.marking.graph import ModelOutput
-from assigner.model.plainvalues import DTYPES
-from assigner.runtime.batch.headers import Header, header_route, post_header, receive_header, send_header
-from assigner.runtime.messages.ordering import Message
-from assigner.runtime.ranks.process import worker_of
+from assigner.runtime.ranks.packedvalues import PackedValue, receive_value, send_value
 from assigner.runtime.step.results import exact_sum
-from assigner.schedule.program import Payload, Route
 from assigner.schedule.replication import takers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
     from assigner.runtime.batch.microbatch import MicroBatch
     from assigner.runtime.batch.variants import VariantGroup
-    from assigner.runtime.messages.transport import Transport
     from assigner.runtime.ranks.membership import Membership
 
 Receiver = int | Literal["all"]
 """The rank that wants outputs, or every rank."""
-
-_NUMBERS = (bool, int, float)
-_DTYPES = sorted(DTYPES.values(), key=str)  # a header has their numbers
 
 
 @dataclass(frozen=True)
@@ -130,7 +121,6 @@ class BatchOutputs:
     Args:
         groups: The batch's micro-batches by the graph that they run through.
         workload: What a micro-batch's numbers count for.
-        plan: Names the workers.
         to: Who wants the outputs.
         alone: Nothing else is made of them: no loss, and of the batch there are no targets.
 
@@ -139,7 +129,7 @@ class BatchOutputs:
     """
 
     def __init__(
-        self, groups: Sequence[VariantGroup], workload: Workload, plan: Plan, to: Receiver, *, alone: bool = False
+        self, groups: Sequence[VariantGroup], workload: Workload, to: Receiver, *, alone: bool = False
     ) -> None:
         graphs = [group.variant.graph for group in groups]
         makers = {group.variant.makers for group in groups}
@@ -150,7 +140,7 @@ class BatchOutputs:
             )
         world = dist.get_world_size() if dist.is_initialized() else 1
         self.alone = alone
-        self._graph, self._plan, self._groups, self._makers = graphs[0], plan, groups, makers.pop()
+        self._graph, self._groups, self._makers = graphs[0], groups, makers.pop()
         self._targets = range(world) if to == "all" else [to]
         self._counts = workload.reduction == "mean" and not (alone and workload.weight is not None)
         self._parts: dict[int, Part] = {}
@@ -187,9 +177,7 @@ class BatchOutputs:
         joined = join([self._parts[place] for place in sorted(self._parts)]) if self._parts else None
         self._parts.clear()
         member.at = "the transfer of the model's output"
-        leaves = _brought(
-            joined, self._graph, plan=self._plan, maker=self._makers[0], targets=self._targets, member=member
-        )
+        leaves = _brought(joined, self._graph, maker=self._makers[0], targets=self._targets, member=member)
         return None if leaves is None else self._graph.rebuild_output(leaves)
 
     def _bring_together(self, member: Membership) -> None:
@@ -201,7 +189,7 @@ class BatchOutputs:
                 if maker != first:
                     part = self._parts.pop(place, None)
                     leaves = None if part is None else part.leaves
-                    kept = _brought(leaves, graph, plan=self._plan, maker=maker, targets=[first], member=member)
+                    kept = _brought(leaves, graph, maker=maker, targets=[first], member=member)
                     if kept is not None:
                         self._put(graph, kept, place, cut)
 
@@ -222,59 +210,35 @@ def _brought(
     leaves: Sequence[Any] | None,
     graph: PartitionGraph,
     *,
-    plan: Plan,
     maker: int,
     targets: Collection[int],
     member: Membership,
 ) -> list[Any] | None:
-    """Bring an output's leaves to the ranks that want them; every rank calls this, and makes the same routes.
+    """Bring an output's leaves to the ranks that want them; every rank calls this.
 
     Args:
         leaves: On the rank that has made the output, all of them; None elsewhere.
         graph: Whose output.
-        plan: Names the workers.
         maker: The rank that has made it.
         targets: The ranks that want it.
         member: This process in the run.
 
     Returns:
         Where they are wanted those that the last partition returns, else None.
+
+    Raises:
+        UsageError: a tensor is not plain and dense.
     """
-    transport, made = member.transport, graph.output.made
-    found = None if leaves is None else [leaves[index] for index in made]
-    if transport is not None:
-        source = worker_of(plan, maker)
-        routes = {
-            rank: [Route(Payload.OUTPUT, graph.last.name, index, source, worker_of(plan, rank)) for index in made]
-            for rank in targets
-            if rank != maker
-        }
-        every = [route for of_rank in routes.values() for route in of_rank]
-        transport.know(every)
-        transport.know(map(header_route, every))
-        if found is not None:
-            for of_rank in routes.values():
-                for route, leaf in zip(of_rank, found, strict=True):
-                    _send(transport, route, leaf)
-        elif member.rank in routes:
-            found = [_receive(transport, route) for route in routes[member.rank]]
-        transport.flush()  # also the values between partitions: nothing else waits for them to leave
+    found = None if leaves is None else [leaves[index] for index in graph.output.made]
+    if member.transport is None:
+        return found if member.rank in targets else None
+    others = [rank for rank in targets if rank != maker]
+    if found is not None and others:
+        packed = PackedValue.of(found, "the model's output")
+        for rank in others:
+            send_value(member, packed, rank)
+    elif member.rank in others:
+        received = receive_value(member, maker).value
+        found = pytree.tree_map_only(torch.Tensor, lambda each: each.to(member.device), received)
+    member.transport.flush()  # the values between partitions: nothing else waits for them to leave
     return found if member.rank in targets else None
-
-
-def _send(transport: Transport, route: Route, leaf: Any) -> None:
-    """The header's kind is the type; of a number, which goes as a tensor, below zero."""
-    is_tensor = isinstance(leaf, torch.Tensor)
-    tensor = leaf if is_tensor else torch.tensor(leaf, device="cpu")
-    kind = _DTYPES.index(tensor.dtype) if is_tensor else -1 - _NUMBERS.index(type(leaf))
-    send_header(transport, Message(route, 0), Header(tuple(tensor.shape), kind))
-    transport.send(Message(route, 0), tensor if is_tensor else tensor.to(torch.float64))
-
-
-def _receive(transport: Transport, route: Route) -> Any:
-    message = Message(route, 0)
-    post_header(transport, message)
-    shape, kind = receive_header(transport, message)
-    transport.post(message, shape, _DTYPES[kind] if kind >= 0 else torch.float64)
-    found = transport.receive(message)
-    return found if kind >= 0 else _NUMBERS[-1 - kind](found.item())

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from assigner.model.marking import PartitionGraph, Value
-from assigner.runtime.batch.headers import Header, post_header, receive_header, send_header
+from assigner.runtime.batch.headers import post_header, receive_header, send_header
 from assigner.runtime.messages.ordering import Message
 from assigner.runtime.recording.ranges import range_of
 from assigner.schedule.orders import LETTERS, ActionKind
@@ -87,7 +87,7 @@ class StepMessages:
         self._check_shape(value, step.micro_batches[micro_batch], tensor)
         if route.payload is Payload.ACTIVATION and self.graph.values[value].shape is None:
             step.shapes[value, micro_batch] = tuple(tensor.shape)
-            send_header(self.transport, Message(route, micro_batch), Header(tuple(tensor.shape)))
+            send_header(self.transport, Message(route, micro_batch), tensor.shape)
         self.transport.send(Message(route, micro_batch), tensor, span)
 
     def _check_shape(self, value: Value, micro_batch: MicroBatch, tensor: torch.Tensor) -> None:
@@ -129,7 +129,7 @@ class StepMessages:
         shape = self.graph.values[value]
         if shape.shape is None:
             known = step.shapes.get((value, micro_batch))
-            self.transport.post(message, known or receive_header(self.transport, message).shape, shape.dtype)
+            self.transport.post(message, known or receive_header(self.transport, message), shape.dtype)
         if route.payload is not Payload.GRADIENT:
             tensor = shape.laid_out(self.transport.receive(message, span))
             if readers := step.counts[value, micro_batch]:
