@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from test_deferred_builders import check, holding
 from torch import nn
 
 from assigner.errors import UsageError
+from assigner.machine.generators import kept_python
 from assigner.model.deferred import DeferredModel
 
 randn = torch.randn
@@ -130,3 +134,61 @@ def test_only_the_draws_of_the_same_generator_are_replayed():
     made = DeferredModel(builder, seed=0).materialise(["small.weight"])["small.weight"]
     torch.manual_seed(5)
     assert torch.equal(made, nn.Linear(2, 2).weight)
+
+
+def seeds_itself() -> nn.Module:
+    random.seed(42)
+    np.random.seed(42)
+    return drawing()
+
+
+def drawing() -> nn.Module:
+    return nn.Linear(2, 2 + round(random.random() + np.random.rand()))
+
+
+def draws_before_its_seed() -> nn.Module:
+    random.seed(random.random())
+    return seeds_itself()
+
+
+def lends_the_state() -> nn.Module:
+    state = random.getstate()
+    made = seeds_itself()
+    random.setstate(state)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("builder", "are_alike"),
+    [(seeds_itself, True), (lends_the_state, True), (draws_before_its_seed, False), (drawing, False)],
+)
+def test_draws_of_python_and_numpy_come_from_the_last_seed(builder, are_alike):
+    """What the script's own generators were at is told where the builder has drawn from that, and there alone."""
+    found = []
+    with kept_python():
+        for seed in (1, 2):
+            random.seed(seed)
+            np.random.seed(seed)
+            found.append(DeferredModel(builder, seed=0).origins)
+    assert all(each.python and each.numpy for each in found)
+    assert (found[0].numbers == found[1].numbers) is are_alike
+
+
+def test_what_memory_held_before_is_no_origin():
+    """A scratch tensor in an attribute has no values of the model's; what is made of numbers has."""
+
+    class Scratch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scratch, self.table, self.steps = torch.empty(64), torch.arange(4.0) * 3, 1 << 2000
+
+        def forward(self, x):
+            return x[: len(self.scratch)] * self.table * (self.steps & 1)
+
+    found = []
+    for fills in (False, True):
+        torch.use_deterministic_algorithms(fills)  # torch.empty gives NaN then
+        found.append(DeferredModel(Scratch, seed=0).origins)
+    torch.use_deterministic_algorithms(False)
+    assert found[0] == found[1]
+    assert {"Scratch.scratch", "Scratch.table"} <= set(found[0].values)

@@ -10,6 +10,8 @@ from kept import kept
 from torch import nn
 from workloads import WIDTH, Reference, make_plan, pipeline_of, workload
 
+from assigner.model.deferred import DeferredModel
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -88,6 +90,35 @@ class FrozenByRoot(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+
+class PartlyFrozen(nn.Module):
+    """A `train` of its own, which does nothing to the part that its builder leaves in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList([Block(), FrozenBlock()]), nn.Linear(WIDTH, 1)
+
+    def train(self, mode: bool = True) -> PartlyFrozen:
+        return super().train(mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks[1](self.blocks[0](x)))
+
+
+def test_parts_left_in_eval_mode_stay_so():
+    """What a root's own `train` does not ask for, it does not do; what its parts' do, they do."""
+
+    def build() -> nn.Module:
+        model = PartlyFrozen().train()
+        model.blocks[0].eval()
+        return model
+
+    made, expected = DeferredModel(build, seed=0).flags(training=True), build()
+    assert made == {name: module.training for name, module in expected.named_modules()}
+    assert [name for name, flag in made.items() if not flag] == [
+        "blocks.0", "blocks.0.inner", "blocks.0.norm", "blocks.1.norm"
+    ]  # fmt: skip
 
 
 def in_sequence(kind: Callable[[], nn.Module]) -> Any:

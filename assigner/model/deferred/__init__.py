@@ -38,8 +38,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.machine.generators import GeneratorStates
-from assigner.model.deferred.draws import BuilderError
+from assigner.model.deferred.draws import BuilderError, SharedDraws
 from assigner.model.deferred.keepers import ABSENT
 from assigner.model.deferred.likeness import check_hung, in_likeness
 from assigner.model.deferred.memento import Memento
@@ -77,13 +76,12 @@ class DeferredModel:
     """
 
     def __init__(self, builder: Callable[[], nn.Module], *, seed: int) -> None:
-        kept, generators = torch.get_rng_state(), GeneratorStates.now()
-        recorder = CallRecorder()
+        kept, recorder, self._draws = torch.get_rng_state(), CallRecorder(), SharedDraws()
         try:
             torch.default_generator.manual_seed(seed)  # builders draw from no other, and the script goes on with those
             with (
                 user_code("Workload.model"), recorder.readable(), recorder, recorder.rejection_sampling(),
-                LooksReal(recorder), unwatched(),
+                LooksReal(recorder), unwatched(), self._draws.noted(),
             ):  # fmt: skip
                 self.model = builder()
                 settle_mode(self.model)
@@ -100,7 +98,6 @@ class DeferredModel:
             recorder.keep_unseen(tensor, f"as {name}")
         check_hung(self.tensors())
         self._calls, self._storages = recorder.calls, recorder.storages
-        self._generators = generators, GeneratorStates.now()
         self._make_unregistered(recorder)
         self.outside = objects_outside(builder, self.model)
 
@@ -118,6 +115,7 @@ class DeferredModel:
         made = {key: in_likeness(each, memory[view.storage].look(view)) for key, (each, view) in views.items()}
         memento.exchange(made)
         self.replaced = [each for each, _ in views.values()]
+        self._unregistered = [(made[key], view) for key, (_, view) in views.items()]
         self.for_gpus = [made[key] for key, (_, view) in views.items() if view.storage in recorder.on_gpus]
         registered = {each.untyped_storage()._cdata for each in buffers(self.model) if is_meta(each)}
         self.lent = self._lent(registered | {view.storage for _, view in views.values()})
@@ -131,7 +129,7 @@ class DeferredModel:
     @functools.cached_property
     def origins(self) -> Origins:
         """From which seeds, states and numbers the builder made the model: unlike ones make unlike models."""
-        return origins_of(self._calls, self.model, self.vocabulary, *self._generators)
+        return origins_of(self._calls, self.model, self.vocabulary, self._draws, self._unregistered)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer by name; names that share one tensor all stand here."""
@@ -214,11 +212,16 @@ def _check_sizes(tensors: Mapping[str, torch.Tensor]) -> None:
 def settle_mode(model: Any) -> None:
     """Have modules with a `train` of their own do what it does: one may keep its BatchNorm in eval mode.
 
-    A training script calls it on the model before its loop.
+    A training script calls it on the model before its loop. What nn.Module's own `train` would do beside that, to
+    parts that the builder has in another mode, is taken back.
     """
     for module in model.modules() if isinstance(model, nn.Module) else ():
         if type(module).train is not nn.Module.train:
-            module.train(module.training)
+            mode, before = module.training, {each: each.training for each in module.modules()}
+            module.train(mode)
+            for each, built in before.items():
+                if each.training is mode:
+                    each.training = built
 
 
 def slot_of(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:

@@ -35,7 +35,7 @@ from assigner.model.members import named_buffers, named_parameters
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from assigner.machine.generators import GeneratorStates
+    from assigner.model.deferred.draws import SharedDraws
     from assigner.model.deferred.replay import Call
     from assigner.model.deferred.vocabulary import Vocabulary
 
@@ -82,7 +82,11 @@ class Origins:
 
 
 def origins_of(
-    calls: Sequence[Call], model: nn.Module, vocabulary: Vocabulary, before: GeneratorStates, after: GeneratorStates
+    calls: Sequence[Call],
+    model: nn.Module,
+    vocabulary: Vocabulary,
+    draws: SharedDraws,
+    unregistered: Sequence[tuple[torch.Tensor, View]],
 ) -> Origins:
     """Those of a builder.
 
@@ -90,30 +94,32 @@ def origins_of(
         calls: What it has torch do.
         model: What it has made.
         vocabulary: What its forwards can read.
-        before: Python's and NumPy's generators before it ran.
-        after: And after it.
+        draws: What it has drawn from Python's generator and NumPy's.
+        unregistered: Tensors that it has made beside parameters and buffers, each with what stands for it in the calls.
+            Their values may be what memory held before, as those of torch.empty.
     """
     seeds = [call.source.numpy().tobytes() for call in calls if isinstance(call.source, torch.Tensor)]
-    has_drawn = before.numpy is not None and before.numpy != after.numpy  # loaded by the builder: nobody knows
+    known, made = _known(calls), {id(tensor): view for tensor, view in unregistered}
     found: dict[str, int] = defaultdict(int)
     texts: dict[str, tuple[int, int]] = {}
     for where, value in (*named_parameters(model), *reach({}, model.named_modules(), vocabulary=vocabulary)):
         name = _ADDRESS.sub("", str(where))  # objects of a set have one name, and no order
-        if numbers_ := list(_numbers(value, vocabulary)):
+        view = made.get(id(value))
+        if numbers_ := list(_numbers(value, vocabulary) if view is None else _looked_at(view, known)):
             found[name] = (found[name] + _digest(numbers_)) % (1 << 48)
         if there := _texts(value):
             texts[name] = _digest(sorted(there[0])), _digest(there[1])
     return Origins(
         _digest(seeds),
-        _digest([repr(before.python)]) if before.python != after.python else 0,
-        _digest([repr(before.numpy)]) if has_drawn else 0,
-        {**_weights(calls, model), **dict(sorted(found.items()))},
+        _digest(map(repr, draws.python)) if draws.python else 0,
+        _digest(map(repr, draws.numpy)) if draws.numpy else 0,
+        {**_weights(model, known), **dict(sorted(found.items()))},
         texts,
     )
 
 
-def _weights(calls: Sequence[Call], model: nn.Module) -> dict[str, int]:
-    """What has made each parameter and buffer that has no values yet: all that its values follow from."""
+def _known(calls: Sequence[Call]) -> dict[int, int]:
+    """What has made each storage: all that its values follow from."""
     known, ends = dict[int, int](), list[int]()  # by storage, what it is; by call, where its draws ended
     for call in calls:
         parts = [str(call.function), *_given(call, known)]
@@ -124,6 +130,11 @@ def _weights(calls: Sequence[Call], model: nn.Module) -> dict[str, int]:
             if isinstance(leaf, View) and leaf.storage not in known:
                 known[leaf.storage] = _digest([str(ends[-1]), str(n)])
         known.update(dict.fromkeys(call.writes, ends[-1]))
+    return known
+
+
+def _weights(model: nn.Module, known: Mapping[int, int]) -> dict[str, int]:
+    """What has made each parameter and buffer that has no values yet."""
     tensors = {name: each for name, each in (*named_parameters(model), *named_buffers(model)) if is_meta(each)}
     return {name: _digest(_looked_at(View.of(each), known)) for name, each in tensors.items()}
 
@@ -177,8 +188,12 @@ def _numbers(value: Any, vocabulary: Vocabulary) -> Iterator[str | bytes]:
 def _fractions(named: Mapping[Any, Any], vocabulary: Vocabulary) -> Iterator[str]:
     """Those among numbers by name that forwards can read; where code makes the names by which it asks, none."""
     names = vocabulary.names or ()
-    found = [(name, each) for name, each in named.items() if isinstance(each, numbers.Real) and name in names]
-    yield from sorted(f"{name}: {float(each)!r}" for name, each in found if float(each) % 1)
+    found = [(name, float(each)) for name, each in named.items() if name in names and _is_fractional(each)]
+    yield from sorted(f"{name}: {each!r}" for name, each in found if each % 1)
+
+
+def _is_fractional(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
 
 
 def _is_plain(values: Iterable[Any], *kinds: type) -> bool:
