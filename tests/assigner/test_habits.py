@@ -23,6 +23,7 @@ CASES = [
     "world", "world, remat", "world, shared", "world of a loss", "world of an optimizer",
     "read by a loss", "read by a loss, shared", "read by a loss, moved", "read by a loss, on one",
     "tensor of a loss, moved", "moved tensor of a loss, moved",
+    "loss of a trainer, shared", "loss of a trainer, moved",
     "drawn loss, shared", "trained loss", "trained loss, moved", "trained loss, shared",
     "hook", "hook, remat", "hook, shared", "hook object", "hook object, remat",
     "hook of a backward", "hook of a backward, remat",

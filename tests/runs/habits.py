@@ -683,6 +683,23 @@ def halve_on_one(_: Any) -> None:
         halve_setting(None)
 
 
+class Timekeeper:
+    """A script's own object, of which the loss is a method: its laps are another number on each rank."""
+
+    def __init__(self) -> None:
+        self.factor, self.laps, self.began = 0.5, [time.time()], time.time()
+
+    def train(self, _: Any) -> None:
+        self.laps.append(time.time() - self.began)
+        self.began = time.time()
+
+    def loss(self, made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return (made - wanted).square().mean() * self.factor
+
+
+KEEPER = Timekeeper()
+
+
 def remembered(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """A loss that remembers at the top of its file."""
     global RUNNING  # noqa: PLW0603 - what is tested
@@ -822,6 +839,8 @@ CASES = {
     "read by a loss, on one": Case(
         lambda: made_of(loss=set_to), "a loss that reads SETTINGS['alpha'] = 0.5", each_step=halve_on_one
     ),
+    "loss of a trainer, shared": Case(lambda: made_of(loss=KEEPER.loss), stages=SHARED, each_step=KEEPER.train),
+    "loss of a trainer, moved": Case(lambda: made_of(loss=KEEPER.loss), move=True, each_step=KEEPER.train),
     "drawn loss, shared": Case(
         lambda: made_of(loss=drawn_loss()), "reads has other values on one of them than on another", SHARED
     ),

@@ -45,11 +45,13 @@ from assigner.model.deferred.reach import METHODS, MOST_ITEMS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-_CALLED = frozenset(
-    ("forward", "backward", "setup_context", "jvp", "vmap", "train", "eval", "get_extra_state", "set_extra_state",
-     "state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict")
+_RUN = frozenset(("forward", "backward", "setup_context", "jvp", "vmap"))
+"""What torch calls where code runs."""
+_CALLED = _RUN | frozenset(
+    ("train", "eval", "get_extra_state", "set_extra_state", "state_dict", "load_state_dict", "_save_to_state_dict",
+     "_load_from_state_dict")
 )  # fmt: skip
-"""What torch and this program call."""
+"""What torch and this program call of a model."""
 _MAKING = frozenset(
     ("__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__class_getitem__", "__del__",
      "__repr__", "__str__", "__dir__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__copy__",
@@ -128,14 +130,15 @@ class Vocabulary:
 def vocabulary_of(
     modules: Iterable[nn.Module], beside: Iterable[nn.Module] = (), others: Iterable[Any] = ()
 ) -> Vocabulary:
-    """The names that the forward of modules can reach anything by.
+    """The names that the forward of modules, or functions alone, can reach anything by.
 
     Args:
         modules: Whose, each without its submodules.
         beside: Other modules, whose forward is other code; what it else has may be asked for by name.
         others: Functions that run with it.
     """
-    listener = _Listener()
+    modules = list(modules)
+    listener = _Listener(_CALLED if modules else _RUN)  # `train` of an object that has a loss is the script's own loop
     try:
         for module in modules:
             listener.add_module(module)
@@ -159,8 +162,8 @@ class _Listener:
         made: The classes that its code names.
     """
 
-    def __init__(self) -> None:
-        self.words, self.made = set(_CALLED), set[type]()
+    def __init__(self, words: Iterable[str]) -> None:
+        self.words, self.made = set(words), set[type]()
         self._waiting: deque[Any] = deque()
         self._closed: dict[str, list[Any]] = defaultdict(list)  # what no code has named yet, by name
         self._known: dict[int, Any] = {}

@@ -1,6 +1,8 @@
 """The plain values that a loss can read, and whether it keeps something.
 
-The values are names of its file, its closure, its attributes, and what these hold.
+The values are names of its file, its closure, its attributes, and what these hold. Of a method's object and the like it
+is what the loss's code names (`assigner.model.deferred.vocabulary`): what else a script has there, as a clock, is not
+the loss's.
 
 Every rank has them, and some ranks alone call the loss. So two kinds of change are told apart by when they come:
 
@@ -23,12 +25,15 @@ import torch
 
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.places import Place
 from assigner.model.deferred.reach import reach
+from assigner.model.deferred.vocabulary import vocabulary_of
 from assigner.runtime.forward.heldtensors import is_strided
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
+    from assigner.model.deferred.vocabulary import Vocabulary
     from assigner.model.workload import Workload
 
 _MOST = 10_000  # values
@@ -36,6 +41,8 @@ _SHOWN = 2  # changes
 _LETTERS = 20  # of a value
 _NAMED = ATOMS | {set, frozenset}
 _ABSENT = "nothing"
+
+_Found = tuple[Place, Any]
 
 
 class LossValues:
@@ -46,23 +53,28 @@ class LossValues:
     """
 
     def __init__(self, workload: Workload) -> None:
-        self._called = {"loss": workload.loss, **(workload.metrics or {})}
-        self._first = self._last = plain_values(self._called)
+        self._called, self._vocabulary = called_of(workload)
+        self._last = self._now()
+        self._first = _named(self._last)
         self._told: dict[str, Any] = {}
-        self._kept = Memento((), [workload.loss], parameters=True)
+        self._kept = Memento((), [workload.loss], parameters=True, vocabulary=self._vocabulary)
         self._moves_values = False
+
+    def _now(self) -> list[_Found]:
+        return _plain_values(self._called, self._vocabulary)
 
     def begin(self) -> str:
         """A step or an evaluation comes next: what the script has changed so far, in words; empty: nothing."""
-        now = plain_values(self._called)
-        if now != self._last:
-            for name in sorted(now.keys() | self._last.keys()):
+        found = self._now()
+        if not _are_alike(found, self._last):
+            now, last = _named(found), _named(self._last)
+            for name in sorted(now.keys() | last.keys()):
                 value = now.get(name, _ABSENT)
-                if value != self._last.get(name, _ABSENT):
+                if value != last.get(name, _ABSENT):
                     self._told[name] = value
                 if name in self._told and self._told[name] == self._first.get(name, _ABSENT):
                     del self._told[name]
-            self._last = now
+            self._last = found
         if not self._told:
             return ""
         told = sorted(self._told.items())
@@ -71,8 +83,8 @@ class LossValues:
 
     def end(self) -> None:
         """It is done."""
-        now = plain_values(self._called)
-        if now != self._last:
+        now = self._now()
+        if not _are_alike(now, self._last):
             self._moves_values, self._last = True, now
 
     def digest(self) -> float:
@@ -98,13 +110,40 @@ class LossValues:
         return self._moves_values or self._kept.has_changed(ignoring="values" if is_same else "plain")
 
 
-def plain_values(called: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers and texts that functions or objects can read when they are called, by the names of their places."""
+def called_of(workload: Workload) -> tuple[dict[str, Any], Vocabulary]:
+    """The loss and the metrics of a workload, by name, and the names by which these can reach anything."""
+    called = {"loss": workload.loss, **(workload.metrics or {})}
+    return called, vocabulary_of((), others=called.values())
+
+
+def plain_values(called: Mapping[str, Any], vocabulary: Vocabulary | None = None) -> dict[str, Any]:
+    """The numbers and texts that functions or objects can read when they are called, by the names of their places.
+
+    Args:
+        called: These, by name.
+        vocabulary: By which names they can; None: any.
+    """
+    return _named(_plain_values(called, vocabulary))
+
+
+def _plain_values(called: Mapping[str, Any], vocabulary: Vocabulary | None) -> list[_Found]:
+    met = (pair for pair in reach(called, plain=True, vocabulary=vocabulary) if type(pair[1]) in _NAMED)
+    return [
+        (place, value if type(value) in ATOMS else sorted(repr(each) for each in value if type(each) in ATOMS))
+        for place, value in itertools.islice(met, _MOST)
+    ]
+
+
+def _are_alike(one: Sequence[_Found], other: Sequence[_Found]) -> bool:
+    """Whether the values are: to name all places takes longer than to find them."""
+    return [value for _, value in one] == [value for _, value in other]
+
+
+def _named(met: Sequence[_Found]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    met = (pair for pair in reach(called, plain=True) if type(pair[1]) in _NAMED)
-    for place, value in itertools.islice(met, _MOST):
+    for place, value in met:
         name = str(place)
         while name in found:
             name += "'"
-        found[name] = value if type(value) in ATOMS else sorted(repr(each) for each in value if type(each) in ATOMS)
+        found[name] = value
     return found

@@ -22,7 +22,7 @@ from assigner.model.deferred.ownership import STANDARD
 from assigner.model.deferred.reach import reach
 from assigner.model.marking.writing import STORES
 from assigner.runtime.failures.callrecord import checksum
-from assigner.runtime.forward.lossvalues import plain_values
+from assigner.runtime.forward.lossvalues import called_of, plain_values
 from assigner.runtime.forward.usercode import changeable_modules
 from assigner.runtime.stages.copies import CopyComparison
 
@@ -175,14 +175,15 @@ def check_same_loss(workload: Workload, plan: Plan, last: str, member: Membershi
     group = member.groups.get(plan.holders[last])
     if group is None:
         return
-    called = {"loss": workload.loss, **(workload.metrics or {})}
+    called, vocabulary = called_of(workload)
     # a single whole number or a text may be a rank's own
     numbers = {
         name: _rounded(value)
-        for name, value in plain_values(called).items()
+        for name, value in plain_values(called, vocabulary).items()
         if isinstance(value, float | complex) or (name.endswith("]") and isinstance(value, int))
     }
-    found = _added(checksum(sorted(numbers.items())), Memento((), called.values(), parameters=True).tensors)
+    tensors = Memento((), called.values(), parameters=True, vocabulary=vocabulary).tensors
+    found = _added(checksum(sorted(numbers.items())), tensors)
     if not all(group.are_alike([found])):
         raise UsageError(
             f"{sharers(last, group.workers)}, and what Workload.loss or one of Workload.metrics reads has other values"
