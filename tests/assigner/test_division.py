@@ -154,6 +154,27 @@ def test_what_cannot_be_cut_is_refused(make, message):
     assert type(whole) is type(make(5))
 
 
+@pytest.mark.parametrize(
+    ("made", "given"),
+    [
+        (torch.zeros(1), torch.rand(5)),
+        (torch.ones(1, 3), torch.ones(5, 3)),
+        (torch.ones(3, 1), torch.ones(3, 5)),
+        (torch.tensor(0.0), torch.rand(5)),
+        (0.0, torch.rand(5)),
+    ],
+)
+def test_rows_where_the_maker_broadcasts_are_refused(made, given):
+    """Micro-batches of one row would be computed with all rows' entries. A batch that stays whole has its own."""
+    cuts = cutting(lambda rows: (torch.arange(rows), made))
+    for count in (2, 5):
+        with pytest.raises(UsageError, match=r"targets\[1\] of shape .* might be cut, or go whole"):
+            cuts.split((torch.arange(5), (torch.arange(5), given)), count)
+    cuts.split((torch.arange(5), (torch.arange(5), given)), 1)
+    for rows in (4, 6):
+        cuts.split((torch.arange(rows), (torch.arange(rows), given)), 2)
+
+
 def test_a_sum_may_be_divided_by_the_number_of_rows():
     """With reduction "sum" a number of all rows goes whole to every micro-batch."""
     assert cut(lambda rows: {"rows": rows}, reduction="sum") == [{"rows": 5}] * 2

@@ -56,12 +56,14 @@ class RowLeaves:
         children: Of an inner node, by key or position; a list is as good as a tuple.
         why: Where it can neither be cut nor go whole: what it is, for errors.
         dimension: Of a tensor, the one that has the rows; of several the first.
+        sizes: Of a tensor that goes whole; nothing of what has none, as a number.
     """
 
     carry: Carry = Carry.UNKNOWN
     children: Mapping[Any, RowLeaves] = field(default_factory=dict)
     why: str = ""
     dimension: int = 0
+    sizes: tuple[int, ...] = ()
 
     def below(self, entries: Sequence[tuple[Any, Any]], *, named: bool) -> list[RowLeaves]:
         """What is known of a node's entries: by name those that are known, by position only all or none."""
@@ -256,7 +258,7 @@ def _learnt_plain(one: Any, other: Any, rows: Sizes) -> RowLeaves:
 
 def _learnt_object(one: Any, other: Any) -> RowLeaves:
     if one is other or (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
-        return RowLeaves(Carry.WHOLE)  # the same for both, or as long
+        return RowLeaves(Carry.WHOLE, sizes=tuple(getattr(one, "shape", ())))  # the same for both, or as long
     if one is None or other is None:
         return NOTHING
     if isinstance(one, Mapping) and isinstance(other, Mapping) and set(one) != set(other):
@@ -282,7 +284,7 @@ def _learnt_tensor(one: torch.Tensor, other: torch.Tensor, rows: Sizes, explaine
         counts = not one.is_floating_point() and not one.is_meta and (one.item(), other.item()) == rows
         return RowLeaves(Carry.VARIES, why=_COUNT) if counts else RowLeaves(Carry.WHOLE)
     if sizes[0][0] == sizes[0][1] or sizes[0] in explained:
-        return RowLeaves(Carry.WHOLE)
+        return RowLeaves(Carry.WHOLE, sizes=tuple(one.shape))
     return RowLeaves(
         Carry.VARIES, why=f"a tensor with {sizes[0][0]} entries for {rows[0]} rows, and {sizes[0][1]} for {rows[1]}"
     )

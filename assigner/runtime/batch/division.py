@@ -63,6 +63,8 @@ class Division:
             UsageError: there are several micro-batches, and a part cannot be cut, has other rows, or might carry the
                 rows in two ways.
         """
+        if len(self.sizes) > 1 and known.carry is Carry.WHOLE and isinstance(tree, torch.Tensor):
+            self._check_whole(tree, known, where)
         whole = len(self.sizes) == 1 or known.carry is Carry.WHOLE or tree is None
         if not whole:
             self._check_known(tree, known, where)
@@ -101,6 +103,17 @@ class Division:
                 " flatten in the loss; "
                 + ("a loss of the whole batch is loss_over='batch'; " if known.carry is Carry.MIXED else "")
                 + _ONE,
+            )
+
+    def _check_whole(self, tensor: torch.Tensor, known: RowLeaves, where: str) -> None:
+        """One that goes whole has no rows where the examples' broadcasts, as a mask of (1, T) for one of (rows, T)."""
+        same = len(known.sizes) == tensor.dim()
+        broadcast = [dim for dim in range(tensor.dim()) if not same or known.sizes[dim] == 1]
+        if any(tensor.size(dim) == self.rows for dim in broadcast):
+            raise UsageError(
+                f"{where} of shape {tuple(tensor.shape)} {_TWO_MEANINGS}: Workload.batch makes"
+                f" {f'one of {known.sizes}' if known.sizes else 'a single value'} for any number of rows",
+                hint="have it make them of the data's shape, for as many rows as it is asked; " + _ONE,
             )
 
     def _cut_entries(self, tree: Any, entries: Sequence[tuple[Any, Any, RowLeaves]], where: str) -> list[Any]:
@@ -150,12 +163,12 @@ class Division:
         settings = self.rows <= _FEW and all(isinstance(each, bool | int | float) for each in sequence)
         if settings or any(row_length(each) == self.rows for each in tensors):
             raise UsageError(
-                f"{where} has {self.rows} entries, and so has the batch: it might be cut, or go whole to every"
-                " micro-batch",
+                f"{where} {_TWO_MEANINGS}",
                 hint="have Workload.batch make batches of this structure for any number of rows: they tell; " + _ONE,
             )
 
 
+_TWO_MEANINGS = "has as many entries as the batch has rows: it might be cut, or go whole to every micro-batch"
 _FEW = 4  # so short a sequence of numbers may as well be a size or a padding
 
 
