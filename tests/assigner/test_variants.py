@@ -387,6 +387,20 @@ def test_the_graphs_that_were_used_last_are_kept(monkeypatch):
         assert len({id(each) for each in held[::2]}) == 1
 
 
+def test_a_number_that_goes_on_changing_is_told_of(monkeypatch):
+    """Once, with the way out: as a tensor it has one graph, and computes the same."""
+    monkeypatch.setattr("assigner.runtime.batch.variants._MANY", 3)
+    made = replace(workload(Choosy, "a", "b", "c", batch=choosy), name="annealed")
+    inputs, targets = made.make_batch(8, 0)
+    with Pipeline(made, make_plan(made, micro_batches=1), graph=partition_graph(made)) as pipeline:
+        pipeline.evaluate(({**inputs, "scale": 0.25}, targets))
+        with pytest.warns(UserWarning, match="a plain number that has had 3 values so far") as told:
+            numbers = [float(pipeline.evaluate(({**inputs, "scale": each}, targets))) for each in (0.5, 0.75, 0.875)]
+        assert len(told) == 1
+        scales = torch.tensor([0.5, 0.75, 0.875])
+        assert [float(pipeline.evaluate(({**inputs, "scale": each}, targets))) for each in scales] == numbers
+
+
 @pytest.mark.long
 def test_few_keys_and_graphs_are_kept(monkeypatch):
     """Shapes without end do not fill the memory: the oldest graphs go."""

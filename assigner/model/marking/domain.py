@@ -63,6 +63,10 @@ class Constant:
     def __str__(self) -> str:
         return repr(self.value)
 
+    def is_as(self, other: TensorKey | Constant) -> bool:
+        """Both are numbers of one type."""
+        return self.kind in (int, float) and isinstance(other, Constant) and other.kind is self.kind
+
 
 @dataclass(frozen=True)
 class InputKey:
@@ -92,6 +96,14 @@ class InputKey:
     def is_like(self, other: InputKey) -> bool:
         """True if structure, types, numbers of dimensions and plain values are the same; sizes may differ."""
         return self.structure == other.structure and all(map(_alike, self.leaves, other.leaves))
+
+    def numbers_beside(self, other: InputKey) -> list[Any]:
+        """The plain numbers here in whose places others stand there, if nothing else makes the two unlike; or none."""
+        pairs = [pair for pair in zip(self.leaves, other.leaves, strict=False) if not _alike(*pair)]
+        numbers = [one for one, two in pairs if isinstance(one, Constant) and one.is_as(two)]
+        return (
+            [each.value for each in numbers] if self.structure == other.structure and len(numbers) == len(pairs) else []
+        )
 
 
 def input_structure(inputs: Any) -> pytree.TreeSpec:

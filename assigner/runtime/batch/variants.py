@@ -10,6 +10,7 @@ on every rank alike, for all ranks see the same batches. It runs with the same m
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 _MOST_VARIANTS = 64  # of each mode; what is run longest ago goes first
 _MOST_KEYS = 1024
+_MANY = 5
+"""Graphs that differ in plain numbers of the inputs alone: by then it is told what such a number costs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +131,7 @@ class Variants:
         self.plan, self.member, self._trained = plan, member, trained
         self._made: dict[bool, list[Variant]] = {True: [self.planned], False: []}
         self._known: OrderedDict[tuple[InputKey, bool], Variant] = OrderedDict()
+        self._has_warned = False
 
     def made(self) -> list[Variant]:
         """All graphs so far, the plan's own first."""
@@ -165,6 +169,7 @@ class Variants:
             if known is None:
                 self.member.at = f"capturing the forward again for inputs {key}"
                 known = self._capture(key, leaves, training=training)
+                self._warn(key, made)
                 made.append(known)
                 self._drop_oldest(made)
             self._known[key, training] = known
@@ -175,6 +180,18 @@ class Variants:
             self._made[training].remove(known)
             self._made[training].append(known)
         return known
+
+    def _warn(self, key: InputKey, made: Sequence[Variant]) -> None:
+        """Tell once that a number which goes on changing, as one that is annealed, has a graph for each value."""
+        others = {tuple(each.graph.domain.example.numbers_beside(key)) for each in made} - {()}
+        if len(others) + 1 >= _MANY and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the model's inputs hold a plain number that has had {len(others) + 1} values so far, as"
+                f" {others.pop()[0]}: the forward is captured again for each, which may take seconds; as a tensor,"
+                " torch.tensor(...), it is captured once",
+                stacklevel=2,
+            )
 
     def _drop_oldest(self, made: list[Variant]) -> None:
         """Forget the graph that was used longest ago, and not that of the plan."""
