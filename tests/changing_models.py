@@ -219,6 +219,26 @@ def spectral() -> nn.Module:
     return nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
 
 
+class ReadAround(Body):
+    """What stands between its partitions reads a buffer before a module changes it, and behind that.
+
+    Args:
+        late: Another partition needs what was read before.
+        early: One that has run by then needs what is read behind.
+    """
+
+    def __init__(self, *, late: bool = False, early: bool = False) -> None:
+        super().__init__(InPlace)
+        self.late, self.early = late, early
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        view = self.middle.scale[None]
+        before, first = view.clone(), torch.tanh(self.first(x))
+        h = self.middle(first) * (2 * view - before)
+        more = before.sum() if self.late else (first * self.middle.scale).sum() if self.early else 0.0
+        return self.last(h) + more
+
+
 CHANGING: dict[str, Callable[[], nn.Module]] = {
     each.__name__: each
     for each in (

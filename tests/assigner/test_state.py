@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
-from changing_models import CHANGING, made_of, micro_batched, sharing, tied_and_renormed, tossing
+from changing_models import CHANGING, ReadAround, made_of, micro_batched, sharing, tied_and_renormed, tossing
 from kept import kept
 from torch import nn
 from workloads import WIDTH, Reference, graph_of, make_plan, pipeline_of, workload
 
-from assigner.errors import UsageError
+from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred.reach import reach
+from assigner.model.marking import partition_graph
 from assigner.runtime.forward.state import WrittenTensors
 from assigner.runtime.forward.usercode import has_user_code
 from assigner.runtime.stages.localpartitions import LocalPartitions
@@ -46,7 +47,25 @@ def changing(name: str) -> Workload:
 @pytest.mark.parametrize("name", CHANGING)
 def test_a_forward_may_change_more_than_its_outputs(name, micro_batches, remat):
     """Losses, gradients, weights and buffers are those of plain forwards one after the other, however they are kept."""
-    made = changing(name)
+    trains_as_plain(changing(name), micro_batches, remat)
+
+
+@pytest.mark.parametrize(("micro_batches", "remat"), [(1, "always"), (3, "except_last")])
+def test_a_buffer_is_read_in_its_turn(micro_batches, remat):
+    """Between partitions, before a module changes it and behind that."""
+    trains_as_plain(workload(ReadAround, "first", "middle", "last"), micro_batches, remat)
+
+
+@pytest.mark.parametrize(("place", "who"), [("late", "'last', .* behind"), ("early", "'first', .* in front of")])
+def test_a_buffer_that_cannot_be_read_in_its_turn(place, who):
+    """Where its reader runs on the other side of the change, that is said."""
+    made = workload(partial(ReadAround, **{place: True}), "first", "middle", "last")
+    with pytest.raises(MarkingError, match=f"reads 'middle.scale' .* {who} 'middle'"):
+        partition_graph(made)
+
+
+def trains_as_plain(made: Workload, micro_batches: int, remat: str) -> None:
+    """Some steps under a plan, and of the plain model."""
     reference = Reference(made)
     with pipeline_of(made, make_plan(made, micro_batches=micro_batches), remat=remat) as pipeline:
         for n in range(4):

@@ -30,12 +30,12 @@ from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import is_random, tensor_leaves
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.families import opaque_arguments
-from assigner.model.marking.nodes import behind, is_item
+from assigner.model.marking.nodes import behind, is_item, line_of, storages
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import ONCE, stored
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from assigner.model.marking.capture import Capture
 
@@ -58,7 +58,8 @@ class Ownership:
     Attributes:
         order: The marked names in the order of their first call.
         owner: node -> position in `order`, for owned nodes.
-        stores: By position the nodes without owner that store into tensors which are held there.
+        in_turn: By position the nodes without owner that run there in the forward's order: stores into tensors that are
+            held there, and what reads a tensor that a module there changes.
 
     Raises:
         MarkingError: a marked module is never called, or the glue would make a cycle.
@@ -94,7 +95,8 @@ class Ownership:
         self._assign()
         self._check_gradients()
         self._check_state()
-        self.stores = self._find_stores()
+        self.in_turn = self._find_stores()
+        self._find_reads()
 
     def _module(self, node: fx.Node) -> str:
         return self.capture.calls[int(node.args[0])].module  # type: ignore[arg-type]
@@ -187,8 +189,11 @@ class Ownership:
             for node in self.owner
             if is_call(node) and any(each.startswith(f"{self._module(node)}.") for each in names)
         }
-        placeholders = [node for node, (_, target) in self.placeholders.items() if target in names]
-        waiting, seen = [user for node in placeholders for user in node.users], set()
+        return found | self._places(node for node, (_, target) in self.placeholders.items() if target in names)
+
+    def _places(self, nodes: Iterable[fx.Node]) -> set[int]:
+        """The partitions that run these nodes: their owners, or those of what reads a node that has none."""
+        found, waiting, seen = set[int](), list(nodes), set[fx.Node]()
         while waiting:
             node = waiting.pop()
             if node in seen:
@@ -201,6 +206,42 @@ class Ownership:
             else:
                 waiting += node.users
         return found
+
+    def _find_reads(self) -> None:
+        """What the glue reads of a tensor of which a module's own forward makes another one is read in its turn.
+
+        Raises:
+            MarkingError: another partition needs it, and runs on the other side of that call.
+        """
+        turn = {node: n for n, node in enumerate(self.nodes)}
+        for node in filter(is_call, self.owner):
+            call, place = self.capture.calls[int(node.args[0])], self.owner[node]  # type: ignore[arg-type]
+            for name in sorted(call.effects.changed - self.capture.deferred_statistics):
+                for read in self._readers_of(name):
+                    is_before, places = turn[read] < turn[node], self._places([read])
+                    strange = [each for each in places if (each > place if is_before else each < place)]
+                    if strange:
+                        raise MarkingError(
+                            f"the forward reads {name!r} ({line_of(read)}) {'before' if is_before else 'after'}"
+                            f" {call.label} changes it, and {self.order[strange[0]]!r}, which needs that, runs"
+                            f" {'behind' if is_before else 'in front of'} {self.order[place]!r}",
+                            hint="have the module that changes it return the value, too; or mark one larger module that"
+                            " contains both",
+                        )
+                    if place in places and read not in self.owner:
+                        self.in_turn.setdefault(place, []).append(read)
+
+    def _readers_of(self, name: str) -> list[fx.Node]:
+        """The nodes that read the values of a parameter or buffer, themselves or through views of it."""
+        names = self.same_tensor.get(name, (name,))
+        waiting = [node for node, (_, target) in self.placeholders.items() if target in names]
+        found = list[fx.Node]()
+        while waiting:
+            node = waiting.pop()
+            for user in node.users:
+                is_view = not is_call(user) and not set(storages(node)).isdisjoint(storages(user))
+                (waiting if is_view and user.op != "output" else found).append(user)
+        return [node for node in dict.fromkeys(found) if not is_size(node)]
 
     def _check_gradients(self) -> None:
         """A forward that takes a gradient sees what it has computed itself, and not what others have.

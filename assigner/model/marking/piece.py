@@ -94,9 +94,9 @@ class PieceBuilder:
 
     def build(self) -> Piece:
         """The piece: its nodes in the order of the model's forward."""
-        stores = set(self.ownership.stores.get(self.place, ()))
+        in_turn = set(self.ownership.in_turn.get(self.place, ()))
         for node in self.ownership.nodes:
-            if node in stores or self.ownership.owner.get(node) == self.place:
+            if node in in_turn or self.ownership.owner.get(node) == self.place:
                 self.copy(node)
         name = self.cutter.names[self.place]
         if self.place == self.cutter.last:
