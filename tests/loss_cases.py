@@ -1,17 +1,18 @@
-"""Losses that mix the rows of a batch, on a pipeline beside plain PyTorch, for any placement of two partitions.
+"""Losses that mix the rows of a batch, or read few, on a pipeline beside plain PyTorch, for any placement.
 
-tests/assigner/test_step_loss.py runs the cases in one process, tests/runs/rows.py on two ranks.
+tests/assigner/test_step_loss.py runs the cases in one process, tests/runs/rows.py and results.py on several ranks.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from kept import kept
 from torch import nn
-from workloads import WIDTH, Reference, graph_of, make_plan, numbers, pairs, sgd
+from workloads import WIDTH, Reference, graph_of, make_plan, numbers, pairs, sgd, skips
 
 from assigner import Pipeline
 from assigner.model.workload import Workload
@@ -78,4 +79,29 @@ def differences(name: str, ranks: Sequence[int], *, micro_batches: int, **option
             found["step"] = max(found["step"], abs(pipeline.step(batch) - reference.step(batch)))
             found["gradients"] = max(found["gradients"], reference.gradient_distance(pipeline.gradients()))
         found["weights"] = reference.distance(pipeline.named_parameters())
+    return found
+
+
+def rare(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A sum over the rows with a label, and a number for each row: without a label it is a constant."""
+    labelled = targets > 0
+    if not labelled.any():
+        return outputs.new_full((), 0.5 * len(outputs))
+    return (outputs - targets)[labelled].square().sum() + 0.5 * len(outputs)
+
+
+def rare_differences(stages: Sequence[Any], schedule: str, **options: Any) -> dict[str, float]:
+    """To plain PyTorch, where some micro-batches have no label."""
+    made = replace(skips(), loss=rare, reduction="sum", metrics={"far": lambda made, _: made.abs().sum()})
+    found, reference = {"losses": 0.0, "metrics": 0.0, "gradients": 0.0}, Reference(made)
+    plan = make_plan(made, stages, schedule=schedule, in_flight=2 if schedule == "1f1b" else None)
+    with Pipeline(made, plan, graph=graph_of(made), **options) as pipeline:
+        for n, rows in enumerate(([7], [0], [2, 3, 4], range(8), [5])):
+            x, targets = batch = made.make_batch(8, n)
+            targets.fill_(-1)[list(rows)] = 1
+            far = reference.output(x).abs().sum().item()
+            result = pipeline.step(batch)
+            found["losses"] = max(found["losses"], abs(result - reference.step(batch)))
+            found["metrics"] = max(found["metrics"], abs(result.metrics["far"] - far))
+            found["gradients"] = max(found["gradients"], reference.gradient_distance(pipeline.gradients()))
     return found

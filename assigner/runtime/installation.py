@@ -187,7 +187,7 @@ class Installation:
             outputs_to: Who wants the model's outputs; None: nobody.
         """
         found, outputs = self.inference.run(self._cut(call, given_pair(batch)), number, outputs_to=outputs_to)
-        result = shared_result(found, self.inference.workload, self.member)
+        result = shared_result(found, self.inference.workload, self.member, training=False)
         if outputs is not None:
             result.outputs = outputs.carry(self.member)
         return result

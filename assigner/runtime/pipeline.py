@@ -31,7 +31,7 @@ from assigner.runtime.ranks.process import check_world, executed, start_computin
 from assigner.runtime.recording.memory import held_bytes
 from assigner.runtime.relocation import relocate, removals
 from assigner.runtime.stages.updaters import holder_counts, shares_of
-from assigner.runtime.step.results import StepResult, shared_result
+from assigner.runtime.step.results import StepResult, check_trained, shared_result
 from assigner.runtime.tracing import traced
 from assigner.runtime.update.optimizer import PipelineOptimizer
 from assigner.runtime.update.rankoptimizer import RankOptimizer
@@ -342,6 +342,8 @@ class Pipeline(ModelState):
                 micro_batches, self._batches, loss_factor=factor, outputs_to=outputs_to,
                 reduction=self._installed.gradients.reduction,
             )  # fmt: skip
+            if [*found] == [self.rank]:  # else the end of the step, where the others' are known, has to say so
+                check_trained(found[self.rank])
             self._installed.share.read_elsewhere.check()
             self._installed.gradients.end(program, self._installed.executor, self._batches)
             if not update:
@@ -355,7 +357,7 @@ class Pipeline(ModelState):
             if update:
                 self.optimizer.step()
         with self._member.guarded("the end of the step"):
-            result = shared_result(found, self.workload, self._member)
+            result = shared_result(found, self.workload, self._member, training=True)
             self._outside.note_moved(self._installed.share.held(), self._installed.written, self._member)
         whole = update and self._installed.ran_as_planned(micro_batches)
         self._clock.end_step(whole=whole)

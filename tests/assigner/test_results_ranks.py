@@ -19,7 +19,7 @@ def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["gpipe", "1f1b", "interleaved", "own loss"])
+@pytest.mark.parametrize("case", ["gpipe", "1f1b", "interleaved", "own loss", "constants", "constants, shared"])
 def test_results_are_the_plain_models(ranks, case):
     """Losses, metrics, weights and outputs on every rank that gets them, under every schedule, traced and not."""
     for found in ranks:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from changing_models import micro_batched
-from loss_cases import NAMES, differences, mixing
+from loss_cases import NAMES, differences, mixing, rare_differences
 from torch import nn
 from workloads import WIDTH, Language, Reference, make_plan, numbers, pipeline_of, sgd, tokens, workload
 
@@ -287,6 +287,15 @@ def test_a_loss_that_is_no_number_is_told():
         pipeline = pipeline_of(made, make_plan(made))
         with pipeline, pytest.raises(UsageError, match=r"Workload.loss gave a tensor of shape \(1,\)"):
             pipeline.step(made.make_batch(8, 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"remat": "always"}, {"scaler": torch.amp.GradScaler("cpu")}])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_a_loss_that_is_a_constant_for_some_micro_batches(schedule, options):
+    """It counts with its value, and its backward adds nothing."""
+    found = rare_differences([(0, ["parts.0", "parts.1", "parts.2", "last"])], schedule, **options)
+    assert max(found.values()) < 1e-10
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from assigner import AssignerError, Pipeline, StepResult, load_trace
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
+from loss_cases import rare_differences
 from metric_cases import METRICS, forked, lossy, whole
 from workloads import Reference, graph_of, make_plan, skips
 
@@ -104,6 +105,10 @@ def main(folder: Path) -> None:
         "interleaved": steps("interleaved", remat=True, folder=folder),
         "several makers": several_makers(),
         "own loss": own_loss(),
+        "constants": rare_differences(SKIPS, "1f1b", remat="always"),
+        "constants, shared": rare_differences(
+            [(1, ["parts.0"]), ({0: 1, 1: 1, 2: 2}, [*SKIPS[1][1], *SKIPS[2][1]])], "gpipe"
+        ),
     }
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -11,6 +11,9 @@ begins there is refused once if they came in another order.
     rematerialised                               l1    l0
     rematerialised, with a memory    l0    l1
 
+The loss of a micro-batch may be a constant, as where none of its rows is labelled: nothing of it has a gradient then,
+and its backward runs nothing. Over the whole batch one must have some: `results` refuses.
+
 A loss that mixes rows (contrastive, in-batch negatives) is another one for parts of a batch. Over the batch it is
 computed when the last micro-batch's forward has made its outputs; it works on leaves, and their gradients wait for the
 backwards of the micro-batches, which start from the outputs with them:
@@ -94,6 +97,7 @@ class StepLoss:
         self._cuts = dict(zip(places, micro_batches, strict=True))
         self._factor, self._number, self._finished = factor, number, finished
         self._values: list[torch.Tensor] = []
+        self._differentiable = 0  # of these losses
         self._outputs: dict[int, list[Any]] = {}
         self._called: list[int] = []  # micro-batches, as their losses were called
         self._before: Memento | None = None
@@ -123,11 +127,11 @@ class StepLoss:
         return torch.full((), self._factor, dtype=torch.float64, device=self._device)
 
     def numbers(self) -> list[float]:
-        """The step's loss, weight and metrics, of the micro-batches that end here; see `results`."""
+        """What the step's result is made of, of the micro-batches that end here; see `results`."""
         values, alike = self._values, len({(each.dtype, each.device) for each in self._values}) == 1
         numbers = torch.stack(values).tolist() if alike else map(float, values)  # a GPU is waited for once
         loss, weight = exact_sum(numbers), exact_sum(cut.amount for cut in self._finished)
-        return [loss, weight, *(self._metrics.numbers() if self._metrics is not None else ())]
+        return [loss, self._differentiable, weight, *(self._metrics.numbers() if self._metrics is not None else ())]
 
     def of(self, outputs: Sequence[Any], place: int, *, runs_again: bool) -> tuple[torch.Tensor, ...]:
         """What the backward of a micro-batch starts from: its loss, or its outputs where their gradients are known.
@@ -154,8 +158,8 @@ class StepLoss:
         if place in self._known:
             return _tensors(outputs)
         cut = self._cuts[place]
-        if not cut.weight:
-            return (_zero_of(outputs, self._device),)
+        if not cut.weight:  # it may be 0 / 0
+            return (torch.zeros((), device=self._device),)
         if self._remembers is False and self._before is None and self._is_users:
             self._before = Memento((), [self._workload.loss])
         value = self._with_a_graph(outputs, cut, place) * cut.weight
@@ -238,12 +242,7 @@ class StepLoss:
                 f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             )
             raise UsageError(f"Workload.loss gave {given}", hint="return a tensor with one number and no dimension")
-        if self._training and not value.requires_grad:
-            raise UsageError(
-                "the loss requires no gradient: a step would train nothing, and a plain backward fails here",
-                hint="see whether all parameters behind it are frozen, the output is detached, or the loss is computed"
-                " under torch.no_grad(); what a step need not train, evaluate(batch) computes",
-            )
+        self._differentiable += value.requires_grad
         return value
 
     def _keep_part(self, outputs: Sequence[Any], place: int) -> None:
@@ -361,13 +360,6 @@ def check_groups(workload: Workload, groups: Sequence[VariantGroup]) -> None:
 
 def _tensors(outputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     return tuple(output for output in outputs if isinstance(output, torch.Tensor))
-
-
-def _zero_of(outputs: Sequence[Any], device: torch.device) -> torch.Tensor:
-    """Zero whose gradients are zeros: a loss that counts for nothing may be 0 / 0, and is not computed."""
-    tensors = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
-    parts = [tensor.unsqueeze(0)[:0].sum() for tensor in tensors]
-    return sum(parts, torch.zeros((), device=device))
 
 
 def _given(targets: Any, device: torch.device, *, copied: bool) -> Any:

@@ -186,7 +186,7 @@ class PartitionRunner:
         # what it started from is lost where it was not known to write that, or has made objects that stay
         held = [] if place.is_alone else self.state.left()
         graph = Graph(self.roots(outputs), held, is_hooked)
-        if self._is_plain is None:
+        if self._is_plain is None and (self.finish is None or any(graph.roots)):  # a loss may be a constant this time
             self._is_plain = not is_hooked and are_made_here(graph.roots, range(first, nodes_so_far()))
         graph.draws = is_hooked or code_so_far() != code
         if self.moves_values and not place.is_alone and graph.draws:

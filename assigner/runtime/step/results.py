@@ -3,7 +3,7 @@
 The ranks that make the model's output add up what they see of it. Their numbers reach every rank, in one message of
 each:
 
-    loss    weight    and for each metric, by name: total    number    calls    pairs
+    loss    losses with a gradient    weight    and for each metric, by name: total    number    calls    pairs
 
 A metric that gives numbers has its weighted ones in `total`, one that gives pairs has their counts in `number`.
 """
@@ -55,6 +55,8 @@ class MetricTotal(NamedTuple):
 
 class StepResult(float):
     """The loss of a step or of an evaluation, a float, with what else is known of the batch.
+
+    A script that saves it with torch.save saves `float(result)`: torch.load takes classes of torch's own alone.
 
     Attributes:
         metrics: Each of `Workload.metrics` over the batch, by name; the same on every rank.
@@ -146,24 +148,43 @@ def added(one: Sequence[float], other: Sequence[float]) -> list[float]:
 
 def nothing(workload: Workload) -> list[float]:
     """The numbers of a rank that sees no outputs."""
-    return [0.0] * (2 + len(MetricTotal._fields) * len(workload.metrics or ()))
+    return [0.0] * (3 + len(MetricTotal._fields) * len(workload.metrics or ()))
 
 
-def shared_result(found: Mapping[int, Sequence[float]], workload: Workload, member: Membership) -> StepResult:
+def check_trained(numbers: Sequence[float]) -> None:
+    """Refuse a step over losses of which none has a gradient.
+
+    Raises:
+        UsageError: so it is.
+    """
+    if not numbers[1]:
+        raise UsageError(
+            "the loss requires no gradient: a step would train nothing, and a plain backward fails here",
+            hint="see whether all parameters behind it are frozen, the output is detached, or the loss is computed"
+            " under torch.no_grad(); what a step need not train, evaluate(batch) computes",
+        )
+
+
+def shared_result(
+    found: Mapping[int, Sequence[float]], workload: Workload, member: Membership, *, training: bool
+) -> StepResult:
     """The result of a batch on every rank.
 
     Args:
         found: By the ranks that make the model's output: their numbers; those of others need not be known here.
         workload: The metrics.
         member: This process in the run.
+        training: It is a step's.
 
     Raises:
-        UsageError: a metric gave numbers and pairs.
+        UsageError: a metric gave numbers and pairs; or no loss of a step has a gradient.
     """
     numbers = nothing(workload)
     for of_rank in member.numbers_of(found).values():
         numbers = added(numbers, of_rank)
-    loss, weight, *rest = numbers
+    if training:
+        check_trained(numbers)
+    loss, _, weight, *rest = numbers
     size = len(MetricTotal._fields)
     made = {
         name: MetricTotal(*rest[n * size : (n + 1) * size]) for n, name in enumerate(sorted(workload.metrics or ()))
