@@ -32,7 +32,7 @@ from assigner.profiler.links import with_unmeasured
 from assigner.profiler.partitionbench import state_bytes
 from assigner.runtime.ranks.process import float32_precision
 from assigner.runtime.stages.replicas import obstacles
-from assigner.runtime.update.building import built_optimizer, stand_ins
+from assigner.runtime.update.building import StandInParameters, built_optimizer
 from assigner.version import __version__
 
 if TYPE_CHECKING:
@@ -209,5 +209,5 @@ def main_dtype(tensors: dict[str, torch.Tensor]) -> torch.dtype:
 
 def optimizer_name(workload: Workload, graph: PartitionGraph) -> str:
     """The class of the workload's optimizer."""
-    made, _ = built_optimizer(workload, stand_ins(graph.deferred.model.named_parameters()), {})
+    made, _ = built_optimizer(workload, StandInParameters(graph.deferred.model.named_parameters()), {})
     return type(made).__name__

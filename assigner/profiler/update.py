@@ -12,7 +12,7 @@ from assigner.model.deferred.likeness import in_likeness
 from assigner.model.members import named_parameters, parameters
 from assigner.profiler.memory import peak_bytes, storage_bytes
 from assigner.profiler.sampling import Stopwatch
-from assigner.runtime.update.building import built_optimizer, stand_ins
+from assigner.runtime.update.building import StandInParameters, built_optimizer
 from assigner.runtime.update.separability import needs_closure
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class UpdateBench:
         *, room: float,
     ) -> None:  # fmt: skip
         self.watch = Stopwatch(device)
-        self.optimizer, _ = built_optimizer(workload, stand_ins(graph.deferred.model.named_parameters()), held)
+        self.optimizer, _ = built_optimizer(workload, StandInParameters(graph.deferred.model.named_parameters()), held)
         self._trained = [each for each in held.values() if each.requires_grad]
         self._closed = needs_closure(self.optimizer)
         others = max(1, int(min(_OTHERS_BYTES, room / _OTHERS_SHARE)))
@@ -100,7 +100,7 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
 def optimizer_share(workload: Workload, graph: PartitionGraph, device: torch.device) -> float:
     """Bytes of state that the user's optimizer keeps for a byte of parameters, found on a small one of each group."""
     model = dict(named_parameters(graph.deferred.model))
-    _, groups = built_optimizer(workload, stand_ins(model.items()), {})
+    _, groups = built_optimizer(workload, StandInParameters(model.items()), {})
     trained = [[name for name in names if model[name].requires_grad] for names in groups]
     chosen = [min(names, key=lambda name: _strangeness(model[name])) for names in trained if names]
     held = {

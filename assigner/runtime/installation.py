@@ -74,7 +74,7 @@ class Installation:
         inference: Forwards alone.
         gradients: Of the parameters.
         gathering: Of parameters that workers update for each other.
-        updating: The ranks that update something that is trained, in the plan's order.
+        updating: The ranks that update something that is trained, in the plan's order, and what.
     """
 
     def __init__(
@@ -229,12 +229,14 @@ class Installation:
             self.tell_settings(optimizer)
 
     def tell_settings(self, optimizer: RankOptimizer) -> None:
-        """Give ranks that update nothing what a step has noted in the groups of the others."""
-        if optimizer.notes_settings and 0 < len(self.updating) < self.member.world:
+        """Give ranks that update nothing of a group what a step of others has noted in it."""
+        for first, groups in optimizer.tellers(self.updating).items() if optimizer.notes_settings else ():
             self.member.at = "the exchange of what the optimizer notes in its groups"
-            first = self.updating[0]
-            packed = PackedValue.of(optimizer.told_settings, "param_groups") if self.member.rank == first else None
-            optimizer.take_settings(broadcast(self.member, first, packed).value)
+            is_mine = self.member.rank == first
+            packed = PackedValue.of(optimizer.told_settings(groups), "param_groups") if is_mine else None
+            told = broadcast(self.member, first, packed).value
+            if not is_mine:
+                optimizer.take_settings(groups, told)
 
     def ran_as_planned(self, micro_batches: Sequence[MicroBatch]) -> bool:
         """The last step, of these micro-batches, was the plan's own: of its rows, micro-batches and graph."""

@@ -23,7 +23,7 @@ from assigner.model.marking.modules import batch_norms
 from assigner.model.members import parameters
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.ranks.process import settle_vector_maths
-from assigner.runtime.update.building import built_optimizer, stand_ins
+from assigner.runtime.update.building import StandInParameters, built_optimizer
 from assigner.runtime.update.separability import CLOSURE_HINT, closure_words, needs_closure
 from assigner.verification.comparing import differences, refusal
 from assigner.verification.draws import seed_modules
@@ -133,7 +133,7 @@ def _without_closure(workload: Workload, graph: PartitionGraph) -> tuple[Workloa
     """
     if workload.loss is None or workload.optimizer is None:
         return workload, ()
-    made, _ = built_optimizer(workload, stand_ins(graph.deferred.model.named_parameters()), {})
+    made, _ = built_optimizer(workload, StandInParameters(graph.deferred.model.named_parameters()), {})
     if not needs_closure(made):
         return workload, ()
     caution = f"{closure_words(made)}; compared with SGD in its place; {CLOSURE_HINT}"

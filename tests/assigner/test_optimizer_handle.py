@@ -132,6 +132,8 @@ def test_what_all_ranks_have_is_read_on_several():
     named = dict(skips().model().named_parameters())
     made = RankOptimizer(made_with(Described), named.items(), named, shares=[list(named)], ranks=2)
     handle = PipelineOptimizer(made, apply=lambda _: None)
+    with pytest.raises(UsageError, match=r"takes a closure and nothing else, and was given int, loss=\.\.\."):
+        handle.step(None, 1, loss=0.5)
     for _ in range(2):
         assert (handle.beta, handle.rate) == (math.exp(0.3), 0.1 * math.exp(0.3))
         for name in ("size", "known", "any_known", "count"):

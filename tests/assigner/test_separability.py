@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from training_optimizers import OPTIMIZERS, ByTheMean, Orthogonal, muon_like, no_decay_by_name
-from workloads import Skips, graph_of, language, make_plan, skips
+from workloads import WIDTH, Skips, graph_of, language, make_plan, skips
 
 from assigner import Pipeline
 from assigner.errors import UsageError
@@ -375,6 +376,54 @@ def shares_of_language() -> list[frozenset[str]]:
     return shares_of(graph, make_plan(language(), [(0, ["tokens", "blocks.0"]), (1, ["blocks.1", "blocks.2", "head"])]))
 
 
+def test_complex_parameters_are_tried():
+    """As spectral weights are, beside real ones."""
+    model = nn.ParameterList([torch.ones(4, dtype=kind) for kind in (torch.complex64, torch.float32, torch.complex64)])
+    shares = [["0"], ["1", "2"]]
+    assert check(Stopping, shares, model)
+    with pytest.raises(UsageError, match="looks at several parameters at once"):
+        check(lambda parameters: Clipping(parameters, lr=0.1), shares, model)
+
+
+class ClippingGroups(torch.optim.SGD):
+    """Clips by the norm of a group, where it has a limit."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            if group["max_norm"] < math.inf:
+                nn.utils.clip_grad_norm_(group["params"], group["max_norm"])
+        return super().step(closure)
+
+
+def test_groups_by_size_are_tried_as_they_were_built():
+    """The stand-ins of all are small: in groups that go by their own sizes none would be clipped."""
+
+    def build(parameters: Any, limit: float) -> torch.optim.Optimizer:
+        every = list(parameters)
+        groups = [
+            {"params": [each for each in every if (each.numel() > WIDTH) == is_large], "max_norm": max_norm}
+            for is_large, max_norm in ((True, limit), (False, math.inf))
+        ]
+        return ClippingGroups(groups, lr=0.1)
+
+    assert check(lambda parameters: build(parameters, math.inf))
+    with pytest.raises(UsageError, match="looks at several parameters at once"):
+        check(lambda parameters: build(parameters, 0.1))
+
+
+def test_what_draws_is_told_so():
+    """As noise on the gradients: on two workers each would draw what one draws first."""
+
+    class Noisy(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for each in (each for group in self.param_groups for each in group["params"]):
+                each.grad.add_(torch.randn_like(each.grad))
+            return super().step(closure)
+
+    with pytest.raises(UsageError, match="Noisy draws random numbers in its step: what it does to 'parts"):
+        check(lambda parameters: Noisy(parameters, lr=0.1))
+
+
 def test_a_worker_without_gradients_takes_no_part_in_what_fails_there():
     """Of none there is no mean: its step is left out, and one that runs over nothing is called as ever."""
     named = list(Skips().named_parameters())
@@ -578,7 +627,7 @@ def test_parameters_of_another_model_are_refused():
 
 
 def test_a_group_without_parameters_is_refused():
-    """As where they are chosen by comparison with those of the model that was built: none is one of them."""
+    """Where they are chosen by comparison with those of the model that was built, of which none is one of them."""
     model = Skips()
     ids = {id(each) for each in list(model.parameters())[:2]}
 
@@ -592,6 +641,17 @@ def test_a_group_without_parameters_is_refused():
     with pytest.raises(UsageError, match=r"param group 1 of Workload\.optimizer has no parameter") as caught:
         RankOptimizer(replace(skips(), optimizer=build), named, held)
     assert "by name" in (caught.value.hint or "")
+    kept: list[torch.optim.Optimizer] = []
+
+    def by_name(named_parameters: Any) -> torch.optim.Optimizer:
+        """As of the norms of a model that may have some."""
+        groups = [[each for name, each in named_parameters if ("norm" in name) == wanted] for wanted in (True, False)]
+        kept.append(torch.optim.SGD([{"params": each} for each in groups], lr=0.1))
+        return kept[-1]
+
+    made = RankOptimizer(replace(skips(), optimizer=by_name), named, held)
+    assert made.local is kept[-1]
+    assert made.names == [(), NAMES]
 
 
 def test_hooks_on_the_handle_need_one_worker():

@@ -308,6 +308,32 @@ def notes(build: Any) -> None:
             assert pipeline.optimizer.last_step_s == 0.1 * n + float(os.environ["RANK"])
 
 
+class CountingGroups(torch.optim.SGD):
+    """Counts in each group that has parameters, and goes by that, as fused optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in filter(lambda group: group["params"], self.param_groups):
+            group["count"] = group.get("count", 0) + 1
+            group["lr"] = 0.1 / group["count"]
+        return super().step(closure)
+
+
+def counts(kind: str) -> None:
+    """Every rank has the count of a group, also one that updates nothing of it."""
+
+    def build(named_parameters: Any) -> torch.optim.Optimizer:
+        groups = [[each for name, each in named_parameters if name.startswith(start)] for start in (*NAMES, "none")]
+        return CountingGroups([{"params": each} for each in groups], lr=0.1)
+
+    made = replace(skips(), optimizer=build)
+    reference = Reference(made)
+    with Pipeline(made, plans(made)[kind], graph=graph_of(made)) as pipeline:
+        for n in range(3):
+            assert abs(pipeline.step(made.make_batch(8, n)) - reference.step(made.make_batch(8, n))) < EXACT
+        assert [group.get("count") for group in pipeline.optimizer.param_groups] == [3, 3, 3, 3, None]
+        assert reference.distance(pipeline.named_parameters()) < EXACT
+
+
 def hook_on_all(kind: str, *, late: bool) -> None:
     """Runs once a step where it is tried out before; one that comes later is refused where several have parameters."""
     made, hooks = replace(skips(), optimizer=rated(torch.optim.SGD)), []
@@ -357,6 +383,8 @@ def main() -> None:
         ),
         "notes": lambda: notes(rated(torch.optim.SGD)),
         "notes that may be read": lambda: refused("calls optimizer.last_step_s = ", lambda: notes(rated(Dropping))),
+        "counts": lambda: counts("two"),
+        "counts, divided": lambda: counts("divided"),
         "scaled": lambda: tells("at the gradients of this rank alone", "scaled", rated(torch.optim.SGD), "two"),
         "a form": lambda: tells("has another form than torch's", "state_dict", rated(OfItsForm), "one"),
     }  # fmt: skip

@@ -47,7 +47,8 @@ LEAVING = "close()"
 
 _HINTS = {
     "the call": "every rank makes the same calls, in the same order",
-    SETTINGS: "every rank sets the same learning rates and other settings: by what all have, as the step's number",
+    SETTINGS: "every rank sets the same learning rates and other settings: by what all have, as the step's number;"
+    " what an optimizer's own step notes of its parameters, as a norm, goes into their state, not into the groups",
 }
 _BATCHES = (
     "every rank makes the same calls with the same batches: seed the sampler alike, and shard no data; a rank that"

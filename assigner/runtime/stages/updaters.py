@@ -38,11 +38,11 @@ def wanting(graph: PartitionGraph) -> set[str]:
     return {name for name, each in graph.deferred.model.named_parameters() if each.requires_grad}
 
 
-def updating_ranks(graph: PartitionGraph, plan: Plan) -> list[int]:
-    """The ranks that update something that is trained, in the plan's order of their workers."""
-    trained = wanting(graph)
-    found = {worker for name, workers in updaters(graph, plan).items() if name in trained for worker in workers}
-    return [Location.parse(worker).rank for worker in plan.workers if worker in found]
+def updating_ranks(graph: PartitionGraph, plan: Plan) -> dict[int, frozenset[str]]:
+    """What each rank updates of what is trained, without those that update nothing of it, in the plan's order."""
+    trained, by = wanting(graph), updaters(graph, plan)
+    found = {worker: frozenset(name for name in trained if worker in by.get(name, ())) for worker in plan.workers}
+    return {Location.parse(worker).rank: names for worker, names in found.items() if names}
 
 
 def shares_of(graph: PartitionGraph, plan: Plan) -> list[frozenset[str]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
-from assigner.model.deferred.originals import choosing_parameters
+from assigner.model.deferred.originals import choosing_parameters, unwatched
 from assigner.runtime.update.separability import stand_in
 
 if TYPE_CHECKING:
@@ -23,13 +24,24 @@ _HOOKS = tuple(
 )
 
 
-def stand_ins(model: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
-    """All of a model's parameters by name, in its order, without memory."""
-    return [(name, stand_in(each)) for name, each in model]
+class StandInParameters(list[tuple[str, "nn.Parameter"]]):
+    """All of a model's parameters by name, in its order, without memory.
+
+    Attributes:
+        originals: The model's own, likewise.
+    """
+
+    def __init__(self, model: Iterable[tuple[str, nn.Parameter]]) -> None:
+        self.originals = list(model)
+        super().__init__((name, stand_in(each)) for name, each in self.originals)
 
 
 def built_optimizer(
-    workload: Workload, model: Sequence[tuple[str, nn.Parameter]], held: Mapping[str, nn.Parameter]
+    workload: Workload,
+    model: Sequence[tuple[str, nn.Parameter]],
+    held: Mapping[str, nn.Parameter],
+    *,
+    groups: Sequence[tuple[str, ...]] | None = None,
 ) -> tuple[torch.optim.Optimizer, list[tuple[str, ...]]]:
     """The user's optimizer, made of all of a model's parameters and left with some.
 
@@ -37,21 +49,35 @@ def built_optimizer(
         workload: Whose optimizer.
         model: All parameters by name, in the model's order; values have those that are held alone.
         held: Those that it is left with, by the same names.
+        groups: The names of the parameters of each param group, of others than these are: a builder that goes by sizes
+            would make other groups of small ones. None: as it makes them.
 
     Returns:
         The optimizer, and for each param group the names of all its parameters as it was made.
 
     Raises:
-        UsageError: the builder failed, or made a group of none, or of other parameters than it was given.
+        UsageError: the builder failed, or made a group of none where it makes one of some of the model's own, or a
+            group of other parameters than it was given; or another number of groups than there are names for.
     """
     whole = {name: held.get(name, stand_in) for name, stand_in in model}
-    with choosing_parameters():
-        made = workload.make_optimizer(whole.items())
+    made = _made(workload, whole)
+    if isinstance(model, StandInParameters) and (empty := _empty(made)):
+        _check_empty(workload, model, empty)
+        made = _made(
+            workload, whole
+        )  # the builder may keep the one that it makes last: that is to be the one that runs
     # one that is around another may never have called Optimizer.__init__
     vars(made).update({**{name: OrderedDict() for name in _HOOKS}, "defaults": {}, **vars(made)})
     name_of = {id(parameter): name for name, parameter in whole.items()}
     _check_groups(made, name_of)
     names = [tuple(name_of[id(each)] for each in group["params"]) for group in made.param_groups]
+    if groups is not None and len(groups) != len(names):
+        raise UsageError(
+            f"Workload.optimizer makes {len(groups)} param groups of the model's parameters and {len(names)} of small"
+            " ones",
+            hint="make as many whatever the sizes: one without parameters may stay",
+        )
+    names = names if groups is None else [*groups]
     for group, members in zip(made.param_groups, names, strict=True):
         group["params"][:] = [whole[name] for name in members if name in held]
         if "param_names" in group:
@@ -62,17 +88,7 @@ def built_optimizer(
 
 
 def _check_groups(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]) -> None:
-    """Parameters that the builder was not given are no part of the pipeline, and none that it was given is one of them.
-
-    A group that shall have `[p for p in parameters if id(p) in ids]` is empty where the ids are of the model's own.
-    """
-    empty = [number for number, group in enumerate(optimizer.param_groups) if not group["params"]]
-    if empty and name_of:
-        raise UsageError(
-            f"param group {empty[0]} of Workload.optimizer has no parameter",
-            hint="leave it out; if it is chosen by comparison with a model's parameters (id(p) in ids, p is w): those"
-            " that are trained are copies, to be chosen by name, as optimizer(named_parameters) is given them",
-        )
+    """Parameters that the builder was not given are no part of the pipeline."""
     strange = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in name_of]
     if strange:
         raise UsageError(
@@ -81,3 +97,28 @@ def _check_groups(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]) 
             hint="make them of the parameters that the builder gets, as lambda parameters: AdamW(parameters): those of"
             " a model that was built beside it are others; parameters of the loss need an optimizer of their own",
         )
+
+
+def _made(workload: Workload, whole: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    with choosing_parameters():
+        return workload.make_optimizer(whole.items())
+
+
+def _empty(optimizer: torch.optim.Optimizer) -> list[int]:
+    """The numbers of its groups without parameters."""
+    return [number for number, group in enumerate(optimizer.param_groups) if not group["params"]]
+
+
+def _check_empty(workload: Workload, model: StandInParameters, empty: Sequence[int]) -> None:
+    """A group that shall have `[p for p in parameters if id(p) in ids]` is empty where the ids are of the model's own.
+
+    One that is empty also where the builder is given these is meant so, as the biases of a model that has none.
+    """
+    with contextlib.suppress(Exception), unwatched():
+        if empty == _empty(workload.make_optimizer(model.originals)):
+            return
+    raise UsageError(
+        f"param group {empty[0]} of Workload.optimizer has no parameter",
+        hint="leave it out; if it is chosen by comparison with a model's parameters (id(p) in ids, p is w): those that"
+        " are trained are copies, to be chosen by name, as optimizer(named_parameters) is given them",
+    )

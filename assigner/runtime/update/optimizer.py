@@ -170,7 +170,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
             )
         return False
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *arguments: Any, **settings: Any) -> Any:
         """Apply the gradients, on all ranks together.
 
         Args:
@@ -182,16 +182,25 @@ class PipelineOptimizer(torch.optim.Optimizer):
 
                 Where one worker has all parameters, an optimizer calls it as often as it likes, on all ranks. Where
                 several have some, those of torch's own that work from the gradients alone call it once.
+            arguments: None: refused.
+            settings: None, likewise.
 
         Returns:
             What the closure gave when it was called first: the loss before the update. None without one.
 
         Raises:
             UsageError: the optimizer needs a closure and there is none; or several workers have parameters, and nobody
-                knows how often this optimizer calls it.
+                knows how often this optimizer calls it; or it was given more than a closure.
             WorkerError: another rank failed; the message has its error.
         """
         made = self.__optimizer
+        if arguments or settings:
+            given = ", ".join([*(type(each).__name__ for each in arguments), *(f"{name}=..." for name in settings)])
+            raise UsageError(
+                f"pipeline.optimizer.step takes a closure and nothing else, and was given {given}",
+                hint=f"have {type(made.local).__name__}.step read it from its groups, where the script sets it on every"
+                ' rank: for group in pipeline.optimizer.param_groups: group["loss"] = float(loss)',
+            )
         if closure is None:
             if made.needs_closure:
                 raise UsageError(f"{type(made.local).__name__}.step needs a closure, and there is none", hint=_CALLED)

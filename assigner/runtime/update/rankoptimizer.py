@@ -25,7 +25,7 @@ import torch
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.plainvalues import SINGLE
-from assigner.runtime.update.building import built_optimizer, stand_ins
+from assigner.runtime.update.building import StandInParameters, built_optimizer
 from assigner.runtime.update.optimizermemory import OptimizerMemory
 from assigner.runtime.update.ownstate import OwnState
 from assigner.runtime.update.separability import (
@@ -114,7 +114,7 @@ class RankOptimizer:
         ranks: int = 1,
     ) -> None:
         self.ranks, self._workload = ranks, workload
-        self._model = stand_ins(model)
+        self._model = StandInParameters(model)
         self._trained = {name for name, each in self._model if each.requires_grad}
         self.given: dict[str, Any] = {}
         self.hooks: tuple[Mapping[int, Callable[..., Any]], ...] = ({}, {})
@@ -204,7 +204,7 @@ class RankOptimizer:
 
     @property
     def _as_tried(self) -> Tried:
-        return Tried(self.local, self._workload, self._model)
+        return Tried(self.local, self._workload, self._model, [each.names for each in self._built])
 
     def _changed(self) -> dict[tuple[int, str], Any]:
         """Settings of another kind than those with which it was built, by group; -1: what was set on the handle.
@@ -411,20 +411,32 @@ class RankOptimizer:
         self.notes_settings = any(each & 1 for each in found)
         self.changes_gradients = any(each & 2 for each in found)
 
-    @property
-    def told_settings(self) -> list[dict[str, Any]]:
-        """What its groups have beside parameters, for ranks that update nothing: a rate that it learns, a count."""
+    def tellers(self, updating: Mapping[int, Collection[str]]) -> dict[int, list[int]]:
+        """Which ranks tell the others of which groups: of each that not all of them train, the first that does.
+
+        Args:
+            updating: What each rank updates of what is trained.
+        """
+        found = defaultdict[int, list[int]](list)
+        for n, names in enumerate(self.names if updating else ()):
+            ranks = [rank for rank, mine in updating.items() if not frozenset(mine).isdisjoint(names)]
+            if len(ranks) < self.ranks:
+                found[next(iter(ranks or updating))].append(n)
+        return found
+
+    def told_settings(self, groups: Iterable[int]) -> list[dict[str, Any]]:
+        """What groups have beside parameters, for ranks that update nothing of them: a rate that it learns, a count."""
         return [
-            {key: value for key, value in group.items() if key not in MEMBERS and _is_told(value)}
-            for group in self.param_groups
+            {key: value for key, value in self.param_groups[n].items() if key not in MEMBERS and _is_told(value)}
+            for n in groups
         ]
 
-    def take_settings(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """Have the settings that another rank has told, if this one updates nothing."""
-        if not self.is_idle:
-            return
-        for group, settings in zip(self.param_groups, told, strict=True):
-            for key, value in settings.items():
+    def take_settings(self, groups: Iterable[int], told: Sequence[Mapping[str, Any]]) -> None:
+        """Have the settings that another rank has told, of groups of which this one updates nothing."""
+        names = self.names
+        for n, settings in zip(groups, told, strict=True):
+            group = self.param_groups[n]
+            for key, value in settings.items() if self._trained.isdisjoint(self.held.keys() & names[n]) else ():
                 mine = group.get(key)
                 if isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor) and mine.shape == value.shape:
                     mine.detach().copy_(value)

@@ -28,6 +28,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from assigner.errors import UsageError
+from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.likeness import in_likeness
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ _LARGEST = (1e9, 1e8, 1e7, 1e6, 1e5, 1e4)
 what a clipping leaves alone whose threshold is for the gradients of a scaled loss. It is compared by itself, for beside
 such an update no other is seen."""
 
+_PHASE = 0.6 + 0.8j  # of a complex gradient
 _NOISE = 1e-7  # relative to an update, in float64
 _MOST = 2  # entries in a stand-in's dimension
 _LARGE = 4096  # entries in all, of that for the largest parameter of each worker: some code treats large ones otherwise
@@ -83,11 +85,13 @@ class _Trial:
 
     Args:
         updates: The sums of the updates, and that of the last step, with the largest gradients.
+        draws: A step has drawn random numbers.
         changed_gradients: One of the steps has left other gradients.
         kept_gradients: The optimizer's own `zero_grad` has left some.
     """
 
     updates: Mapping[str, tuple[torch.Tensor, ...]]
+    draws: bool = False
     changed_gradients: bool = False
     kept_gradients: bool = False
 
@@ -183,6 +187,13 @@ def check_separable(
     none = _Trial({key: tuple(each * 0 for each in updates) for key, updates in together.updates.items()})
     found = _differing(together, {share: apart.get(share, none) for share in parts})
     looks = f"{name}, with the hooks on its step if there are any, looks at several parameters at once: what it does to"
+    if found is not None and together.draws:
+        raise UsageError(
+            f"{name} draws random numbers in its step: what it does to {found!r} depends on what was drawn for others,"
+            " which another worker has under this plan",
+            hint="have it draw for each parameter from a torch.Generator of that parameter's own; or solve for one"
+            " worker (--only)",
+        )
     if found is not None:
         raise UsageError(f"{looks} {found!r} depends on others that another worker has under this plan", hint=_HINT)
     for words, trial, fine in odd:
@@ -314,11 +325,15 @@ class _Trials:
         generator = torch.Generator().manual_seed(0)
         torch.default_generator.manual_seed(0)
         small = {name: _small(each, generator, is_large=name in self._large) for name, each in self._model}
-        directions = {name: _random(each, generator).abs() + 0.1 for name, each in small.items()}
+        directions = {
+            name: ((_random(each, generator).abs() + 0.1) * (_PHASE if each.is_complex() else 1)).to(each.dtype)
+            for name, each in small.items()
+        }
         held = {name: each for name, each in small.items() if name in share}
         before = {name: each.detach().clone() for name, each in held.items()}
         optimizer = self._build({name: each if name in held else stand_in(each) for name, each in small.items()}, held)
         changed = kept = False
+        states = GeneratorStates.now(), torch.default_generator.get_state()
         moved: dict[str, torch.Tensor] = {}
         for n, scale in enumerate(scales):
             if n == len(scales) - 1:
@@ -354,7 +369,8 @@ class _Trials:
                 raise
             changed = changed or any(not _same(given.get(name), each.grad) for name, each in held.items())
         updates = {name: (moved[name] - before[name], each.detach() - moved[name]) for name, each in held.items()}
-        return _Trial(updates, changed, kept)
+        draws = states[0] != GeneratorStates.now() or not states[1].equal(torch.default_generator.get_state())
+        return _Trial(updates, draws, changed, kept)
 
 
 def _small(parameter: nn.Parameter, generator: torch.Generator, *, is_large: bool) -> nn.Parameter:
@@ -362,6 +378,7 @@ def _small(parameter: nn.Parameter, generator: torch.Generator, *, is_large: boo
     most = round(_LARGE ** (1 / max(parameter.dim(), 1))) if is_large else _MOST
     sizes = [min(each, most) for each in parameter.shape]
     kind = torch.float64 if parameter.is_floating_point() else parameter.dtype
+    kind = torch.complex128 if parameter.is_complex() else kind
     values = _random(torch.empty(sizes, dtype=kind, device="cpu"), generator)
     return cast("nn.Parameter", in_likeness(parameter, values))
 

@@ -49,11 +49,13 @@ class Tried(NamedTuple):
         optimizer: As it runs on this rank.
         workload: Whose builder makes it anew over stand-ins.
         model: The model's parameters by name.
+        groups: The names of those of each of its groups, as it was built.
     """
 
     optimizer: torch.optim.Optimizer
     workload: Workload
     model: Sequence[tuple[str, nn.Parameter]]
+    groups: Sequence[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Verdict:
         """
 
         def build(whole: Mapping[str, nn.Parameter], held: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-            made = built_optimizer(tried.workload, list(whole.items()), held)[0]
+            made = built_optimizer(tried.workload, list(whole.items()), held, groups=tried.groups)[0]
             for (n, name), value in changed.items():
                 if n < 0:
                     setattr(made, name, value)
