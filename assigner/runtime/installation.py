@@ -248,4 +248,4 @@ class Installation:
         """Drop what an unfinished step or forward holds."""
         self.training.forget()
         self.inference.forget()
-        self.gradients.reduction.forget()
+        self.gradients.forget()

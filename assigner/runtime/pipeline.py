@@ -219,6 +219,7 @@ class Pipeline(ModelState):
         """
         if self._updated and not self._keeps_gradients:
             self._installed.gradients.drop()
+        self._installed.gradients.check_whole()
         before, updated = self._installed, self._updated
         earlier = EarlierMemory(before.share, self._rank_optimizer)
         found, moments = relocate(self.graph, old, self.plan, before.share, self._rank_optimizer, member=self._member)

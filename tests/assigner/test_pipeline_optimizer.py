@@ -480,6 +480,39 @@ def test_gradients_are_seen_without_the_scale():
         assert all(torch.equal(each, plain.state_dict()[name]) for name, each in scaled.state_dict().items())
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_step_that_fails_leaves_gradients_and_hooks(schedule):
+    """A script that leaves out its batch goes on; not where half of its gradients have come to others."""
+
+    def model() -> torch.nn.Module:
+        made = skips().model()
+        made.last.weight.register_hook(lambda gradient: 2 * gradient)
+        return made
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if targets.isnan().any():
+            raise ArithmeticError("no label")
+        return torch.nn.functional.mse_loss(outputs, targets)
+
+    made = replace(skips(), model=model, loss=loss)
+    reference = Reference(made)
+    good, bad = made.make_batch(8, 0), made.make_batch(8, 1)
+    bad[1][-1] = torch.nan
+    with pipeline_of(made, make_plan(made, schedule=schedule)) as pipeline:
+        for n in range(2):
+            with pytest.raises(ArithmeticError):
+                pipeline.step(bad, update=False)
+            if n == 1 and schedule == "1f1b":  # its first micro-batches' backwards have run
+                for use in (pipeline.optimizer.step, lambda: pipeline.step(good)):
+                    with pytest.raises(UsageError, match="failed when some of its micro-batches had added"):
+                        use()
+                pipeline.optimizer.zero_grad()
+                reference.optimizer.zero_grad()
+            pipeline.step(good, update=False)
+            reference.loss(good).backward()
+            assert reference.gradient_distance(pipeline.gradients()) < 1e-12
+
+
 def test_an_overflow_is_kept_until_the_update():
     """Clipping makes the gradients finite and other batches follow: the update is skipped, and the next one is not."""
     made = overflowing()

@@ -298,6 +298,28 @@ def test_a_loss_that_is_a_constant_for_some_micro_batches(schedule, options):
     assert max(found.values()) < 1e-10
 
 
+def test_a_micro_batch_that_weighs_nothing_has_no_gradients():
+    """None of zeros either, with which weights that the loss does not read would decay."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.read, self.unread = (nn.Linear(WIDTH, n) for n in (WIDTH, 1, 1))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x = self.body(x)
+            return self.read(x), self.unread(x)
+
+    made = workload(Two, "*", loss=lambda outputs, targets: F.mse_loss(outputs[0], targets))
+    made = replace(made, weight=lambda _, targets: float((targets > 0).sum()))
+    x, targets = made.make_batch(8, 0)
+    with pipeline_of(made, make_plan(made, micro_batches=4)) as pipeline:
+        pipeline.step((x, targets.abs() * torch.tensor([[1.0]] * 6 + [[-1.0]] * 2)))
+        assert {name for name, each in pipeline.named_parameters() if each.grad is None} == {
+            "unread.weight", "unread.bias",
+        }  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
 def test_a_step_without_gradients_is_refused(off):

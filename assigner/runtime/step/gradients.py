@@ -14,6 +14,9 @@ earlier steps left is set aside for it, too.
 
 A hook on a parameter sees one gradient for each backward in plain PyTorch: that of the whole batch. Here it is taken
 off while micro-batches add to the gradient, and called on the step's sum, h(a1 + b1) and then h(a2 + b2).
+
+A step that fails leaves what it has found, as a plain forward that fails: a script on one rank may leave out its batch.
+Where its backwards have added to gradients of steps before, these are no more to be had, and are not used either.
 """
 
 from __future__ import annotations
@@ -83,6 +86,8 @@ class Gradients:
         self.factor = RankFactor(parameters, member)
         self._hooks: dict[str, Any] = {}
         self._aside: dict[str, torch.Tensor | None] = {}
+        self._before: dict[str, tuple[torch.Tensor | None, int]] = {}
+        self._is_spoilt = False
 
     def _reduced(self, graph: PartitionGraph, plan: Plan) -> Iterator[tuple[int, SharedStage]]:
         """What this rank shares of a stage with others, by the stage's number: of its partitions, what is their own."""
@@ -118,8 +123,10 @@ class Gradients:
 
         Raises:
             UsageError: a parameter wants a gradient that did not when the model was captured, or the other way round;
-                or it has a hook that cannot be called on a step's gradient.
+                or it has a hook that cannot be called on a step's gradient; or an earlier step has failed with half of
+                its gradients added to those that there are.
         """
+        self.check_whole()
         self._wanting = {name: each.requires_grad for name, each in self.parameters.items()}
         if self._wanting != self._wanted:
             self._check_wanted()
@@ -129,6 +136,9 @@ class Gradients:
                 self._hooks[name], parameter._backward_hooks = parameter._backward_hooks, None
         if self.scaling.scaler.is_enabled():
             self.scaling.begin(self._elements())
+        self._before = {
+            name: (each.grad, 0 if each.grad is None else each.grad._version) for name, each in self.parameters.items()
+        }
         apart = {*(self._tied[n] for n in self._shared), *self.reduction.names, *self._hooks}
         self._aside = {name: self.parameters[name].grad for name in apart}
         for name in apart:
@@ -171,7 +181,30 @@ class Gradients:
             parameter = self.parameters[name]
             if before is not None:
                 parameter.grad = before if parameter.grad is None else _added(before, parameter.grad)
-        self._hooks, self._aside = {}, {}
+        self._hooks, self._aside, self._before = {}, {}, {}
+
+    def forget(self) -> None:
+        """Leave hooks and gradients as the step that has failed, if one has, has found them."""
+        self.reduction.forget()
+        for name, hooks in self._hooks.items():
+            self.parameters[name]._backward_hooks = hooks
+        for name, (gradient, version) in self._before.items():
+            self.parameters[name].grad = gradient
+            self._is_spoilt |= gradient is not None and gradient._version != version
+        self._hooks, self._aside, self._before = {}, {}, {}
+
+    def check_whole(self) -> None:
+        """Refuse to go on with gradients to which a step that failed has added half of its own.
+
+        Raises:
+            UsageError: there are such.
+        """
+        self._is_spoilt &= any(each.grad is not None for each in self.parameters.values())
+        if self._is_spoilt:
+            raise UsageError(
+                "an earlier step failed when some of its micro-batches had added to the gradients of steps before it",
+                hint="drop them (pipeline.optimizer.zero_grad()), and begin again with the first of these batches",
+            )
 
     def _sum_shared(self, program: Program, executor: Executor) -> None:
         """A shared parameter's gradient is the sum over the holders that have one, in one order on all of them.
@@ -250,7 +283,12 @@ class Gradients:
             gradient.clamp_(-limit, limit)
 
     def ready(self) -> bool:
-        """Whether they can be applied: unscaled, and finite on all ranks where they were scaled."""
+        """Whether they can be applied: unscaled, and finite on all ranks where they were scaled.
+
+        Raises:
+            UsageError: as of `check_whole`.
+        """
+        self.check_whole()
         if self.scaling.scaled:
             self.scaling.unscale(self._elements())
         for parameter in self.parameters.values():
