@@ -63,9 +63,7 @@ def built_optimizer(
     made = _made(workload, whole)
     if isinstance(model, StandInParameters) and (empty := _empty(made)):
         _check_empty(workload, model, empty)
-        made = _made(
-            workload, whole
-        )  # the builder may keep the one that it makes last: that is to be the one that runs
+        made = _made(workload, whole)  # a builder may keep the one that it makes last: it is to be the one that runs
     # one that is around another may never have called Optimizer.__init__
     vars(made).update({**{name: OrderedDict() for name in _HOOKS}, "defaults": {}, **vars(made)})
     name_of = {id(parameter): name for name, parameter in whole.items()}
