@@ -163,7 +163,7 @@ def export_model(
         closed = False
     best_s = candidate.state.best_value
     unit = 10.0 ** (math.floor(math.log10(best_s)) - 3)
-    model = candidate.statement(candidate.table, candidate.options.all, unit=unit)
+    model = candidate.statement(candidate.options.all, unit=unit)
     for cut in candidate.cuts:
         model.cut(*cut)
     problem = candidate.problem

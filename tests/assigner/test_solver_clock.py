@@ -15,7 +15,7 @@ from assigner.solver import SolveOptions, solve
 from assigner.solver.baselines import find_baselines
 from assigner.solver.baselines.prices import BaselinePrices
 from assigner.solver.ilp.linear import LinearModel
-from assigner.solver.ilp.one_f_one_b import OneFOneBModel
+from assigner.solver.ilp.pipelines import PipelineModel
 from assigner.solver.limits.clock import OutOfTime, SolveClock
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.pipelines.shared import SharedCandidate
@@ -91,7 +91,7 @@ WHOLE = {
     "a sweep over kinds of workers": lambda candidate: GPipeCandidate(candidate.state, 4).hierarchy._tried(
         GPipeCandidate(candidate.state, 4).hierarchy._within(math.inf), math.inf, math.inf
     ),
-    "an integer program": lambda each: OneFOneBModel(each.table, (), unit=1.0, clock=each.state.clock),
+    "an integer program": lambda each: PipelineModel(each.table, (), deep=True, unit=1.0, clock=each.state.clock),
 }
 
 

@@ -11,7 +11,6 @@ from builders import single
 
 from assigner.solver import solve
 from assigner.solver.candidates.state import INTEGER_PROGRAM, RELAXATION
-from assigner.solver.ilp.one_f_one_b import OneFOneBModel
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.hints import resolve
@@ -44,7 +43,7 @@ def test_the_ilp_of_1f1b_is_a_bound(case):
             bounds = []
             for candidate in candidates:
                 assert isinstance(candidate, PipelineCandidate)
-                model = OneFOneBModel(candidate.table, candidate.options.all, unit=1e-3)
+                model = candidate.statement(candidate.options.all, unit=1e-3)
                 outcome = search.state.backend.search(model.problem, gap=0.0, cutoff=math.inf, time_limit=60)
                 bounds.append(outcome.bound * model.unit)
             assert 0 < min(bounds) <= best[0] * (1 + 1e-9)

@@ -104,10 +104,10 @@ def test_the_ilps_objective_equals_the_price(seed, tied):
     import pulp
 
     from assigner.solver.ilp.backend import Backend
-    from assigner.solver.ilp.gpipe import GPipeModel
+    from assigner.solver.ilp.pipelines import PipelineModel
 
     for table, columns in random_pipelines(seed, 3, tied=tied):
-        model = GPipeModel(table, table.gpipe.all, unit=1e-3)
+        model = PipelineModel(table, table.gpipe.all, deep=False, unit=1e-3)
         for column, x in zip(model.columns, model.x, strict=True):
             model.problem.addConstraint(
                 pulp.LpConstraint(

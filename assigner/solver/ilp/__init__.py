@@ -3,13 +3,12 @@
 Shared stages, listed orders and the other objectives are not stated here.
 
     linear.py        rows: what every model is made of
-    pipelines.py     one stage a worker along one order: a path of stage options through the positions
-    gpipe.py         ... whose objective is GPipe's step time
-    one_f_one_b.py   ... whose objective is a lower bound of 1F1B's
+    pipelines.py     one stage a worker along one order: a path of stage options through the positions; GPipe's step
+                     time, or a lower bound of 1F1B's
     placements.py    any stages on any workers: who holds what, and nothing about order; a lower bound
     backend.py       runs a model with HiGHS or CBC, and says only what is proven
 
-Sets and rows of `pipelines.py`, and what its two objectives have:
+Sets and rows of `pipelines.py`, and what its two objectives share:
 
 Sets         positions i = 0 .. n - 1: the partitions in order; groups k of `count[k]` workers that measure alike;
              columns j: the stage options, (first, last, k, what is rematerialised)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from assigner.solver.candidates.state import DYNAMIC_PROGRAM, TOTAL_WORK
 from assigner.solver.fleet.hierarchy import Hierarchy
-from assigner.solver.ilp.gpipe import GPipeModel
 from assigner.solver.limits import tuning
 from assigner.solver.pipelines.ranking import PipelineCandidate
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 class GPipeCandidate(PipelineCandidate):
     """GPipe, one stage a worker, with M micro-batches; arguments as of `CandidateSearch`."""
-
-    statement = GPipeModel
 
     def __init__(self, state: SearchState, micro_batches: int, problem: Problem | None = None) -> None:
         super().__init__(state, "gpipe", micro_batches, problem)

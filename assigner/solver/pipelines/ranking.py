@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from assigner.solver.candidates.state import DYNAMIC_PROGRAM, ENUMERATION, INTEGER_PROGRAM, LOCAL, PROVEN, TOTAL_WORK
-from assigner.solver.ilp.one_f_one_b import OneFOneBModel
+from assigner.solver.ilp.pipelines import PipelineModel
 from assigner.solver.limits import tuning
 from assigner.solver.methods.dynamic_program import DynamicProgram
 from assigner.solver.pipelines.depth_search import DepthSearch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.terms import Schedule
     from assigner.solver.candidates.state import SearchState
-    from assigner.solver.ilp.pipelines import PipelineModel
+    from assigner.solver.limits.clock import SolveClock
     from assigner.solver.methods.dynamic_program import PricedPipelines
     from assigner.solver.pipelines.depths import Depths
     from assigner.solver.problem.problem import Problem
@@ -36,7 +36,6 @@ class PipelineCandidate(SimulatedCandidate):
     """One stage a worker, with M micro-batches.
 
     Attributes:
-        statement: The ILP of its step time.
         cuts: Pipelines with the seconds that they take, where the ILP says less.
 
     Args:
@@ -45,8 +44,6 @@ class PipelineCandidate(SimulatedCandidate):
         micro_batches: M.
         problem: As of `CandidateSearch`.
     """
-
-    statement: ClassVar[type[PipelineModel]] = OneFOneBModel
 
     def __init__(
         self, state: SearchState, schedule: Schedule, micro_batches: int, problem: Problem | None = None
@@ -224,6 +221,12 @@ class PipelineCandidate(SimulatedCandidate):
         if not (small or self.decided):
             self.close_by_ilp()
 
+    def statement(
+        self, columns: Sequence[StageOption], *, unit: float, clock: SolveClock | None = None
+    ) -> PipelineModel:
+        """The ILP of its step time; arguments as of `PipelineModel`."""
+        return PipelineModel(self.table, columns, deep=self.schedule == "1f1b", unit=unit, clock=clock)
+
     def close_by_ilp(self) -> None:
         """Have the ILP name pipelines whose bound is below the target, and simulate each: decided if none is left."""
         state, target = self.state, self.state.target
@@ -231,7 +234,7 @@ class PipelineCandidate(SimulatedCandidate):
             option for option in self.options.all
             if self.micro_batches * (option.forward_s + option.backward_s) < target
         ]  # fmt: skip
-        model = self.statement(self.table, options, unit=state.unit, clock=state.clock)
+        model = self.statement(options, unit=state.unit, clock=state.clock)
         outcome = self.bound_by(model, relaxed=True, most=target)
         if self.decided or not outcome.finished:
             return
@@ -239,7 +242,7 @@ class PipelineCandidate(SimulatedCandidate):
             option for option, x in zip(model.columns, model.x, strict=True)
             if outcome.value + max(0.0, x.dj or 0.0) * model.unit < target * (1 + PROVEN)
         ]  # fmt: skip
-        model = self.statement(self.table, kept, unit=state.unit, clock=state.clock)
+        model = self.statement(kept, unit=state.unit, clock=state.clock)
         for _ in range(tuning.CLOSE_CUTS):
             target = state.target
             model.check()

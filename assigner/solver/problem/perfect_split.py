@@ -83,7 +83,7 @@ class WorkBefore:
         self.work: Floats = np.stack([_before(work) for _, work in split])
         forward, backward = (way.min(axis=0) for way in along)
         self._both, self._forward = _before(forward + backward), _before(forward)
-        self._ends = spine.backward.index(True)  # whose backward is the last of all
+        self._ends = spine.start
         self._update = min((price.update_s for row in table.rows if (price := row[self._ends])), default=0.0)
 
     def before(self, first: Ints, room: Floats, both: Floats | float = 0.0) -> Remainder:

@@ -54,6 +54,11 @@ class Spine:
     backward_hop: tuple[bool, ...]
     end: int
 
+    @property
+    def start(self) -> int:
+        """The position whose backward is the last of all."""
+        return self.backward.index(True)
+
 
 @dataclass(frozen=True)
 class Problem:
