@@ -84,13 +84,17 @@ def test_whenever_the_time_is_over_the_answer_comes_at_once(monkeypatch, kind, o
             break
 
 
+def swept(hierarchy):
+    """All intervals priced, and a path made of them."""
+    hierarchy._within(math.inf)
+    return hierarchy._path(math.inf, math.inf)
+
+
 WHOLE = {
     "the options of one worker each": lambda candidate: candidate.table.gpipe.all,
     "the sets of workers that may share a stage": lambda candidate: candidate.options.sets,
     "the dynamic program": lambda candidate: candidate.program.run(),
-    "a sweep over kinds of workers": lambda candidate: GPipeCandidate(candidate.state, 4).hierarchy._tried(
-        GPipeCandidate(candidate.state, 4).hierarchy._within(math.inf), math.inf, math.inf
-    ),
+    "a sweep over kinds of workers": lambda candidate: swept(GPipeCandidate(candidate.state, 4).hierarchy),
     "an integer program": lambda each: PipelineModel(each.table, (), deep=True, unit=1.0, clock=each.state.clock),
 }
 

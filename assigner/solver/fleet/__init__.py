@@ -2,7 +2,7 @@
 
 hierarchy       the whole of it: from kinds and hosts to workers, with a proven bound
 relaxation      workers taken by kind: small whatever the fleet
-paths           the pipelines of kinds within two limits, with the least sum, over path_program, the dynamic program
+path_program    the pipelines of kinds within two limits, with the least sum: a dynamic program
 bottlenecks     branch and bound over the two limits, the slowest server forward and backward
 option_arrays   what a stage takes, by kind of worker, start and length; hop_arrays what a message does
 assignment      which workers take the stages of a pipeline of kinds

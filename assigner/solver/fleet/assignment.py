@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from assigner.solver.fleet.option_arrays import OptionArrays
     from assigner.solver.fleet.path_program import KindStage
-    from assigner.solver.fleet.paths import KindPaths
+    from assigner.solver.fleet.relaxation import KindRelaxation
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
@@ -32,12 +33,13 @@ class WorkerAssignment:
     """The workers of a fleet.
 
     Args:
-        paths: Kinds, groups and links, and prices of intervals.
+        fleet: Kinds, groups and links.
+        real: Prices of intervals, for all groups of workers with the same prices.
+        row: The number of each group there.
     """
 
-    def __init__(self, paths: KindPaths) -> None:
-        fleet = paths.fleet
-        self._paths, self._fleet, links = paths, fleet, fleet.links
+    def __init__(self, fleet: KindRelaxation, real: OptionArrays, row: Sequence[int]) -> None:
+        self._fleet, self._real, self._row, links = fleet, real, row, fleet.links
         self._groups = [np.array(kind.groups) for kind in fleet.kinds]
         self._size = np.array([len(group) for group in fleet.table.groups])
         self._forward = np.minimum(links.forward, FAR)
@@ -66,10 +68,10 @@ class WorkerAssignment:
 
     def _own(self, steps: Sequence[KindStage], slowest: tuple[float, float]) -> Floats:
         """Seconds that each stage takes on each group, [stage, group], as far as that differs within a kind."""
-        if not self._paths.merged:
+        if len(self._real.kinds) == len(self._fleet.kinds):
             return np.zeros((len(steps), len(self._size)))
-        stages, more = self._paths.real.stages, self._fleet.more
-        rows, own = np.array(self._paths.row), []
+        stages, more = self._real.stages, self._fleet.more
+        rows, own = np.array(self._row), []
         for step in steps:
             at = rows, step.first, step.length - 1
             forward, backward = (np.minimum(each[at], FAR) for each in (stages.forward, stages.backward))

@@ -1,6 +1,6 @@
 """Placement from the coarse to the fine, with a proven bound: kinds and hosts, then workers.
 
-    paths.py   which kind of worker runs which partitions, host by host: a path, and a bound for all plans
+    relaxation.py    which kind of worker runs which partitions, host by host: a path, and a bound for all plans
     assignment.py    which workers those are: the links between neighbours at their least
 
 A plan that this finds is a plan of the real workers, priced exactly; the bound comes from the first level alone, and
@@ -12,20 +12,27 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from assigner.solver.fleet.assignment import WorkerAssignment
 from assigner.solver.fleet.bottlenecks import BottleneckSearch
-from assigner.solver.fleet.paths import KindPaths
+from assigner.solver.fleet.option_arrays import OptionArrays
 from assigner.solver.fleet.relaxation import KindRelaxation
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
 from assigner.solver.limits.tuning import ROUNDING
+from assigner.solver.problem.prices import WorkerKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from assigner.solver.fleet.path_program import KindPipeline
+    from numpy.typing import NDArray
+
+    from assigner.solver.fleet.path_program import KindPipeline, KindStage
     from assigner.solver.problem.prices import PriceTable
     from assigner.solver.problem.stage_options import StageOption
+
+    Floats = NDArray[np.float64]
 
 
 class Hierarchy:
@@ -47,7 +54,7 @@ class Hierarchy:
         self._wanted = target
         self._clock = table.problem.clock
         self._watch = watch
-        self._paths: KindPaths | None = None
+        self._prices: OptionArrays | None = None
         self._cells: BottleneckSearch | None = None
         self._best = math.inf
 
@@ -70,22 +77,15 @@ class Hierarchy:
         (low_f, low_b), share = self.fleet.low, tuning.WIDER_LIMIT
         limit = tuning.START_LIMIT * low_f if self.fleet.more and low_f else math.inf
         while not self._stop():
-            paths = self._within(limit)
+            prices = self._within(limit)
             while share * low_f <= limit < math.inf and not self._stop():
-                if self._tried(paths, share * low_f, share * low_b * tuning.WIDER_LIMIT):
+                if self._path(share * low_f, share * low_b * tuning.WIDER_LIMIT):
                     return True
                 share *= tuning.WIDER_LIMIT
-            if paths.prices.longest == self.fleet.n:
-                return self._tried(paths, math.inf, math.inf)
+            if prices.longest == self.fleet.n:
+                return self._path(math.inf, math.inf) is not None
             limit *= 2
         return True
-
-    def _tried(self, paths: KindPaths, limit_f: float, limit_b: float) -> bool:
-        """Make a plan of the pipeline within two limits, if there is one."""
-        found = paths.least(limit_f, limit_b)
-        if found is not None:
-            self._realise(found)
-        return found is not None
 
     def search(self, seconds: float) -> None:
         """Raise the bound to the target, taking better plans on the way, for so many seconds while there is time."""
@@ -95,14 +95,13 @@ class Hierarchy:
             high = self.fleet.highest(target) if math.isfinite(target) else (math.inf, math.inf)
             if high[0] < self.fleet.low[0] or high[1] < self.fleet.low[1]:
                 return
-            paths = self._within(high[0])
-            high = min(high[0], paths.largest[0]), min(high[1], paths.largest[1])
-            forward, backward = paths.servers
+            prices = self._within(high[0])
+            forward, backward = self._servers(prices)
+            high = min(high[0], float(forward.max(initial=0.0))), min(high[1], float(backward.max(initial=0.0)))
             self._cells = BottleneckSearch(
-                self._swept, self._target, more=self.fleet.more, low=self.fleet.low, high=high, above=target,
-                servers=(forward, backward if paths.exact else None),
+                self._path, self._target, more=self.fleet.more, low=self.fleet.low, high=high, above=target,
+                servers=(forward, backward if self._exact else None),
             )  # fmt: skip
-
         self._cells.run(self._stop)
 
     def _stop(self) -> bool:
@@ -110,29 +109,57 @@ class Hierarchy:
         self._watch()
         return self._clock.over
 
-    def _within(self, limit: float) -> KindPaths:
-        """Paths that have all intervals up to a limit."""
-        if self._paths is None or self.fleet.reach(limit) > self._paths.prices.longest:
-            self._paths = KindPaths(self.fleet, limit)
-        return self._paths
+    def _within(self, limit: float) -> OptionArrays:
+        """Prices of all intervals up to a limit on the slowest server forward, in seconds, by kind of worker."""
+        fleet, table = self.fleet, self.fleet.table
+        if self._prices is None or fleet.reach(limit) > self._prices.longest:
+            prices = OptionArrays(table, fleet.kinds, fleet.reach(limit), fleet.links)
+            open_ = np.argwhere(~prices.settled & np.less_equal(prices.forward, limit))
+            self._exact = int(open_[:, 2].sum()) <= tuning.SETTLED
+            for kind, first, length in open_ if self._exact else ():
+                table.problem.clock.check()
+                prices.settle(int(kind), int(first), int(length) + 1)
+            firsts = sorted(set(table.like))
+            if len(firsts) > len(fleet.kinds):
+                each = [WorkerKind((first,), 1) for first in firsts]
+                self._real = OptionArrays(table, each, prices.longest, fleet.links)
+                self._row = [firsts.index(like) for like in table.like]
+            else:
+                number = {group: n for n, kind in enumerate(fleet.kinds) for group in kind.groups}
+                self._real, self._row = prices, [number[group] for group in range(len(table.groups))]
+            self._prices = prices
+        return self._prices
 
-    def _swept(self, limit_f: float, limit_b: float) -> KindPipeline | None:
-        assert self._paths is not None
-        found = self._paths.least(limit_f, limit_b)
-        if found is not None and self._paths.seconds(found) < self._best * (1 - tuning.BETTER_PATH):
-            self._realise(found)
+    def _servers(self, prices: OptionArrays) -> tuple[Floats, Floats]:
+        """All seconds that a server forward, and backward, can have, sorted; backward, bounds unless `_exact`."""
+        every = (prices.stages, *self.fleet.sweep.boundaries)
+        forward, backward = (
+            np.unique(np.concatenate([each[np.isfinite(each)] for each in servers]))
+            for servers in ([each.forward for each in every], [each.backward for each in every])
+        )
+        return forward, backward
+
+    def _path(self, limit_f: float, limit_b: float) -> KindPipeline | None:
+        """The path with the least sum of which no server is above its limit, made a plan where that is better."""
+        assert self._prices is not None
+        stages = self._prices.stages
+        found = self.fleet.sweep.least(stages, limit_f, limit_b)
+        if found is not None:
+            at = tuple(np.array([(step.kind, step.first, step.length - 1) for step in found.steps]).T)
+            slowest = float(stages.forward[at].max()), float(stages.backward[at].max())
+            seconds = found.seconds + self.fleet.more * sum(slowest)
+            if seconds < self._best * (1 - tuning.BETTER_PATH):
+                self._best = seconds
+                self._realise(found.steps, slowest)
         return found
 
-    def _realise(self, found: KindPipeline) -> None:
-        """Make a plan of a pipeline of kinds."""
-        paths = self._paths
-        assert paths is not None
-        self._best = min(self._best, paths.seconds(found))
-        groups = WorkerAssignment(paths).line(found.steps, paths.slowest(found.steps))
+    def _realise(self, steps: Sequence[KindStage], slowest: tuple[float, float]) -> None:
+        """Make a plan of a pipeline of kinds, of which the slowest stages forward and backward take so many seconds."""
+        groups = WorkerAssignment(self.fleet, self._real, self._row).line(steps, slowest)
         options: list[StageOption] = []
-        for step, group in zip(found.steps, groups, strict=True):
-            paths.real.settle(paths.row[group], step.first, step.length)
-            option = paths.real.options.find(step.first, step.first + step.length - 1, group)
+        for step, group in zip(steps, groups, strict=True):
+            self._real.settle(self._row[group], step.first, step.length)
+            option = self._real.options.find(step.first, step.first + step.length - 1, group)
             if option is None:
                 return
             options.append(option)

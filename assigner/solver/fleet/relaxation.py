@@ -2,7 +2,7 @@
 
 Workers of one kind count as alike, each interval and each message at the least price of any of them, so no plan is
 faster than the best pipeline of kinds. Within two limits on the slowest servers that pipeline is a
-path (paths.py, path_program.py), and a search over the limits bounds the step time (bottlenecks.py).
+path (path_program.py), and a search over the limits bounds the step time (bottlenecks.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.solver.fleet.hop_arrays import HopArrays
-from assigner.solver.fleet.path_program import WorkSplit
+from assigner.solver.fleet.path_program import PathProgram, WorkSplit
 from assigner.solver.limits import tuning
 from assigner.solver.problem.perfect_split import perfect_split
 from assigner.solver.problem.prices import WorkerKind
@@ -65,6 +65,36 @@ class KindRelaxation:
     def links(self) -> HopArrays:
         """The messages."""
         return HopArrays(self.table)
+
+    @cached_property
+    def sweep(self) -> PathProgram:
+        """Finds paths, with visits to hosts where that tells more and is small enough."""
+        table, kinds, links = self.table, self.kinds, self.links
+        counts, most = [kind.count for kind in kinds], table.most_workers
+        every, clock = links.between(kinds), table.problem.clock
+        inside, between = (links.between(kinds, where=where) for where in (links.same_host, links.apart))
+        if not (links.same_host | links.apart).all() or not (between.seconds > inside.seconds).any():
+            return PathProgram(counts, most=most, work=self.work, between=every, clock=clock)
+        worker = table.problem.profile.worker
+        hosts: dict[str, list[int]] = {}
+        for number, kind in enumerate(kinds):
+            for group in kind.groups:
+                for name in table.groups[group]:
+                    hosts.setdefault(worker[name].host, [0] * len(kinds))[number] += 1
+        each_host = [tuple(used) for used in hosts.values()]
+        some = np.isfinite(between.seconds)
+        some[0] = False  # no boundary is in front of the first position
+        toll = float((between.seconds[some] - every.seconds[some]).min()) if some.any() else 0.0
+        plain = PathProgram(
+            counts, most=most, work=self.work, between=every, hosts=each_host, toll=max(0.0, toll), clock=clock
+        )
+        room = tuning.VISIT_STATES * len(kinds) // (plain.states * self.n)
+        if max(math.prod(count + 1 for count in host) for host in each_host) - 1 > room:
+            return plain  # the visits to one host alone are too many to be made
+        visits = PathProgram(
+            counts, most=most, work=self.work, between=between, inside=inside, hosts=each_host, clock=clock
+        )
+        return visits if visits.states * self.n <= tuning.VISIT_STATES else plain
 
     @cached_property
     def _seconds(self) -> Floats:
