@@ -200,6 +200,7 @@ class Pipeline(ModelState):
         with self._member.guarded("the move to another plan"):
             mine = [self._loss_values.digest(), *self._outside.digests()]
             told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
+        self._rank_optimizer.share_noted(self._member, "the move to another plan")
         self._member.agree("the move to another plan", lambda: self._check_move(new, told))
         remat = Rematerialisation(self._remat, new)
         with self._member.guarded("the move to another plan"):
@@ -263,7 +264,7 @@ class Pipeline(ModelState):
         self._installed.watch.copies.compare()
         if self._waiting and self._installed.gradients.named():
             raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
-        self._rank_optimizer.memory.check_moved()
+        self._rank_optimizer.memory.check_moved(ranks=self._rank_optimizer.ranks)
         self._rank_optimizer.check(shares_of(self.graph, plan), holder_counts(self.graph, plan))
 
     @property

@@ -334,6 +334,41 @@ def counts(kind: str) -> None:
         assert reference.distance(pipeline.named_parameters()) < EXACT
 
 
+class CountingAlone(torch.optim.SGD):
+    """Counts the updates of each group that has gradients in attributes of its own, and in its defaults all of them."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.defaults["count"] = self.defaults.get("count", 0) + 1
+        for n, group in enumerate(self.param_groups):
+            if any(each.grad is not None for each in group["params"]):
+                setattr(self, f"count{n}", getattr(self, f"count{n}", 0) + 1)
+                group["seen"] = [*group.get("seen", []), self.defaults["count"]]
+                group["lr"] = 0.1 / (getattr(self, f"count{n}") + self.defaults["count"] + len(group["seen"]))
+        return super().step(closure)
+
+
+def counts_alone(before: str, after: str) -> None:
+    """Counts go along from a rank that updates all, and in groups; a move is refused where ranks have unlike ones."""
+
+    def build(named_parameters: Any) -> torch.optim.Optimizer:
+        groups = [[each for name, each in named_parameters if name.startswith(start)] for start in NAMES]
+        return CountingAlone([{"params": each} for each in groups], lr=0.1)
+
+    made = replace(skips(), optimizer=build)
+    reference, every = Reference(made), plans(made)
+    with Pipeline(made, every[before], graph=graph_of(made)) as pipeline:
+        for n in range(4):
+            assert abs(pipeline.step(made.make_batch(8, n)) - reference.step(made.make_batch(8, n))) < EXACT, n
+            if n == 1 and before == "two":
+                refused(
+                    "keeps self.count0 beside the state of its parameters, which worker:0 and worker:1",
+                    lambda: pipeline.move(every[after]),
+                )
+            elif n == 1:
+                pipeline.move(every[after])
+        assert reference.distance(pipeline.named_parameters()) < EXACT
+
+
 def hook_on_all(kind: str, *, late: bool) -> None:
     """Runs once a step where it is tried out before; one that comes later is refused where several have parameters."""
     made, hooks = replace(skips(), optimizer=rated(torch.optim.SGD)), []
@@ -385,6 +420,9 @@ def main() -> None:
         "notes that may be read": lambda: refused("calls optimizer.last_step_s = ", lambda: notes(rated(Dropping))),
         "counts": lambda: counts("two"),
         "counts, divided": lambda: counts("divided"),
+        "counts, moved": lambda: counts_alone("one", "two"),
+        "counts, moved to divided": lambda: counts_alone("other", "divided"),
+        "counts, unlike": lambda: counts_alone("two", "other"),
         "scaled": lambda: tells("at the gradients of this rank alone", "scaled", rated(torch.optim.SGD), "two"),
         "a form": lambda: tells("has another form than torch's", "state_dict", rated(OfItsForm), "one"),
     }  # fmt: skip

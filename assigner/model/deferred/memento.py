@@ -70,7 +70,7 @@ class Memento:
     Args:
         modules: By name, each once; their submodules are not followed.
         others: Functions and objects that run with them, as a loss.
-        beside: Modules that are not looked into where they are met.
+        beside: What is not looked into where it is met.
         backwards: False: what only hooks on backwards can reach is not met. No forward reads it.
         parameters: True: those of modules that are met are among the tensors.
         top: What stands at the top of files (see `reach`).
@@ -86,7 +86,7 @@ class Memento:
         modules: Iterable[tuple[str, nn.Module]],
         others: Iterable[Any] = (),
         *,
-        beside: Iterable[nn.Module] = (),
+        beside: Iterable[Any] = (),
         backwards: bool = True,
         parameters: bool = False,
         top: Top = "followed",

@@ -76,7 +76,7 @@ def reach(
     started: Mapping[str, Any],
     modules: Iterable[tuple[str, nn.Module]] = (),
     *,
-    beside: Iterable[nn.Module] = (),
+    beside: Iterable[Any] = (),
     backwards: bool = True,
     parameters: bool = False,
     plain: bool = False,
@@ -88,7 +88,7 @@ def reach(
     Args:
         started: Functions and objects, by name.
         modules: By name, each without its submodules.
-        beside: Modules that are not met.
+        beside: What is not met.
         backwards: False: what only hooks on backwards can reach is not met. No forward reads it.
         parameters: True: those of modules are met.
         plain: True: numbers and texts are met too, each in all places, but for those in sets.

@@ -1,8 +1,11 @@
 """What an optimizer of the user's keeps beside the state of its parameters, and neither a checkpoint nor a move takes.
 
 self.state[parameter][...], numbers in groups    saved, and moved
-self.count = 3                                   moved; saved where its own state_dict has it: refused
-self.seen = [...], self.t = tensor, an optimizer inside, self.state["count"], a list in a group: refused
+self.count = 3, a list in a group                moved; saved where its own state_dict has it: refused
+self.seen = [...], self.t = tensor, an optimizer inside, self.state["count"], what hooks on its step note: refused
+
+A move has the builder make it anew: what the builder could reach is there afterwards as it was; what it has made is
+made once more. So that counts to which the optimizer leads and the builder did not, but its parameters and groups.
 """
 
 from __future__ import annotations
@@ -12,15 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.reach import reach
+from assigner.model.plainvalues import SINGLE
 from assigner.runtime.update.separability import has_own, is_known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+KEPT_HINT = "keep it as a number in each param group, or as a tensor in the state of each parameter"
 _SECTIONS = frozenset(("state", "param_groups"))
 
 
@@ -29,21 +36,31 @@ class OptimizerMemory:
 
     Args:
         optimizer: Just made, over some parameters.
+        outside: What its builder could reach before it made it (`outside_of`).
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, outside: Iterable[Any] = ()) -> None:
         self._optimizer = optimizer
         self._is_made = "_zero_grad_profile_name" in vars(optimizer)  # else it has no state_dict() of torch's either
-        places = () if is_known(optimizer) else _places(optimizer)
-        self._before = {name: (value, Memento((), [value])) for name, value in places}
+        places = {} if is_known(optimizer) else dict(_places(optimizer))
+        beside = [*_of_parameters(optimizer), *outside] if places else []
+        self._before = {name: (value, [*_mementos(value, beside)]) for name, value in places.items()}
 
-    def check_moved(self) -> None:
+    def check_moved(self, *, ranks: int) -> None:
         """Refuse to build it anew over other parameters where something would be lost.
+
+        Args:
+            ranks: How many the run has: what a group has stays on its rank.
 
         Raises:
             UsageError: it keeps something else than plain values of its own.
         """
-        self._refuse("another plan would lose it", [name for name in self._changed() if "param_groups" not in name])
+        found = self._changed()
+        if ranks == 1:
+            found = [name for name in found if not name.startswith(_GROUPS)]
+        groups = enumerate(self._optimizer.param_groups)
+        told = {_in_group(n, key) for n, group in groups for key, value in group.items() if is_told(value)}
+        self._refuse("another plan would lose it", [name for name in found if name not in told])
 
     def check_saved(self, *, is_spread: bool) -> None:
         """Refuse to save its state where its own `state_dict` has something that is not saved.
@@ -60,7 +77,7 @@ class OptimizerMemory:
         if is_known(self._optimizer) and not self.tells():
             return
         changed = self._changed()
-        found = [name for name in changed if not (self._is_made and name.startswith("self."))]
+        found = [name for name in changed if not (self._is_made and not name.startswith(("state[", _GROUPS)))]
         self._refuse("a checkpoint of a pipeline would lose it", found + self._told())
 
     def check_told(self) -> None:
@@ -102,7 +119,7 @@ class OptimizerMemory:
         if not isinstance(told, dict):
             return [f"a {type(told).__name__} for its own state_dict()"]
         found = [f"{key!r} of its own state_dict()" for key in told if key not in _SECTIONS]
-        changed = [key for key, each in usual.items() if not _equal(told.get(key), each)]
+        changed = [key for key, each in usual.items() if not equal(told.get(key), each)]
         return found + [f"another {key!r} in its own state_dict()" for key in changed]
 
     def _changed(self) -> list[str]:
@@ -110,23 +127,53 @@ class OptimizerMemory:
         found = [f"state[{key!r}]" for key in self._optimizer.state if not isinstance(key, torch.Tensor)]
         if is_known(self._optimizer):
             return found
-        for name, value in _places(self._optimizer):
-            held, memento = self._before.get(name, (None, None))
+        places = dict(_places(self._optimizer))
+        for name, value in places.items():
+            held, mementos = self._before.get(name, (None, []))
             is_inner = isinstance(value, torch.optim.Optimizer)
-            if is_inner or memento is None or held is not value or memento.has_changed():
+            if is_inner or not mementos or held is not value or any(each.has_changed() for each in mementos):
                 found.append(name)
-        return found
+        return found + [name for name in self._before if name not in places and not name.startswith(_GROUPS)]
 
     def _refuse(self, what: str, found: list[str]) -> None:
         if found:
             raise UsageError(
                 f"{type(self._optimizer).__name__} keeps {found[0]} beside the state of its parameters: {what}",
-                hint="keep it as a number in each param group, or as a tensor in the state of each parameter",
+                hint=KEPT_HINT,
             )
 
 
+def outside_of(builder: Any) -> list[Any]:
+    """What a builder of optimizers can reach now: it is the same objects when it makes another one."""
+    return [each for _, each in reach({"": builder}, parameters=True)]
+
+
+def is_told(value: Any) -> bool:
+    """A setting of a group that can go to another rank."""
+    if isinstance(value, tuple | list):
+        return all(map(is_told, value))
+    if type(value) is dict:
+        return all(is_told(each) for pair in value.items() for each in pair)
+    return type(value) in SINGLE or isinstance(value, float) or type(value) is torch.Tensor
+
+
+def _of_parameters(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
+    """It, and what goes with its parameters and groups, whoever else holds it."""
+    yield from (optimizer, optimizer.state, optimizer.defaults, optimizer.param_groups)
+    for group in optimizer.param_groups:
+        yield from (group, *group["params"], *(each for each in group.values() if isinstance(each, torch.Tensor)))
+
+
+def _mementos(value: Any, beside: Iterable[Any]) -> Iterator[Memento]:
+    """Of something, and of torch's optimizers and schedulers that it leads to, which no walk looks into."""
+    yield Memento((), [value], beside=beside, parameters=True)
+    for _, each in reach({"": value}, beside=beside, parameters=True):
+        if isinstance(each, torch.optim.Optimizer | LRScheduler):
+            yield Memento((), [vars(each)], beside=beside, parameters=True)
+
+
 @functools.cache
-def _of_torch() -> frozenset[str]:
+def of_torch() -> frozenset[str]:
     """What every optimizer has."""
     return frozenset((*vars(torch.optim.SGD([torch.zeros((), device="cpu")])), *_SECTIONS, "defaults"))
 
@@ -142,34 +189,47 @@ def _usual(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {"state": {number.get(id(key), key): each for key, each in optimizer.state.items()}, "param_groups": groups}
 
 
-def _equal(one: Any, other: Any) -> bool:
+def equal(one: Any, other: Any) -> bool:
     """Two state dicts, or what is in them."""
     if one is other:
         return True
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.layout == other.layout and one.dtype == other.dtype and torch.equal(one.to(other.device), other)
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(each, other[key]) for key, each in one.items())
+        return one.keys() == other.keys() and all(equal(each, other[key]) for key, each in one.items())
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
+        return len(one) == len(other) and all(map(equal, one, other))
     return type(one) is type(other) and bool(one == other)
 
 
 def _places(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
-    """Its own attributes, and what stands in its groups and is not carried, by names for people."""
+    """Its own attributes, hooks on its step, and what stands in its groups and is not carried, by names for people."""
     for name, value in vars(optimizer).items():
-        if name not in _of_torch() and _is_kept(value):
+        if name not in of_torch() and _is_kept(value):
             yield f"self.{name}", value
+    for name, value in optimizer.defaults.items():
+        if _is_kept(value):
+            yield f"self.defaults[{name!r}]", value
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    for n, hook in enumerate((*before.values(), *after.values()), 1):
+        yield f"something in {getattr(hook, '__qualname__', type(hook).__name__)}, hook {n} on its step,", hook
     for n, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
             is_number = isinstance(value, torch.Tensor) and not value.dim()
-            if name not in {"params", "param_names"} and not is_number and _is_kept(value):
-                yield f"param_groups[{n}][{name!r}]", value
+            if name not in {"params", "param_names"} and not is_number and not callable(value) and _is_kept(value):
+                yield _in_group(n, name), value
+
+
+_GROUPS = "param_groups["
+
+
+def _in_group(number: int, name: Any) -> str:
+    return f"{_GROUPS}{number}][{name!r}]"
 
 
 def _is_kept(value: Any) -> bool:
-    """Something that may change, and is no plain value: neither a function, nor a list of parameters."""
-    if type(value) in ATOMS or callable(value):
+    """Something that may change, and is no plain value: neither a class, nor a list of parameters."""
+    if type(value) in ATOMS or isinstance(value, type):
         return False
     if isinstance(value, tuple):
         return any(map(_is_kept, value))

@@ -24,9 +24,9 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.plainvalues import SINGLE
+from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 from assigner.runtime.update.building import StandInParameters, built_optimizer
-from assigner.runtime.update.optimizermemory import OptimizerMemory
+from assigner.runtime.update.optimizermemory import KEPT_HINT, OptimizerMemory, equal, is_told, of_torch, outside_of
 from assigner.runtime.update.ownstate import OwnState
 from assigner.runtime.update.separability import (
     CLOSURE_HINT,
@@ -45,17 +45,16 @@ if TYPE_CHECKING:
     from torch import nn
 
     from assigner.model.workload import Workload
+    from assigner.runtime.ranks.membership import Membership
 
 
 MEMBERS = ("params", "param_names")
 """What a group has of its parameters; the rest are settings."""
 
 
-def _is_told(value: Any) -> bool:
-    """A setting that can go to another rank."""
-    if isinstance(value, tuple):
-        return all(map(_is_told, value))
-    return type(value) in SINGLE or isinstance(value, float) or type(value) is torch.Tensor
+def _plain_in(space: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers and texts among some attributes or settings."""
+    return {name: value for name, value in space.items() if type(value) in ATOMS}
 
 
 class _BuiltGroup(NamedTuple):
@@ -127,6 +126,7 @@ class RankOptimizer:
 
     def _hold(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
         """Build the user's optimizer over these parameters of the model."""
+        outside = outside_of(self._workload.optimizer)
         self.local, names = built_optimizer(self._workload, self._model, held)
         text = repr([sorted(members) for members in names])
         self._groups = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
@@ -134,8 +134,8 @@ class RankOptimizer:
             _BuiltGroup(group, group["params"], members, {key: kind_of(value) for key, value in group.items()})
             for group, members in zip(self.local.param_groups, names, strict=True)
         ]
-        self.first = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS}
-        self.memory = OptimizerMemory(self.local)
+        self.first, self._first_defaults = map(_plain_in, (vars(self.local), self.local.defaults))
+        self.memory = OptimizerMemory(self.local, outside)
         self.held, self._beside = held, beside
         self._own_state()
 
@@ -239,18 +239,64 @@ class RankOptimizer:
         settings = [{key: value for key, value in group.items() if key not in MEMBERS} for group in groups]
         kept = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS or name in self.given}
         self._verdict = self._checked
-        first = self.first
+        first, first_defaults, defaults = self.first, self._first_defaults, _plain_in(self.local.defaults)
         state, states = self.state, {name: self.state.get(each) for name, each in self.held.items()}
         self._hold(held, beside)
         self._keep_state(state, states)
         vars(self.local).update(kept)  # such as a count of its own
+        self.local.defaults.update(defaults)
         self.first.update(first)
+        self._first_defaults.update(first_defaults)
         for group, kept_settings, number in zip(groups, settings, numbers, strict=True):
             made = self._built[number].group
             group.clear()
             group.update(made, **kept_settings)
         self.local.param_groups[:] = groups  # the script may hold one of them
         self.note_groups(numbers)
+
+    def share_noted(self, member: Membership, at: str) -> None:
+        """Have what the optimizer's steps note as numbers of its own on every rank, where no rank has another number.
+
+        A rank that updates nothing gets what the others have.
+
+        Args:
+            member: This process in the run; every rank calls this.
+            at: What it is done for.
+
+        Raises:
+            UsageError: ranks have unlike numbers, or one that cannot be compared; on every rank.
+        """
+        packed = member.agree(at, self._noted)
+        with member.guarded(at):
+            told = [broadcast(member, rank, packed if rank == member.rank else None).value for rank in member.ranks]
+        updating = {rank: spaces for rank, (is_idle, *spaces) in enumerate(told) if not is_idle}
+        first: list[dict[str, Any]] = next(iter(updating.values()), [{}, {}])
+        for rank, spaces in updating.items():
+            for form, some, others in zip(("self.{}", "self.defaults[{!r}]"), first, spaces, strict=True):
+                for name in {**some, **others}:
+                    if repr(some.get(name)) != repr(others.get(name)):
+                        raise UsageError(
+                            f"{type(self.local).__name__} keeps {form.format(name)} beside the state of its parameters,"
+                            f" which worker:{next(iter(updating))} and worker:{rank} have unlike: another plan would"
+                            " lose one of them",
+                            hint=KEPT_HINT,
+                        )
+        if self.is_idle:
+            vars(self.local).update(first[0])
+            self.local.defaults.update(first[1])
+
+    def _noted(self) -> PackedValue:
+        """Whether it updates nothing, and what plain values of its own it was not built with: attributes, defaults."""
+        spaces = (vars(self.local), self.first), (self.local.defaults, self._first_defaults)
+        own = [
+            {
+                key: each
+                for key, each in _plain_in(space).items()
+                if key not in of_torch() and (key not in first or repr(first[key]) != repr(each))
+            }
+            for space, first in spaces if not is_known(self.local)
+        ]  # fmt: skip
+        return PackedValue.of([self.is_idle, *(own or [{}, {}])], f"what {type(self.local).__name__} keeps")
 
     def note_groups(self, numbers: Iterable[int]) -> None:
         """These of the builder's groups are those that there are, and the state is, whatever objects they are now."""
@@ -427,7 +473,7 @@ class RankOptimizer:
     def told_settings(self, groups: Iterable[int]) -> list[dict[str, Any]]:
         """What groups have beside parameters, for ranks that update nothing of them: a rate that it learns, a count."""
         return [
-            {key: value for key, value in self.param_groups[n].items() if key not in MEMBERS and _is_told(value)}
+            {key: value for key, value in self.param_groups[n].items() if key not in MEMBERS and is_told(value)}
             for n in groups
         ]
 
@@ -440,7 +486,7 @@ class RankOptimizer:
                 mine = group.get(key)
                 if isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor) and mine.shape == value.shape:
                     mine.detach().copy_(value)
-                else:
+                elif key not in group or not equal(mine, value):
                     group[key] = value
 
     @property
