@@ -40,7 +40,7 @@ class Beside:
 class Pair:
     """Two copies under AdamW, of which the second one rounds in its own way."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, *, is_divided: bool = False) -> None:
         self.generator = torch.Generator().manual_seed(0)
         self.eps = torch.finfo(dtype).eps
         start = 0.05 * torch.randn(32, 32, dtype=dtype, generator=self.generator)
@@ -48,7 +48,7 @@ class Pair:
         groups: list[Any] = [Beside(), Beside()]
         groups[0].other, groups[1].other = groups[1], groups[0]
         pairs = zip(groups, self.copies, strict=True)
-        self.compared = [_GroupCopies(group, {"weight": each}) for group, each in pairs]
+        self.compared = [_GroupCopies(group, {"weight": each}, is_divided=is_divided) for group, each in pairs]
         self.optimizers = [torch.optim.AdamW([each], lr=1e-3) for each in self.copies]
         self.means = [each.detach().clone() for each in self.copies]
 
@@ -156,14 +156,16 @@ def test_what_is_no_finite_number_is_compared(odd):
         pair.compare()
 
 
-def test_all_want_gradients_or_none_does():
-    """The micro-batches of one that wants none would be missing in the sum."""
-    pair = Pair(torch.float32)
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_all_want_gradients_or_none_does(is_divided):
+    """The micro-batches of one that wants none would be missing in the sum; the hint tells of divided groups."""
+    pair = Pair(torch.float32, is_divided=is_divided)
     for copy in pair.copies:
         copy.requires_grad_(False)
     pair.compare()
     pair.copies[0].requires_grad_(True)
     with pytest.raises(
         UsageError, match="copies of weight, and its requires_grad is True on one of them and False on another"
-    ):
+    ) as caught:
         pair.compare()
+    assert ("go by pipeline.named_parameters()" in (caught.value.hint or "")) is is_divided

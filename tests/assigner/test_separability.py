@@ -411,6 +411,40 @@ def test_groups_by_size_are_tried_as_they_were_built():
         check(lambda parameters: build(parameters, 0.1))
 
 
+class CountingForAll(torch.optim.SGD):
+    """Its rate goes by a count that all of its class have."""
+
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        CountingForAll.calls += 1
+        self.param_groups[0]["lr"] = 0.1 / CountingForAll.calls
+        return super().step(closure)
+
+
+class Firsts(torch.optim.SGD):
+    """Reads the first parameter of each group."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["seen"] = group["params"][0].dim()
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("build", "message", "hint"),
+    [
+        (CountingForAll, "keeps something that outlives it, as in an attribute of its class", "in each param group"),
+        (Firsts, "it fails: IndexError", "is empty there: have step"),
+    ],
+)
+def test_other_reasons_are_told(build, message, hint):
+    """A count of a class, which a trial counts on; and the first parameter of a group that may have none."""
+    with pytest.raises(UsageError, match=message) as caught:
+        check(lambda parameters: build([{"params": [each]} for each in parameters], lr=0.1))
+    assert hint in (caught.value.hint or "")
+
+
 def test_what_draws_is_told_so():
     """As noise on the gradients: on two workers each would draw what one draws first."""
 

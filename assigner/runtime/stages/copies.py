@@ -31,6 +31,10 @@ _OF_VALUES, _OF_CHANGE = 16, 1000  # times a type's resolution: what rounding ex
 _MOST_OF_CHANGE = 0.125
 _AGAIN = 1.25  # times as far as before
 _FAR, _MOST_FAR = 64, 1 / 64  # times a type's resolution of the largest value, and a share of it at most
+_BY_NAME = (
+    "; under this plan the groups of pipeline.optimizer list what a rank updates, and it holds more: go by"
+    " pipeline.named_parameters()"
+)
 _APART = 64  # more than a sample has values
 
 
@@ -54,7 +58,7 @@ class CopyComparison:
                 if parameter.is_floating_point() or parameter.is_complex()
             }
             if held:
-                self._groups.append(_GroupCopies(group, held))
+                self._groups.append(_GroupCopies(group, held, is_divided=plan.is_divided))
 
     def note_gradients(self) -> None:
         """The gradients are about to be applied, perhaps by one worker for all: they are compared next time, too."""
@@ -101,6 +105,7 @@ class _GroupCopies:
     Args:
         group: The workers.
         held: Parameters by name, in one order on all of them.
+        is_divided: Workers update some for others.
 
     Attributes:
         apart: How far apart the copies of each parameter have been; None: nobody knows.
@@ -109,7 +114,8 @@ class _GroupCopies:
             parameters want gradients.
     """
 
-    def __init__(self, group: WorkerGroup, held: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, group: WorkerGroup, held: Mapping[str, nn.Parameter], *, is_divided: bool = False) -> None:
+        self._also = _BY_NAME if is_divided else ""
         self.group, self._names, self._held = group, list(held), list(held.values())
         sizes = [len(_sample(each)) for each in self._held]
         self._owner = torch.repeat_interleave(torch.tensor(sizes * 2, device="cpu")).to(group.device)
@@ -167,7 +173,8 @@ class _GroupCopies:
                 f" {float(apart[n]):.3g}: since the last step the script has changed it, its gradient or its"
                 " optimizer's state in another way on one of them than on another",
                 hint="change them alike on all ranks: draw by each one's name, clip with step(batch, max_norm=...) or"
-                " pipeline.clip_grad_norm_; weights of one rank are handed out by pipeline.load_state_dict",
+                " pipeline.clip_grad_norm_; weights of one rank are handed out by"
+                f" pipeline.load_state_dict{self._also}",
             )
         self.apart = torch.maximum(apart[: len(self._held)], known)
         largest = self._largest(torch.maximum(ends[: 2 * half], opposite[: 2 * half]))
@@ -190,7 +197,7 @@ class _GroupCopies:
             raise UsageError(
                 f"{', '.join(self.group.workers)} hold copies of {self._names[n]}, and its requires_grad is True on one"
                 " of them and False on another",
-                hint="freeze it and train it again on all ranks alike",
+                hint=f"freeze it and train it again on all ranks alike{self._also}",
             )
 
 

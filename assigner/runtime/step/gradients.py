@@ -161,6 +161,7 @@ class Gradients:
         executor.member.before_sums()
         self.reduction.begin_rest(executor.recorder)
         self.reduction.end()
+        executor.member.at = "the hooks on parameters"
         for name, parameter in self.parameters.items():
             if parameter._backward_hooks:
                 raise UsageError(

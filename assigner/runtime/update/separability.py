@@ -182,7 +182,7 @@ def check_separable(
         raise UntriedError(
             f"whether {name} treats every parameter by itself cannot be found out: with small tensors in their place it"
             f" fails: {type(error).__name__}{f': {said[0]}' if said else ''}",
-            hint=_HINT,
+            hint=_EMPTY_HINT if isinstance(error, IndexError) else _HINT,
         ) from error
     none = _Trial({key: tuple(each * 0 for each in updates) for key, updates in together.updates.items()})
     found = _differing(together, {share: apart.get(share, none) for share in parts})
@@ -193,6 +193,13 @@ def check_separable(
             " which another worker has under this plan",
             hint="have it draw for each parameter from a torch.Generator of that parameter's own; or solve for one"
             " worker (--only)",
+        )
+    if found is not None and trials.go_on(whole):
+        raise UsageError(
+            f"{name}, or a hook on its step, keeps something that outlives it, as in an attribute of its class, a name"
+            f" of its file or a closure around its builder: its trial would count on there, and what it does to"
+            f" {found!r} depends on it",
+            hint="keep it as a number in each param group, or as a tensor in the state of each parameter",
         )
     if found is not None:
         raise UsageError(f"{looks} {found!r} depends on others that another worker has under this plan", hint=_HINT)
@@ -214,6 +221,10 @@ def check_separable(
 _HINT = (
     "clip gradients by their global norm with pipeline.step(batch, max_norm=...) or pipeline.clip_grad_norm_, not in"
     " the optimizer; or use one that treats every parameter by itself, as AdamW; or solve for one worker (--only)"
+)
+_EMPTY_HINT = (
+    "under a plan a param group whose parameters all lie on other workers is empty there: have step() go over those"
+    " that there are, for each in group['params']; or solve for one worker (--only)"
 )
 _ODD_HINT = (
     "have it leave out each parameter by itself; or decide in the loop: pipeline.clip_grad_norm_(math.inf) gives the"
@@ -298,10 +309,20 @@ class _Trials:
 
     def runs_with_closure(self, share: Collection[str]) -> bool:
         """Whether a step that fails without a closure calls one that it is given, and does not fail then."""
-        called: list[bool] = []
-        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
-            self.tried(share, (*_SCALES, _LARGEST[-1]), called=called)
-            return bool(called)
+        scales, called = (*_SCALES, _LARGEST[-1]), list[bool]()
+        with torch.random.fork_rng(devices=[]):
+            with contextlib.suppress(Exception):
+                self.tried(share, scales)
+                return False  # it fails over others
+            with contextlib.suppress(Exception):
+                self.tried(share, scales, called=called)
+                return bool(called)
+        return False
+
+    def go_on(self, share: Collection[str]) -> bool:
+        """Whether two of the same optimizer, one after the other, do not do the same."""
+        with torch.random.fork_rng(devices=[]), contextlib.suppress(Exception):
+            return _differing(self.tried(share, _SCALES), {frozenset(share): self.tried(share, _SCALES)}) is not None
         return False
 
     def tried(
