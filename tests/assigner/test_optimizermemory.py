@@ -48,7 +48,7 @@ def stepped(kind: Any, start: Any, change: Any) -> OptimizerMemory:
     build = functools.partial(kind, start=start, change=change)
     outside = outside_of(build)
     optimizer = build([weight])
-    memory = OptimizerMemory(optimizer, outside)
+    memory = OptimizerMemory(optimizer, build, outside)
     for _ in range(2):
         weight.grad = torch.ones(3)
         optimizer.step()
@@ -104,6 +104,12 @@ def held(optimizer: Any) -> None:
     optimizer.register_step_pre_hook(lambda *_: seen.append(1))
 
 
+def kept_scheduler(optimizer: Any) -> None:
+    """The builder keeps a scheduler for the script."""
+    HELD["rates"] = optim.lr_scheduler.StepLR(optimizer, 1)
+    HELD["optimizer"], HELD["every"] = optimizer, [*optimizer.every]
+
+
 def own_step(optimizer: Any) -> None:
     """It calls something that counts what it is called."""
     seen = list[int]()
@@ -121,6 +127,7 @@ QUEUED = (lambda o: o.param_groups[0].update(seen=deque()), lambda o: o.param_gr
 DEFAULT = (lambda o: o.defaults.update(seen=[]), lambda o: o.defaults["seen"].append(1))
 RATE = (lambda o: o.param_groups[0].update(lr=torch.tensor(0.1)), lambda o: o.param_groups[0]["lr"].mul_(0.5))
 GROUPED_PARAMETERS = (lambda o: setattr(o, "by_name", {"all": o.every}), nothing)
+MADE = "something that Workload.optimizer has made with it"
 IN_HOOK = "<locals>.<lambda>, hook 1 on its step,"
 UNCHANGED = (lambda o: setattr(o, "table", {"a": [1, 2]}), nothing)
 
@@ -142,6 +149,8 @@ UNCHANGED = (lambda o: setattr(o, "table", {"a": [1, 2]}), nothing)
         pytest.param(Own, (once, nothing), f"something in once.{IN_HOOK}", "", id="a hook that is gone"),
         pytest.param(Own, (logged, nothing), "", "", id="a hook's log that the builder has"),
         pytest.param(Own, (held, nothing), f"something in held.{IN_HOOK}", "", id="a hook's log that is made with it"),
+        pytest.param(Own, (kept_scheduler, lambda _: HELD["rates"].step()), MADE, "", id="a scheduler that is kept"),
+        pytest.param(Own, (kept_scheduler, nothing), "", "", id="a scheduler that is kept and not used"),
         pytest.param(Own, (own_step, lambda o: o.called()), "self.called", "", id="a function's closure"),
         pytest.param(Own, GROUPED_PARAMETERS, "", "", id="parameters in a dict"),
         pytest.param(Own, RATE, "", "", id="a rate that is a tensor"),

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.places import Names
 from assigner.model.deferred.reach import reach
 from assigner.model.plainvalues import SINGLE
 from assigner.runtime.update.separability import has_own, is_known
@@ -27,7 +28,10 @@ from assigner.runtime.update.separability import has_own, is_known
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-KEPT_HINT = "keep it as a number in each param group, or as a tensor in the state of each parameter"
+KEPT_HINT = (
+    "keep it as a number in each param group, or as a tensor in the state of each parameter; make a scheduler of"
+    " pipeline.optimizer"
+)
 _SECTIONS = frozenset(("state", "param_groups"))
 
 
@@ -36,14 +40,18 @@ class OptimizerMemory:
 
     Args:
         optimizer: Just made, over some parameters.
-        outside: What its builder could reach before it made it (`outside_of`).
+        builder: What has made it.
+        outside: What that could reach before (`outside_of`).
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, outside: Iterable[Any] = ()) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, builder: Any = None, outside: Iterable[Any] = ()) -> None:
         self._optimizer = optimizer
         self._is_made = "_zero_grad_profile_name" in vars(optimizer)  # else it has no state_dict() of torch's either
-        places = {} if is_known(optimizer) else dict(_places(optimizer))
-        beside = [*_of_parameters(optimizer), *outside] if places else []
+        self._made, beside = list[Any](), [*_of_parameters(optimizer), *outside]
+        known = set(map(id, beside))
+        if not is_known(optimizer):
+            self._made += (each for each in outside_of(builder, optimizer) if id(each) not in known)
+        places = {} if is_known(optimizer) else dict(self._places())
         self._before = {name: (value, [*_mementos(value, beside)]) for name, value in places.items()}
 
     def check_moved(self, *, ranks: int) -> None:
@@ -127,13 +135,19 @@ class OptimizerMemory:
         found = [f"state[{key!r}]" for key in self._optimizer.state if not isinstance(key, torch.Tensor)]
         if is_known(self._optimizer):
             return found
-        places = dict(_places(self._optimizer))
+        places = dict(self._places())
         for name, value in places.items():
             held, mementos = self._before.get(name, (None, []))
             is_inner = isinstance(value, torch.optim.Optimizer)
             if is_inner or not mementos or held is not value or any(each.has_changed() for each in mementos):
                 found.append(name)
         return found + [name for name in self._before if name not in places and not name.startswith(_GROUPS)]
+
+    def _places(self) -> Iterator[tuple[str, Any]]:
+        """Of it, and what its builder has made with it for others, as a scheduler, by names for people."""
+        yield from _places(self._optimizer)
+        if self._made:
+            yield "something that Workload.optimizer has made with it", self._made
 
     def _refuse(self, what: str, found: list[str]) -> None:
         if found:
@@ -143,9 +157,11 @@ class OptimizerMemory:
             )
 
 
-def outside_of(builder: Any) -> list[Any]:
-    """What a builder of optimizers can reach now: it is the same objects when it makes another one."""
-    return [each for _, each in reach({"": builder}, parameters=True)]
+def outside_of(builder: Any, *made: torch.optim.Optimizer) -> list[Any]:
+    """What a builder of optimizers can reach now, but what these have: the same objects when it makes another one."""
+    beside = [each for optimizer in made for each in _of_parameters(optimizer)]
+    found = (each for _, each in reach({"": builder}, beside=beside, parameters=True))
+    return [each for each in found if not isinstance(each, Names)]  # other ones in every walk
 
 
 def is_told(value: Any) -> bool:

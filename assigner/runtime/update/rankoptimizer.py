@@ -135,7 +135,7 @@ class RankOptimizer:
             for group, members in zip(self.local.param_groups, names, strict=True)
         ]
         self.first, self._first_defaults = map(_plain_in, (vars(self.local), self.local.defaults))
-        self.memory = OptimizerMemory(self.local, outside)
+        self.memory = OptimizerMemory(self.local, self._workload.optimizer, outside)
         self.held, self._beside = held, beside
         self._own_state()
 
