@@ -18,7 +18,7 @@ CASES = [
     "weight norm, shared", "pruned, shared", "weight norm, remat", "modes of an optimizer",
     "slow optimizer", "slow optimizer, moved", "held group, moved",
     "set on the optimizer, moved", "set on the optimizer, shared", "set on one optimizer", "read of the optimizer",
-    "group taken out, moved",
+    "group taken out, moved", "noted by the optimizer, moved",
     "loss with parameters", "groups", "clipped weights",
     "world", "world, remat", "world, shared", "world of a loss", "world of an optimizer",
     "read by a loss", "read by a loss, shared", "read by a loss, moved", "read by a loss, on one",

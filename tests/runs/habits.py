@@ -343,12 +343,22 @@ class Annealed(torch.optim.SGD):
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1, momentum=0.9)
         self.strength = 1.0
-        self.seen = 0.0
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for each in group["params"]:
                 each.grad.mul_(self.strength)
+        return super().step(closure)
+
+
+class Noting(Annealed):
+    """Notes a number that is another one on each rank."""
+
+    seen = 0.0
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for each in group["params"]:
                 self.seen += float(each.grad.sum())
         return super().step(closure)
 
@@ -867,9 +877,12 @@ CASES = {
         lambda: made_of(optimizer=Annealed), "optimizer.strength = 0.5", stages=TWO, after=set_on_one
     ),
     "read of the optimizer": Case(
-        lambda: made_of(optimizer=Annealed),
-        "Annealed.seen is what it has made of the parameters of this rank",
+        lambda: made_of(optimizer=Noting),
+        "Noting.seen is what it has made of the parameters of this rank",
         after=reads_own,
+    ),
+    "noted by the optimizer, moved": Case(
+        lambda: made_of(optimizer=Noting), "Noting keeps self.seen", stages=TWO, move=True
     ),
     "group taken out, moved": Case(lambda: made_of(optimizer=two_groups), move=True, after=takes_out),
     "held group, moved": Case(made_of, move=True, each_step=halve),
