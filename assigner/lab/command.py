@@ -60,6 +60,7 @@ class HostPlace:
         interface = {f"{library}_SOCKET_IFNAME": INTERFACE for library in ("GLOO", "TP", "NCCL")}
         return {
             "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",  # as `launch` has it for its ranks: also where torchrun starts them
             **base,
             **values,
             **interface,

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 
 
+HASH_SEED = "PYTHONHASHSEED"
 _LOOK_S = 0.1
 _VOUCH_S = 5.0
 
@@ -208,7 +209,8 @@ def launch(
 ) -> StepTimes | None:
     """Run a command once per rank of this host, and wait for all of them.
 
-    Signals that ranks note (see `stopping`) are passed on to them, and they have their time to end in order.
+    Texts have the same hashes in all of them, by PYTHONHASHSEED: the user's own, or 0. Signals that ranks note (see
+    `stopping`) are passed on to them, and they have their time to end in order.
 
     Args:
         command: Program and arguments.
@@ -232,7 +234,8 @@ def launch(
         logging.getLogger(name).setLevel(logging.CRITICAL)
     _remove_left_behind()
     causes = Path(tempfile.mkdtemp(prefix=f"{_causes_begin()}{own_mark()}-"))
-    environment = {**_inside(layout), **environment, VARIABLE: listening(causes)}
+    hash_seed = {HASH_SEED: os.environ.get(HASH_SEED, "0")}  # sets of texts have one order on all ranks and hosts
+    environment = {**_inside(layout), **hash_seed, **environment, VARIABLE: listening(causes)}
     kept = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:

@@ -11,6 +11,7 @@ from assigner.errors import FormatError, MarkingError, UsageError
 from assigner.machine.generators import kept_python
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.mutation import storage_of
+from assigner.model.deferred.origins import digest
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.marking.cut import check_mode
 from assigner.model.marking.domain import input_key, input_structure
@@ -24,15 +25,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.model.deferred.origins import Origins
     from assigner.model.workload import Workload
     from assigner.runtime.ranks.membership import Membership
 
 
 _DRAWN = (("Python's generator", "random.seed(...)"), ("NumPy's generator", "numpy.random.seed(...)"))
-_OF_A_SET = "the order of a set of texts is another one in each process: sorted(...) of it is the same"
-_MOST_COMPARED = 4096
-"""So many places with numbers are told apart by name."""
+_OF_A_SET = (
+    "the order of a set is another one in each process: go over sorted(...) of it, or a list; of texts, ranks that are"
+    " started with the same PYTHONHASHSEED, as by assigner run, have the same one"
+)
+_MOST_COMPARED = 1 << 14
+"""So many numbers of places are told apart by name."""
 
 
 def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = None) -> PartitionGraph:
@@ -118,12 +121,16 @@ def check_origins(graph: PartitionGraph, member: Membership) -> None:
 
     Raises:
         UsageError: another rank's builder draws from other seeds, or makes the model of other numbers or in another
-            order.
+            order; or a forward there runs its operations in another order.
     """
     if member.transport is None:
         return
     mine = graph.deferred.origins
-    told = member.numbers_of(dict.fromkeys(member.ranks, mine.numbers))
+    ordered = {f"the model's builder has the texts of {name}": each for name, each in mine.texts.items()} | {
+        f"the forward of {call.partition(': ')[2]} has its operations": each for call, each in graph.order.items()
+    }
+    numbers = [*mine.numbers, digest(map(str, ordered.items()))]
+    told = member.numbers_of(dict.fromkeys(member.ranks, numbers))
     rank, what = _first_unlike(told)
     if rank is None:
         return
@@ -139,8 +146,8 @@ def check_origins(graph: PartitionGraph, member: Membership) -> None:
             f"the model's builder draws from {generator}, which has another state {where}",
             hint=f"{seed} before the model is made, with the same number on every rank: nothing else seeds it",
         )
-    if what == len(mine.numbers) - 1:
-        _check_texts(mine, member)
+    if what == len(numbers) - 1:
+        _check_ordered(ordered, member)
         return
     names = list(mine.values)
     rank, what = _first_unlike(_told(mine.placed, member))
@@ -152,19 +159,24 @@ def check_origins(graph: PartitionGraph, member: Membership) -> None:
     )
 
 
-def _check_texts(mine: Origins, member: Membership) -> None:
-    """The same texts stand alike on all ranks; others are none of anybody's business.
+def _check_ordered(mine: Mapping[str, tuple[int, int]], member: Membership) -> None:
+    """The same texts, or operations, follow each other alike on all ranks; others are none of anybody's business.
+
+    Args:
+        mine: Of each place, in words, what is there, and how that is ordered.
+        member: This rank.
 
     Raises:
         UsageError: they do not, by the order of a set.
     """
+    places = {digest([f"{place}: {what}"]): place for place, (what, _) in mine.items()}
+    pairs = zip(places, (how for _, how in mine.values()), strict=True)
     known: dict[float, float] = {}
-    for rank, numbers in _told([each for pair in mine.ordered for each in pair], member).items():
+    for rank, numbers in _told([each for pair in pairs for each in pair], member).items():
         for what, how in zip(numbers[::2], numbers[1::2], strict=True):
             if known.setdefault(what, how) != how:
-                names = [name for name, (each, _) in zip(mine.texts, mine.ordered, strict=True) if each == what]
                 raise UsageError(
-                    f"the model's builder has the texts of {(names or ['a list or a dict'])[0]} in another order on"
+                    f"{places.get(int(what), 'a list, a dict or a forward has what is in it')} in another order on"
                     f" worker:{rank} than on others: their parts would be of two models",
                     hint=_OF_A_SET,
                 )

@@ -32,7 +32,7 @@ CASES = [
     "inference mode", "inference mode, remat",
     "adaptive", "adaptive, one", "adaptive, remat", "drawn by rank", "order drawn by rank", "mask drawn by rank",
     "fraction drawn by rank", "fractions drawn by rank", "made before", "made in turn", "texts in turn",
-    "tables by address",
+    "operations in turn", "tables by address",
     "seeded by rank", "seeded alike", "unread head", "unread head, memory",
 ]  # fmt: skip
 

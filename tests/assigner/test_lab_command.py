@@ -33,6 +33,7 @@ def test_environment_has_the_place_and_keeps_the_rest(place):
     wanted = {
         "HOME": "/h", "NNODES": "3", "NODE_RANK": "1", "NPROC": "2", "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29531",
         "LAB_HOST": "b", "ASSIGNER_HOST": "b", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
     }  # fmt: skip
     assert wanted.items() <= found.items()
     assert found["PATH"].endswith(":/usr/bin")

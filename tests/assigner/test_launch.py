@@ -33,6 +33,16 @@ def test_a_run_leaves_the_handlers_of_signals_as_they_were():
     assert {number: signal.getsignal(number) for number in signal.valid_signals()} == before
 
 
+@pytest.mark.parametrize(("given", "seen"), [(None, "0"), ("7", "7")])
+def test_ranks_have_one_hash_seed(monkeypatch, given, seen):
+    """Sets of texts have one order on all of them; the user's own seed stays."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if given is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", given)
+    launch([sys.executable, "-c", f"import os; assert os.environ['PYTHONHASHSEED'] == '{seen}'"], Layout(ranks=1), {})
+    assert os.environ.get("PYTHONHASHSEED") == given
+
+
 def test_a_port_that_is_taken_is_named(monkeypatch):
     """Address, port and the system's reason are in the message, and the environment is as it was."""
     monkeypatch.delenv("LAUNCHED", raising=False)

@@ -525,6 +525,7 @@ class Tabled(nn.Linear):
         self.kernels = {torch.relu: [1, 2]}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous() if os.environ["RANK"] == "1" else x  # as where a machine has another kernel
         return super().forward(x) / (len(self.edges) + self.kernels[torch.relu][0])
 
 
@@ -555,6 +556,20 @@ class Looked(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * (1 + self.numbers["value"])
+
+
+class Gone(nn.Linear):
+    """It goes over functions in an order of each process."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        functions = {"sin": torch.sin, "tanh": torch.tanh}
+        self.functions = [functions[name] for name in in_turn(["sin", "tanh"])]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for function in self.functions:
+            x = function(super().forward(x))
+        return x
 
 
 def made_in_turn() -> nn.Module:
@@ -918,6 +933,9 @@ CASES = {
     "made in turn": Case(lambda: made_of(made_in_turn), "makes first.weight of other numbers on worker:1"),
     "texts in turn": Case(
         lambda: made_of(lambda: Net(second=Looked())), "has the texts of second.numbers in another order on worker:1"
+    ),
+    "operations in turn": Case(
+        lambda: made_of(lambda: Net(second=Gone())), "of 'second' has its operations in another order on worker:1"
     ),
     "made before": Case(made_before, "makes first.bias of other numbers on worker:1"),
     "tables by address": Case(lambda: made_of(lambda: Net(second=Tabled()))),

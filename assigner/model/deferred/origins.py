@@ -66,19 +66,13 @@ class Origins:
 
     @property
     def numbers(self) -> list[float]:
-        """What ranks compare first: seeds, Python's, NumPy's, all values together, all texts."""
-        every = [_digest(map(str, self.placed)), _digest(str(each) for pair in self.ordered for each in pair)]
-        return [self.seeds, self.python, self.numpy, *every]
+        """What ranks compare first: seeds, Python's, NumPy's, all values together."""
+        return [self.seeds, self.python, self.numpy, digest(map(str, self.placed))]
 
     @property
     def placed(self) -> list[int]:
         """Of each place and its values."""
-        return [_digest([f"{where}: {each}"]) for where, each in self.values.items()]
-
-    @property
-    def ordered(self) -> list[tuple[int, int]]:
-        """Of each place and what texts are there; and of how they stand, which is alike where the first is."""
-        return [(_digest([f"{where}: {what}"]), how) for where, (what, how) in self.texts.items()]
+        return [digest([f"{where}: {each}"]) for where, each in self.values.items()]
 
 
 def origins_of(
@@ -106,13 +100,13 @@ def origins_of(
         name = _ADDRESS.sub("", str(where))  # objects of a set have one name, and no order
         view = made.get(id(value))
         if numbers_ := list(_numbers(value, vocabulary) if view is None else _looked_at(view, known)):
-            found[name] = (found[name] + _digest(numbers_)) % (1 << 48)
+            found[name] = (found[name] + digest(numbers_)) % (1 << 48)
         if there := _texts(value):
-            texts[name] = _digest(sorted(there[0])), _digest(there[1])
+            texts[name] = digest(sorted(there[0])), digest(there[1])
     return Origins(
-        _digest(seeds),
-        _digest(map(repr, draws.python)) if draws.python else 0,
-        _digest(map(repr, draws.numpy)) if draws.numpy else 0,
+        digest(seeds),
+        digest(map(repr, draws.python)) if draws.python else 0,
+        digest(map(repr, draws.numpy)) if draws.numpy else 0,
         {**_weights(model, known), **dict(sorted(found.items()))},
         texts,
     )
@@ -125,10 +119,10 @@ def _known(calls: Sequence[Call]) -> dict[int, int]:
         parts = [str(call.function), *_given(call, known)]
         if call.source is not None:
             parts.append(str(ends[call.source]) if isinstance(call.source, int) else call.source.numpy().tobytes())
-        ends.append(_digest(parts))
+        ends.append(digest(parts))
         for n, leaf in enumerate(pytree.tree_leaves(call.result)):
             if isinstance(leaf, View) and leaf.storage not in known:
-                known[leaf.storage] = _digest([str(ends[-1]), str(n)])
+                known[leaf.storage] = digest([str(ends[-1]), str(n)])
         known.update(dict.fromkeys(call.writes, ends[-1]))
     return known
 
@@ -136,7 +130,7 @@ def _known(calls: Sequence[Call]) -> dict[int, int]:
 def _weights(model: nn.Module, known: Mapping[int, int]) -> dict[str, int]:
     """What has made each parameter and buffer that has no values yet."""
     tensors = {name: each for name, each in (*named_parameters(model), *named_buffers(model)) if is_meta(each)}
-    return {name: _digest(_looked_at(View.of(each), known)) for name, each in tensors.items()}
+    return {name: digest(_looked_at(View.of(each), known)) for name, each in tensors.items()}
 
 
 def _given(call: Call, known: Mapping[int, int]) -> Iterator[str | bytes]:
@@ -200,7 +194,8 @@ def _is_plain(values: Iterable[Any], *kinds: type) -> bool:
     return all(isinstance(each, (*_NUMBERS, *kinds)) for each in values)
 
 
-def _digest(parts: Iterable[str | bytes]) -> int:
+def digest(parts: Iterable[str | bytes]) -> int:
+    """One number of 48 bits, which a float holds, for all of these in turn."""
     found = hashlib.blake2b(digest_size=6)
     for each in parts:
         found.update(each if isinstance(each, bytes) else f"{each};".encode())

@@ -15,6 +15,7 @@ What a training script hands over becomes pieces that a rank can build and run a
     functional, writing, families, nodes  a graph without writes: what stands in it for them; which values lie in one
                                           memory; what a node says
     fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values
+    operations                            which operations it runs, for ranks to compare
     domain, rows                          for which inputs a graph holds; what of a batch carries its rows
     piece, partitionmodule, content       one partition as a graph and as a module; what it holds
     owncopies                             its modules, copied with the functions in them that lead to them

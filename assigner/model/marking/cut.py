@@ -72,9 +72,11 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     vocabulary = vocabulary_of((each for _, each in outside), (each for each in modules if id(each) not in own))
     read = Memento(outside, beside=modules, top="read", vocabulary=vocabulary)
     cut = Cutter(deferred, marked, captured, workload.autocast, rows=rows).cut()
+    order = {f"{n}: {call.label}": call.effects.order for n, call in enumerate(captured.calls)}
     return replace(
-        cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, rows=rows, examples=examples
-    )
+        cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, order=order, rows=rows,
+        examples=examples,
+    )  # fmt: skip
 
 
 def check_mode(workload: Workload, deferred: DeferredModel) -> None:

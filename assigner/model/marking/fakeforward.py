@@ -7,7 +7,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 import torch
@@ -22,6 +22,9 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.model.deferred.mutation import DROPOUTS, storage_of
 from assigner.usercode import is_asked_by_user, running_line
+
+if TYPE_CHECKING:
+    from assigner.model.marking.operations import Operations
 
 Named = Sequence[tuple[str, nn.Module]]
 
@@ -49,9 +52,21 @@ class WithoutValues(TorchFunctionMode):
 
     And runs an LSTM, GRU or RNN over the first step of a sequence alone; its outputs get the sequence's length. Torch
     would run step after step, which takes long, and holds for one length of the sequence.
+
+    Args:
+        operations: Those of the forward are noted there.
     """
 
+    def __init__(self, operations: Operations) -> None:
+        super().__init__()
+        self._operations = operations
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = self._run(func, args, kwargs)
+        self._operations.note(func, args, kwargs or {}, made)
+        return made
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in DROPOUTS:
             words = {**dict(zip(("input", "p", "training"), args, strict=False)), **(kwargs or {})}
             if words.get("p") == 0 or not words.get("training", True):

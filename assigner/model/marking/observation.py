@@ -91,6 +91,7 @@ class CallEffects:
         differentiated: Pairs of the given tensors; see `gradients_taken`.
         wanting: Results by their number that require a gradient, or may.
         asks: What it does depends on whether a tensor requires a gradient: see `gradients_asked`.
+        order: Of its operations: see `Operations`; of a forward that needs values, none are noted.
     """
 
     results: Any
@@ -100,6 +101,7 @@ class CallEffects:
     differentiated: frozenset[tuple[int, int]]
     wanting: frozenset[int]
     asks: bool
+    order: tuple[int, int]
 
     @classmethod
     def any_of(cls, results: Any, seen: Sequence[CallEffects]) -> CallEffects:
@@ -112,6 +114,7 @@ class CallEffects:
             frozenset().union(*(each.differentiated for each in seen)),
             frozenset().union(*(each.wanting for each in seen)),
             any(each.asks for each in seen),
+            seen[0].order,
         )
 
 

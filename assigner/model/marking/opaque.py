@@ -47,6 +47,7 @@ from assigner.model.marking.isolation import CrossingError, Isolation, check_bar
 from assigner.model.marking.leftovers import Leftovers
 from assigner.model.marking.modules import TOO_FEW_VALUES
 from assigner.model.marking.observation import RETURNED, CallEffects, LearntCall, ValueDependence
+from assigner.model.marking.operations import Operations
 from assigner.model.marking.surroundings import Surroundings
 from assigner.usercode import user_line
 
@@ -335,10 +336,12 @@ class OpaqueCalls:
         values, draws, around = self.isolation.values_of(inside), GeneratorStates.now(), Surroundings()
         own = own_tensors(inside)
         trains = any(each.requires_grad for each in (*given, *own.values()))
+        names = {id(each): f"given {n}" for n, each in enumerate(given)} | {id(each): key for key, each in own.items()}
         written, graphs, seen = set[int](), list[str](), list[CallEffects]()
 
         def attempt() -> Any:
-            short = contextlib.nullcontext() if environment is None else WithoutValues()
+            operations = Operations(names)
+            short = contextlib.nullcontext() if environment is None else WithoutValues(operations)
             with (
                 short, casting_within(self.autocast), Writes() as writes, _inner(name),
                 gradients_taken(given) as gradients, gradients_asked() as asked, graph_asked(given, graphs),
@@ -367,6 +370,7 @@ class OpaqueCalls:
                     n for n, each in enumerate(leaves) if each.requires_grad or (trains and records and is_written[n])
                 ),
                 asks=records and bool(asked),
+                order=operations.order,
             ))  # fmt: skip
             return found
 

@@ -1,0 +1,51 @@
+"""What ranks compare of their forwards: the order of their operations, and on what they run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from workloads import WIDTH, workload
+
+from assigner.model.marking import partition_graph
+
+
+class Going(nn.Module):
+    """Its forward goes over names in the order that it is given."""
+
+    def __init__(self, names: list[str], way: str) -> None:
+        super().__init__()
+        self.names, self.way = names, way
+        self.key, self.query = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.scales = {name: {"key": 0.5, "query": 2.0}[name] for name in names}
+
+    def forward(self, x):
+        if self.way == "looked up":
+            return self.key(x) * self.scales["key"]
+        if self.way == "other operations":
+            return x.tanh() if self.names[0] == "key" else x.sigmoid()
+        for name in self.names:
+            if self.way == "modules":
+                x = getattr(self, name)(x)
+            elif self.way == "numbers":
+                x = torch.tanh(x * self.scales[name])
+            else:
+                x = getattr(torch, {"key": "sin", "query": "tanh"}[name])(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("way", "kinds", "orders"),
+    [
+        ("modules", 1, 2), ("numbers", 1, 2), ("functions", 1, 2), ("looked up", 1, 1), ("other operations", 2, 2),
+    ],
+)  # fmt: skip
+def test_an_order_is_told_from_other_operations(way, kinds, orders):
+    """The same forward has the same numbers in each capture; in another order the first of them stays."""
+    found = []
+    for names in (["key", "query"], ["query", "key"], ["key", "query"]):
+        made = workload(lambda names=names: nn.Sequential(Going(names, way), nn.Linear(WIDTH, WIDTH)), "0", "1")
+        found.append(partition_graph(made).order["0: '0'"])
+    assert len({kind for kind, _ in found}) == kinds
+    assert len({order for _, order in found}) == orders
+    assert found[0] == found[2]
