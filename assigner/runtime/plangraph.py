@@ -101,7 +101,9 @@ def _found(workload: Workload, plan: Plan) -> PartitionGraph:
     raise FormatError(
         f"the plan is for workload {plan.workload.name!r}, and this model is another one: {detail}"
         f"{_changed(workload, plan)}",
-        hint="profile this workload and solve again",
+        hint="profile this workload and solve again; if that does not help, each process has a graph of its own, by"
+        " the order of a set (sorted(...) is the same; or set one PYTHONHASHSEED for profile and run), or by a builder"
+        " that draws from a generator which nobody seeds",
     )
 
 
@@ -127,7 +129,7 @@ def check_origins(graph: PartitionGraph, member: Membership) -> None:
         return
     mine = graph.deferred.origins
     ordered = {f"the model's builder has the texts of {name}": each for name, each in mine.texts.items()} | {
-        f"the forward of {call.partition(': ')[2]} has its operations": each for call, each in graph.order.items()
+        f"the forward of {name} has its operations": each for name, each in graph.order.items()
     }
     numbers = [*mine.numbers, digest(map(str, ordered.items()))]
     told = member.numbers_of(dict.fromkeys(member.ranks, numbers))

@@ -22,6 +22,16 @@ class Going(nn.Module):
     def forward(self, x):
         if self.way == "looked up":
             return self.key(x) * self.scales["key"]
+        if self.way in ("kept by name", "drawn by name"):
+            found = {name: getattr(self, name)(x).tanh() for name in self.names}
+            if self.way == "drawn by name":
+                found = {name: torch.dropout(found[name], 0.5, train=True) for name in self.names}
+            return found["key"] - found["query"]
+        if self.way == "written":
+            x = x.clone()
+            for name in self.names:
+                x[:, : 1 + len(name)] = self.scales[name]
+            return x
         if self.way == "other operations":
             return x.tanh() if self.names[0] == "key" else x.sigmoid()
         for name in self.names:
@@ -38,6 +48,7 @@ class Going(nn.Module):
     ("way", "kinds", "orders"),
     [
         ("modules", 1, 2), ("numbers", 1, 2), ("functions", 1, 2), ("looked up", 1, 1), ("other operations", 2, 2),
+        ("kept by name", 1, 1), ("drawn by name", 1, 2), ("written", 1, 2),
     ],
 )  # fmt: skip
 def test_an_order_is_told_from_other_operations(way, kinds, orders):
@@ -45,7 +56,7 @@ def test_an_order_is_told_from_other_operations(way, kinds, orders):
     found = []
     for names in (["key", "query"], ["query", "key"], ["key", "query"]):
         made = workload(lambda names=names: nn.Sequential(Going(names, way), nn.Linear(WIDTH, WIDTH)), "0", "1")
-        found.append(partition_graph(made).order["0: '0'"])
+        found.append(partition_graph(made).order["'0'"])
     assert len({kind for kind, _ in found}) == kinds
     assert len({order for _, order in found}) == orders
     assert found[0] == found[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
@@ -17,11 +18,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from workloads import WIDTH, make_plan, workload
 
 from assigner import Pipeline, Workload
 from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import partition_graph
+from assigner.model.marking.cut import recut
+from assigner.model.workload import call_arguments
 from assigner.runtime.outsidevalues import OutsideValues
 
 if TYPE_CHECKING:
@@ -395,6 +399,45 @@ def test_a_function_at_the_top_of_the_file_counts_its_calls() -> None:
 
     with pytest.raises(MarkingError, match="changes calls outside its partitions"):
         partition_graph(workload(lambda: Root(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "0", "1"))
+
+
+class Flagged(nn.Module):
+    """It sets a flag in its first forward."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.ready = way, False
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.a.register_forward_hook((lambda *_: [None][0 * self.ready]) if way == "reached" else lambda *_: None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.way == "used" and self.ready:
+            x = x * 2
+        if self.way == "by shape":
+            self.ready = self.ready or x.dim() > 2
+        elif not self.ready:
+            self.ready = True
+        return self.b(self.a(x))
+
+
+@pytest.mark.parametrize(
+    ("way", "said"), [("flag", ""), ("used", "changes Flagged.ready"), ("reached", "changes Flagged.ready")]
+)
+def test_a_flag_that_the_first_forward_sets(way: str, said: str) -> None:
+    """It is let through where the second call does the same, and no partition can read it."""
+    made = workload(lambda: Flagged(way), "a", "b")
+    with pytest.raises(MarkingError, match=said) if said else contextlib.nullcontext():
+        graph = partition_graph(made)
+        assert not graph.deferred.model.ready
+
+
+def test_a_flag_that_other_shapes_set() -> None:
+    """Its graph would go on as if they had never been there."""
+    made = workload(lambda: Flagged("by shape"), "a", "b")
+    graph = partition_graph(made)
+    leaves, structure = pytree.tree_flatten(call_arguments(torch.zeros(4, 3, WIDTH)))
+    with pytest.raises(MarkingError, match=r"sets Flagged\.ready outside its partitions to another value"):
+        recut(graph, structure, leaves, training=True)
 
 
 class BaseConfig:

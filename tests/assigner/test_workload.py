@@ -59,8 +59,9 @@ def test_a_setting_that_makes_another_model(file):
     plan = make_plan(load_workload(entry))
     plan = replace(plan, workload=replace(plan.workload, entry=entry))
     Pipeline(load_workload(entry, name="mine"), plan).close()
-    with pytest.raises(FormatError, match=r"another one: .*; it was made with width=5 in place of 3\n"):
+    with pytest.raises(FormatError, match=r"another one: .*; it was made with width=5 in place of 3\n") as caught:
         Pipeline(load_workload(entry, width=5), plan)
+    assert "PYTHONHASHSEED" in str(caught.value.hint), "a set's order makes another graph in each process"
 
 
 @pytest.mark.parametrize(

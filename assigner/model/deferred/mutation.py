@@ -150,6 +150,7 @@ class Writes(Watching):  # type: ignore[no-untyped-call]
         read: Of those that are given to any operation.
         used: Likewise, but for the operations of a BatchNorm.
         normed: Of those that are given to these.
+        effects: How many operations have written or drawn.
     """
 
     def __init__(self) -> None:
@@ -158,6 +159,7 @@ class Writes(Watching):  # type: ignore[no-untyped-call]
         self.read: set[int] = set()
         self.used: set[int] = set()
         self.normed: set[int] = set()
+        self.effects = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -167,7 +169,9 @@ class Writes(Watching):  # type: ignore[no-untyped-call]
             self.normed |= read
         else:
             self.used |= read
-        self.storages.update(map(storage_of, written_tensors(func, args, kwargs)))
+        written = written_tensors(func, args, kwargs)
+        self.storages.update(map(storage_of, written))
+        self.effects += bool(written) or is_random(func)
         made = func(*args, **kwargs)
         results = made if isinstance(made, tuple | list) else (made,)
         self.used -= {storage_of(each) for each in results if _is_plain_tensor(each)} - read  # a number given again

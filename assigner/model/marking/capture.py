@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo
-from torch import fx
+from torch import fx, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind
@@ -24,8 +24,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
+from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.keepers import ABSENT
 from assigner.model.deferred.memento import Memento, StateChange
+from assigner.model.deferred.reach import reach
 from assigner.model.marking.casting import casting
 from assigner.model.marking.checks import Check, Checks
 from assigner.model.marking.domain import Domain, find_domain, input_key, input_structure
@@ -48,8 +50,6 @@ from assigner.usercode import user_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch import nn
-
     Learner = Callable[[Sequence[str], Mapping[str, Exception | None]], Mapping[str, Sequence[LearntCall]]]
 
 
@@ -69,6 +69,7 @@ class Capture:
         carriers: For each of them the dimension that is the rows; None: it has none.
         domain: The inputs that it holds for.
         left: Who changes what in Python (see `left_behind`).
+        settled: What of it is a module's flag, number or text, which the first forward sets and later ones leave.
         read_elsewhere: What code outside of partitions reads of their modules (see `Leftovers.read`).
         flags: What code outside of partitions was told of parameters' `requires_grad`.
         deferred_statistics: Names of the BatchNorm modules' buffers, which the runtime moves at a step's end.
@@ -85,6 +86,7 @@ class Capture:
     carriers: list[int | None]
     domain: Domain
     left: dict[tuple[int, str], str]
+    settled: list[StateChange]
     read_elsewhere: frozenset[tuple[str, str]]
     flags: dict[str, bool]
     deferred_statistics: frozenset[str]
@@ -298,9 +300,9 @@ def _export_once(
     with kept, ready, calls, watched, mode, casting(autocast, "cpu"), ctc_losses(), on_cpu():
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
-        changes = caught.changes
+        changes, settled = caught.changes, list[StateChange]()
         if changes or caught.made:
-            _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
+            settled = _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic, strict=False
             ))  # fmt: skip
     _check_ways_out(model, program)
@@ -315,8 +317,8 @@ def _export_once(
     )
     return Capture(
         functional.graph, functional.together, program, opaque.names, opaque.calls, checks.known, leaves, rows,
-        carriers, domain, left_behind(opaque.leftovers, changes), opaque.leftovers.read,
-        caught.flags, statistics,
+        carriers, domain, left_behind(opaque.leftovers, changes), settled,
+        opaque.leftovers.read, caught.flags, statistics,
     )  # fmt: skip
 
 
@@ -326,11 +328,14 @@ def _check_repeated(
     opaque: OpaqueCalls,
     caught: Interceptions,
     again: Callable[[], ExportedProgram],
-) -> None:
+) -> list[StateChange]:
     """The forward leaves Python state changed: a second call must do the same, and change nothing more.
 
     So it must where a cached function has made objects: of those that were there before, changes are seen. A tensor
     that follows from the inputs' shapes alone (a mask that is kept) is none of that: it is made anew.
+
+    Returns:
+        The flags, numbers and texts of modules that the first call has set: for the graph, they always were so.
 
     Raises:
         MarkingError: it does not.
@@ -338,7 +343,10 @@ def _check_repeated(
     changes = [change for change in caught.changes if not _is_kept_mask(change, program)]
     made = [f"what {name} has made" for name in caught.made]
     if not changes and not made:
-        return
+        return []
+    settled = [each for each in changes if isinstance(each.holder, nn.Module) and type(each.now) in ATOMS]
+    for change in settled:  # torch.export has put back what was there before
+        vars(change.holder)[change.key] = change.now
     first, calls = _in_words(program, opaque), len(opaque.calls)
     hooks = list(caught.hooks)
     second = again()
@@ -346,8 +354,8 @@ def _check_repeated(
     del opaque.calls[calls:]
     caught.hooks[:] = hooks
     further = [change for change in caught.changes if not _is_replaced_tensor(change)]
-    if same and not further and not _reads_replaced(program, changes):
-        return
+    if same and not further and not _reads_replaced(program, changes) and not _reached(settled, opaque):
+        return settled
     found = [*(change.name for change in (*further, *changes)), *made]
     called = {call.module for call in opaque.calls}
     passed = [each for each in opaque.names if each not in called and found[0].startswith(f"{each}.")]
@@ -361,8 +369,16 @@ def _check_repeated(
         f"the forward of {type(model).__name__} changes {found[0]} outside its partitions: a"
         " captured graph would do what the first call did for ever",
         hint="keep it in a buffer (register_buffer) that tensor operations change, or mark a larger module that"
-        " contains the line",
+        " contains the line; set a flag in the model's builder",
     )
+
+
+def _reached(changes: Sequence[StateChange], opaque: OpaqueCalls) -> bool:
+    """True if code of a call can reach a module that the code around it changes: its worker would not see that."""
+    holders = {id(change.holder) for change in changes}
+    functions = {call.label: call.function for call in opaque.calls if call.function is not None}
+    inside = [each for modules in opaque.isolation.inside.values() for each in modules]
+    return bool(holders) and any(id(each) in holders for _, each in reach(functions, inside))
 
 
 def _is_kept_mask(change: StateChange, program: ExportedProgram) -> bool:

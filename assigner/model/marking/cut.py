@@ -15,9 +15,10 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError, UsageError
-from assigner.model.deferred import DeferredModel
+from assigner.model.deferred import DeferredModel, placed
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.originals import keep_left
+from assigner.model.deferred.origins import digest
 from assigner.model.deferred.vocabulary import vocabulary_of
 from assigner.model.marking.capture import Capture, capture
 from assigner.model.marking.domain import input_key
@@ -72,11 +73,20 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     vocabulary = vocabulary_of((each for _, each in outside), (each for each in modules if id(each) not in own))
     read = Memento(outside, beside=modules, top="read", vocabulary=vocabulary)
     cut = Cutter(deferred, marked, captured, workload.autocast, rows=rows).cut()
-    order = {f"{n}: {call.label}": call.effects.order for n, call in enumerate(captured.calls)}
+    calls: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for call in captured.calls:
+        calls[call.label].append(call.effects.order)
+    order = {label: _together(each) for label, each in calls.items()}
     return replace(
-        cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, order=order, rows=rows,
-        examples=examples,
+        cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, order=order,
+        settled=captured.settled, rows=rows, examples=examples,
     )  # fmt: skip
+
+
+def _together(orders: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Of all calls of one module or function, whichever comes first."""
+    kinds, ways = (digest(sorted(map(str, each))) for each in zip(*orders, strict=True))
+    return kinds, ways
 
 
 def check_mode(workload: Workload, deferred: DeferredModel) -> None:
@@ -168,11 +178,18 @@ def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, 
 def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGraph:
     deferred = graph.deferred
     marked = find_marks(deferred.model, graph.marks)
-    with deferred.mode(training=training):
+    settled = [(vars(each.holder), each.key, each.now) for each in graph.settled]
+    with deferred.mode(training=training), placed(settled):
         captured = _captured(
             deferred, marked, inputs, graph.examples, graph.rows.inputs,
             autocast=graph.last.autocast, any_rows=False, training=training,
         )  # fmt: skip
+    if captured.settled:
+        raise MarkingError(
+            f"the forward of {type(deferred.model).__name__} sets {captured.settled[0].name} outside its partitions to"
+            " another value for these inputs than for those before: a captured graph would go on with its own",
+            hint="mark a larger module that contains the line, or set it in the model's builder",
+        )
     keep_left(deferred.model, left_by_module(deferred.model, captured.left))
     autocast = graph.last.autocast
     return Cutter(deferred, marked, captured, autocast, rows=graph.rows, base=graph, training=training).cut()

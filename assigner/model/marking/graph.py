@@ -196,7 +196,9 @@ class PartitionGraph:
         read_elsewhere: What code outside of partitions reads of their modules: the modules' names, and attributes'.
         flags: What code outside of partitions was told of parameters' `requires_grad`.
         left: What forwards change of the builder's objects, as `leftovers.left_behind` gives it.
-        order: Of the operations of each call that a partition makes, by what is called: see `Operations`.
+        order: Of the operations of what partitions call, by its name, in all of its calls: see `Operations`. How calls
+            follow each other, the graph says.
+        settled: Flags, numbers and texts of modules that the first forward sets and later ones leave.
         rows: What carries the rows of a batch.
         examples: Batches with values, for partitions whose forward needs them to be captured; None: there are none.
         recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
@@ -213,6 +215,7 @@ class PartitionGraph:
     flags: Mapping[str, bool] = field(default_factory=dict)
     left: Mapping[tuple[int, str], str] = field(default_factory=dict, repr=False, compare=False)
     order: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    settled: Sequence[StateChange] = field(default=(), repr=False, compare=False)
     rows: BatchRows = field(default_factory=BatchRows)
     examples: Examples | None = field(default=None, repr=False, compare=False)
     recuts: dict[bool, list[PartitionGraph]] = field(

@@ -340,10 +340,11 @@ class OpaqueCalls:
         written, graphs, seen = set[int](), list[str](), list[CallEffects]()
 
         def attempt() -> Any:
-            operations = Operations(names)
+            writes = Writes()
+            operations = Operations(names, writes)
             short = contextlib.nullcontext() if environment is None else WithoutValues(operations)
             with (
-                short, casting_within(self.autocast), Writes() as writes, _inner(name),
+                short, casting_within(self.autocast), writes, _inner(name),
                 gradients_taken(given) as gradients, gradients_asked() as asked, graph_asked(given, graphs),
             ):  # fmt: skip
                 try:
@@ -370,7 +371,7 @@ class OpaqueCalls:
                     n for n, each in enumerate(leaves) if each.requires_grad or (trains and records and is_written[n])
                 ),
                 asks=records and bool(asked),
-                order=operations.order,
+                order=operations.order(leaves),
             ))  # fmt: skip
             return found
 

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from assigner.model.deferred.mutation import tensor_leaves
 from assigner.model.deferred.origins import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from assigner.model.deferred.mutation import Writes
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype)
 
@@ -23,34 +26,43 @@ _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype)
 class Operations:
     """Those of one forward on tensors without values, as its code calls them; what torch makes of them does not count.
 
+    A result is told by what has made it: which of two comes first is no matter, unless they write or draw.
+
     Args:
         known: By id, the names of the tensors that it is given, and of its parameters and buffers.
+        writes: Sees what torch makes of them.
     """
 
-    def __init__(self, known: Mapping[int, str]) -> None:
-        self._names = {**known}
+    def __init__(self, known: Mapping[int, str], writes: Writes) -> None:
+        self._names, self._writes, self._effects = {**known}, writes, 0
         self._kept: list[Any] = []  # an id stays that of one tensor
         self._kinds: list[str] = []
-        self._calls: list[str] = []
+        self._made: list[str] = []
+        self._in_turn: list[str] = []
 
     def note(self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         """One was called. A question, as for a shape, is none."""
-        made = [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
-        if not made and result is not None:
+        made = tensor_leaves(result if result is not None else args[:1])  # what sets something gives nothing
+        if not made:
             return
         leaves = pytree.tree_leaves((args, sorted(kwargs.items())))
         kind = " ".join((_name(function), *map(_plain, leaves)))
         read = [self._names.get(id(each), "") for each in leaves if isinstance(each, torch.Tensor)]
-        for each in made:
-            self._names.setdefault(id(each), str(len(self._kept)))
-            self._kept.append(each)
+        name = str(digest([kind, *read]))
+        has_effect, self._effects = self._writes.effects != self._effects, self._writes.effects
+        for n, each in enumerate(made):
+            if has_effect or id(each) not in self._names:
+                self._names[id(each)] = f"{name} {n}"
+        self._kept += made
         self._kinds.append(kind)
-        self._calls.append(f"{kind} {read}")
+        self._made.append(name)
+        if has_effect:
+            self._in_turn.append(name)
 
-    @property
-    def order(self) -> tuple[int, int]:
+    def order(self, returned: Sequence[torch.Tensor]) -> tuple[int, int]:
         """Of what it runs, and of how that follows each other, which is alike where forwards are."""
-        return digest(sorted(self._kinds)), digest(self._calls)
+        results = [self._names.get(id(each), "") for each in returned]
+        return digest(sorted(self._kinds)), digest([*sorted(self._made), *self._in_turn, *results])
 
 
 def _name(function: Any) -> str:

@@ -103,7 +103,8 @@ def _check_alike(plan: Plan) -> None:
             what = ", ".join(f"{name} ({told[0][name]} and {other.get(name)})" for name in unlike)
             raise UsageError(
                 f"worker:0 and worker:{rank} were given unlike plans: they differ in {what}",
-                hint="give every rank the same plan; where each reads a file of its own host, copy it there",
+                hint="give every rank the same plan; where each reads a file of its own host, copy it there; where each"
+                " makes it of its own graph, that may go by the order of a set: PYTHONHASHSEED=0 on all of them",
             )
 
 
