@@ -344,8 +344,9 @@ def _check_repeated(
     made = [f"what {name} has made" for name in caught.made]
     if not changes and not made:
         return []
-    settled = [each for each in changes if isinstance(each.holder, nn.Module) and type(each.now) in ATOMS]
-    for change in settled:  # torch.export has put back what was there before
+    had = (each for each in changes if isinstance(each.holder, nn.Module) and each.before is not ABSENT)
+    settled = [each for each in had if type(each.now) in ATOMS]
+    for change in settled:  # torch.export has put back what was there before, but leaves what was not
         vars(change.holder)[change.key] = change.now
     first, calls = _in_words(program, opaque), len(opaque.calls)
     hooks = list(caught.hooks)
