@@ -366,3 +366,18 @@ def test_a_transform_goes_on_behind_what_is_put_back():
     scaled(x)
     kept.restore()
     assert torch.equal(scaled(x), x)
+
+
+def test_what_is_hung_on_a_layer_of_torchs_is_met_whatever_hung_on_another():
+    """A library's flag on one LayerNorm does not stand for a count on the next one: they have as many attributes."""
+
+    def hung(name, value):
+        norm = nn.LayerNorm(2)
+        setattr(norm, name, value)
+        return norm
+
+    counts = {"calls": 0}
+    Memento([("", hung("_is_initialized", True))])
+    kept = Memento([("", hung("counts", counts))])
+    counts["calls"] += 1
+    assert kept.has_changed()

@@ -40,8 +40,8 @@ _HOLDING = (UserDict, UserList, UserString, ChainMap)
 _INSTALLED = ("site-packages", "dist-packages")
 _NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner", "numpy"}
 
-_PLAIN: dict[type, tuple[int, tuple[str, ...]]] = {}
-"""Torch's own modules: how many attributes they have, and which of these are neither numbers nor texts."""
+_PLAIN: dict[type, tuple[frozenset[str], tuple[str, ...]]] = {}
+"""Torch's own modules: the names of their attributes, and which of these are neither numbers nor texts."""
 _LISTS = frozenset(
     ("_reversed_padding_repeated_twice", "_flat_weight_refs", "_flat_weights_names", "_all_weights", "_flat_weights")
 )  # of theirs
@@ -71,8 +71,8 @@ def attributes_of(module: nn.Module, plain: bool = False) -> dict[str, Any]:
     """
     kind, space = type(module), module.__dict__
     if not plain and kind in _PLAIN:
-        count, names = _PLAIN[kind]
-        is_plain = len(space) == count and all(name in space and _is_torchs(name, space[name]) for name in names)
+        every, names = _PLAIN[kind]
+        is_plain = space.keys() == every and all(_is_torchs(name, space[name]) for name in names)
         if is_plain and not any(space[hooks] for hooks in HOOKS):
             return {}
     found = {
@@ -80,7 +80,7 @@ def attributes_of(module: nn.Module, plain: bool = False) -> dict[str, Any]:
     }
     of_torch = not plain and kind.__module__.startswith("torch.nn.modules.")
     if of_torch and all(itertools.starmap(_is_torchs, found.items())):
-        _PLAIN[kind] = len(space), tuple(found)
+        _PLAIN[kind] = frozenset(space), tuple(found)
     return found
 
 
