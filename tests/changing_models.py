@@ -225,18 +225,51 @@ class ReadAround(Body):
     Args:
         late: Another partition needs what was read before.
         early: One that has run by then needs what is read behind.
+        middle: The module.
     """
 
-    def __init__(self, *, late: bool = False, early: bool = False) -> None:
-        super().__init__(InPlace)
+    def __init__(self, *, late: bool = False, early: bool = False, middle: Callable[[], nn.Module] = InPlace) -> None:
+        super().__init__(middle)
         self.late, self.early = late, early
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         view = self.middle.scale[None]
         before, first = view.clone(), torch.tanh(self.first(x))
-        h = self.middle(first) * (2 * view - before)
+        h = self.middle(first) * (2 * self.middle.scale - before)
         more = before.sum() if self.late else (first * self.middle.scale).sum() if self.early else 0.0
         return self.last(h) + more
+
+
+class Moving(InPlace):
+    """Moves its buffer, and computes nothing with it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale += 1
+        return self.inner(x)
+
+
+class WrittenAround(Body):
+    """What stands between its partitions writes to a buffer that a module changes too, in front of it or behind it.
+
+    Args:
+        early: In front of it.
+        batch: What it writes depends on the batch.
+        middle: The module.
+    """
+
+    def __init__(self, *, early: bool = False, batch: bool = False, middle: Callable[[], nn.Module] = Moving) -> None:
+        super().__init__(middle)
+        self.early, self.batch = early, batch
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        if self.early:
+            self.middle.scale.mul_(1.1)
+            return self.last(self.middle(h) * self.middle.scale)
+        h = self.middle(h)
+        with torch.no_grad():
+            self.middle.scale.mul_(1.1 + h.square().mean() if self.batch else 1.1)
+        return self.last(h * self.middle.scale)
 
 
 CHANGING: dict[str, Callable[[], nn.Module]] = {

@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
-from changing_models import CHANGING, ReadAround, made_of, micro_batched, sharing, tied_and_renormed, tossing
+from changing_models import (
+    CHANGING,
+    Assigned,
+    InPlace,
+    ReadAround,
+    WrittenAround,
+    made_of,
+    micro_batched,
+    sharing,
+    tied_and_renormed,
+    tossing,
+)
 from kept import kept
 from torch import nn
 from workloads import WIDTH, Reference, graph_of, make_plan, pipeline_of, workload
@@ -50,18 +61,36 @@ def test_a_forward_may_change_more_than_its_outputs(name, micro_batches, remat):
     trains_as_plain(changing(name), micro_batches, remat)
 
 
+@pytest.mark.parametrize("middle", [InPlace, Assigned])
 @pytest.mark.parametrize(("micro_batches", "remat"), [(1, "always"), (3, "except_last")])
-def test_a_buffer_is_read_in_its_turn(micro_batches, remat):
+def test_a_buffer_is_read_in_its_turn(micro_batches, remat, middle):
     """Between partitions, before a module changes it and behind that."""
-    trains_as_plain(workload(ReadAround, "first", "middle", "last"), micro_batches, remat)
+    trains_as_plain(workload(partial(ReadAround, middle=middle), "first", "middle", "last"), micro_batches, remat)
 
 
-@pytest.mark.parametrize(("place", "who"), [("late", "'last', .* behind"), ("early", "'first', .* in front of")])
-def test_a_buffer_that_cannot_be_read_in_its_turn(place, who):
-    """Where its reader runs on the other side of the change, that is said."""
-    made = workload(partial(ReadAround, **{place: True}), "first", "middle", "last")
-    with pytest.raises(MarkingError, match=f"reads 'middle.scale' .* {who} 'middle'"):
-        partition_graph(made)
+def test_a_buffer_is_written_in_its_turn():
+    """Between partitions, behind a module that has changed it in place."""
+    trains_as_plain(workload(WrittenAround, "first", "middle", "last"), 1, "always")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (partial(ReadAround, late=True), "reads 'middle.scale' .* 'last', .* behind 'middle'"),
+        (partial(ReadAround, early=True), "reads 'middle.scale' .* 'first', .* in front of 'middle'"),
+        (
+            partial(ReadAround, late=True, middle=Assigned),
+            "another tensor in its place, and 'last', .* keeps the first",
+        ),
+        (partial(WrittenAround, early=True), "mul_.*, and so does 'middle' itself"),
+        (partial(WrittenAround, batch=True), "mul_.*, and so does 'middle' itself"),
+        (partial(WrittenAround, middle=Assigned), "mul_.*, and so does 'middle' itself"),
+    ],
+)
+def test_a_buffer_that_is_not_reached_in_its_turn(make, message):
+    """Where its reader runs on the other side of the change, or keeps another tensor, or both change it."""
+    with pytest.raises(MarkingError, match=message):
+        partition_graph(workload(make, "first", "middle", "last"))
 
 
 def trains_as_plain(made: Workload, micro_batches: int, remat: str) -> None:

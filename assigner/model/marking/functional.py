@@ -233,6 +233,7 @@ class Functional:
         ]
         for n, family in enumerate(families):
             made = self._new(operator.getitem, (whole, n), like=bases[n])
+            made.meta["stack_trace"] = node.stack_trace
             self._advance(family, made, node)
         self._take_results(node, whole, len(families))
 

@@ -32,7 +32,7 @@ from assigner.model.marking.checks import is_check
 from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.nodes import behind, is_item, line_of, storages
 from assigner.model.marking.opaque import is_call
-from assigner.model.marking.writing import ONCE, stored
+from assigner.model.marking.writing import ONCE, STORES, snapshot, stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,6 +60,7 @@ class Ownership:
         owner: node -> position in `order`, for owned nodes.
         in_turn: By position the nodes without owner that run there in the forward's order: stores into tensors that are
             held there, and what reads a tensor that a module there changes.
+        replaced: The placeholders in whose tensors' places a module puts new ones: each reader gets what is there then.
 
     Raises:
         MarkingError: a marked module is never called, or the glue would make a cycle.
@@ -96,6 +97,7 @@ class Ownership:
         self._check_gradients()
         self._check_state()
         self.in_turn = self._find_stores()
+        self.replaced: set[fx.Node] = set()
         self._find_reads()
 
     def _module(self, node: fx.Node) -> str:
@@ -211,36 +213,68 @@ class Ownership:
         """What the glue reads of a tensor of which a module's own forward makes another one is read in its turn.
 
         Raises:
-            MarkingError: another partition needs it, and runs on the other side of that call.
+            MarkingError: another partition needs it, and runs on the other side of that call or keeps the tensor in
+                whose place the module puts a new one; or the glue changes it, too (see `_check_changes`).
         """
         turn = {node: n for n, node in enumerate(self.nodes)}
         for node in filter(is_call, self.owner):
             call, place = self.capture.calls[int(node.args[0])], self.owner[node]  # type: ignore[arg-type]
             for name in sorted(call.effects.changed - self.capture.deferred_statistics):
-                for read in self._readers_of(name):
+                names, is_replaced = self.same_tensor.get(name, (name,)), name in call.effects.replaced
+                held = [each for each, (_, target) in self.placeholders.items() if target in names]
+                self._check_changes(node, name, held, turn)
+                if is_replaced:
+                    self.replaced.update(held)
+                for read in self._readers_of(held, views=not is_replaced):
                     is_before, places = turn[read] < turn[node], self._places([read])
-                    strange = [each for each in places if (each > place if is_before else each < place)]
+                    if is_replaced:
+                        strange = places - {place}
+                    else:
+                        strange = {each for each in places if (each > place if is_before else each < place)}
                     if strange:
+                        does = "puts another tensor in its place" if is_replaced else "changes it"
+                        other, runs = self.order[min(strange)], "behind" if is_before else "in front of"
+                        why = "keeps the first one" if is_replaced else f"runs {runs} {self.order[place]!r}"
+                        in_place = f"change it in place ({name.rpartition('.')[2]}.copy_(...)) or " * is_replaced
                         raise MarkingError(
                             f"the forward reads {name!r} ({line_of(read)}) {'before' if is_before else 'after'}"
-                            f" {call.label} changes it, and {self.order[strange[0]]!r}, which needs that, runs"
-                            f" {'behind' if is_before else 'in front of'} {self.order[place]!r}",
-                            hint="have the module that changes it return the value, too; or mark one larger module that"
-                            " contains both",
+                            f" {call.label} {does}, and {other!r}, which needs that, {why}",
+                            hint=f"have the module that changes it {in_place}return the value, too; or mark one larger"
+                            " module that contains both",
                         )
                     if place in places and read not in self.owner:
                         self.in_turn.setdefault(place, []).append(read)
 
-    def _readers_of(self, name: str) -> list[fx.Node]:
-        """The nodes that read the values of a parameter or buffer, themselves or through views of it."""
-        names = self.same_tensor.get(name, (name,))
-        waiting = [node for node, (_, target) in self.placeholders.items() if target in names]
-        found = list[fx.Node]()
+    def _check_changes(self, node: fx.Node, name: str, held: Sequence[fx.Node], turn: Mapping[fx.Node, int]) -> None:
+        """What the glue makes of a tensor is a value of the graph, which a change by a module does not reach.
+
+        Raises:
+            MarkingError: this call's module changes the tensor, too, and the glue reads such a value past the call.
+        """
+        call = self.capture.calls[int(node.args[0])]  # type: ignore[arg-type]
+        users = [user for each in held for user in each.users]
+        stores = [user for user in users if user.target in STORES]
+        values = [*stores, *(user for user in users if user.target is snapshot)]
+        past = [
+            read for each in values if turn[each] < turn[node] for read in self._readers_of([each])
+            if turn[read] > turn[node]
+        ]  # fmt: skip
+        if stores and (past or name in call.effects.replaced):
+            raise MarkingError(
+                f"the forward changes {name!r} ({line_of(stores[-1])}), and so does {call.label} itself: where a model"
+                " is cut, one of these changes would be lost",
+                hint=f"change it in the forward of {call.label} alone, or mark one larger module that contains both",
+            )
+
+    def _readers_of(self, values: Sequence[fx.Node], *, views: bool = True) -> list[fx.Node]:
+        """The nodes that read values, themselves or through views; without `views` a view is a reader, too."""
+        waiting, found = list(values), list[fx.Node]()
         while waiting:
             node = waiting.pop()
             for user in node.users:
-                is_view = not is_call(user) and not set(storages(node)).isdisjoint(storages(user))
-                (waiting if is_view and user.op != "output" else found).append(user)
+                is_own = isinstance(user.target, torch._ops.OpOverload) and not is_call(user)  # no write, no store
+                is_view = (is_own or is_item(user)) and not set(storages(node)).isdisjoint(storages(user))
+                (waiting if is_view and views else found).append(user)
         return [node for node in dict.fromkeys(found) if not is_size(node)]
 
     def _check_gradients(self) -> None:

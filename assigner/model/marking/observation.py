@@ -88,6 +88,7 @@ class CallEffects:
         written: Which of the tensors that it is given it writes to in place.
         aliases: Results by their number that share memory with others.
         changed: Names, in the model, of its module's own parameters and buffers that it changes.
+        replaced: Of those, the names that it gives to another tensor.
         differentiated: Pairs of the given tensors; see `gradients_taken`.
         wanting: Results by their number that require a gradient, or may.
         asks: What it does depends on whether a tensor requires a gradient: see `gradients_asked`.
@@ -98,6 +99,7 @@ class CallEffects:
     written: frozenset[int]
     aliases: dict[int, Alias]
     changed: frozenset[str]
+    replaced: frozenset[str]
     differentiated: frozenset[tuple[int, int]]
     wanting: frozenset[int]
     asks: bool
@@ -111,6 +113,7 @@ class CallEffects:
             frozenset().union(*(each.written for each in seen)),
             any_way([each.aliases for each in seen]),
             frozenset().union(*(each.changed for each in seen)),
+            frozenset().union(*(each.replaced for each in seen)),
             frozenset().union(*(each.differentiated for each in seen)),
             frozenset().union(*(each.wanting for each in seen)),
             any(each.asks for each in seen),

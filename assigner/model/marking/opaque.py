@@ -366,6 +366,7 @@ class OpaqueCalls:
                     key for key, each in own.items()
                     if storage_of(each) in writes.storages or now.get(key) is not each
                 ),
+                replaced=frozenset(key for key, each in own.items() if now.get(key) is not each),
                 differentiated=frozenset(gradients),
                 wanting=frozenset(  # a write to a view says nothing of it to the whole fake tensor
                     n for n, each in enumerate(leaves) if each.requires_grad or (trains and records and is_written[n])

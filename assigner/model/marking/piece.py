@@ -130,7 +130,7 @@ class PieceBuilder:
 
     def copy(self, node: fx.Node) -> Any:
         """The copy of a node in this piece; foreign values and numbers become placeholders."""
-        if node not in self.copies:
+        if node not in self.copies or node in self.ownership.replaced:
             self.copies[node] = self._copy(node)
         return self.copies[node]
 
@@ -181,7 +181,7 @@ class PieceBuilder:
                 return node.meta.get("val")
             return self._read(Value("", self.input_index[node.name]), node)
         if kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            if target not in self.direct:
+            if target not in self.direct or node in self.ownership.replaced:
                 self.direct[target] = self._attribute(target, node)
             return self.direct[target]
         name = f"constant_{len(self.constants)}"
