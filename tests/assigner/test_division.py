@@ -162,6 +162,14 @@ def test_what_cannot_be_cut_is_refused(make, message):
         (torch.ones(3, 1), torch.ones(3, 5)),
         (torch.tensor(0.0), torch.rand(5)),
         (0.0, torch.rand(5)),
+        (0.0, [0.0] * 5),
+        ("a", deque("abcde")),
+        ([0.0], [0.0] * 5),
+        ([0.0, 0.0], (0.0,) * 5),
+        ([0.0, 0.0], torch.rand(5)),
+        (np.zeros(1), np.zeros(5)),
+        (torch.zeros(1), [0.0] * 5),
+        (0.0, np.zeros(5)),
     ],
 )
 def test_rows_where_the_maker_broadcasts_are_refused(made, given):
@@ -173,6 +181,21 @@ def test_rows_where_the_maker_broadcasts_are_refused(made, given):
     cuts.split((torch.arange(5), (torch.arange(5), given)), 1)
     for rows in (4, 6):
         cuts.split((torch.arange(rows), (torch.arange(rows), given)), 2)
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [[0.1] * 5, (0.1,) * 5, "abcde", np.zeros(5), torch.zeros(5), None, torch.Size([5] * 5), {"a": [1.0] * 5}],
+    ids=str,
+)
+def test_settings_as_long_as_there_are_rows_go_whole(whole):
+    """Where Workload.batch makes as many; a list may stand for its tensor, and a tensor or an array for its list."""
+    cuts = cutting(lambda rows: (torch.arange(rows), whole))
+    given = [whole, whole.tolist()] if isinstance(whole, torch.Tensor | np.ndarray) else [whole]
+    given += [torch.tensor(whole), np.array(whole)] if isinstance(whole, list) else []
+    for each in given:
+        parts = cuts.split((torch.arange(5), (torch.arange(5), each)), 2)
+        assert [str(part.targets[1]) for part in parts] == [str(each)] * 2
 
 
 def test_a_sum_may_be_divided_by_the_number_of_rows():

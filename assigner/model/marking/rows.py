@@ -56,7 +56,7 @@ class RowLeaves:
         children: Of an inner node, by key or position; a list is as good as a tuple.
         why: Where it can neither be cut nor go whole: what it is, for errors.
         dimension: Of a tensor, the one that has the rows; of several the first.
-        sizes: Of a tensor that goes whole; nothing of what has none, as a number.
+        sizes: Of a tensor or array that goes whole; nothing of what has none, as a number.
     """
 
     carry: Carry = Carry.UNKNOWN
@@ -244,7 +244,7 @@ def _learnt(one: Any, other: Any, rows: Sizes, explained: set[Sizes]) -> RowLeav
         return _learnt_object(one, other)
     children = {key: _learnt(a, b, rows, explained) for key, (a, b) in pairs.items()}
     if mine and all(map(is_plain, one)) and not any(child.why for child in children.values()):
-        return RowLeaves(Carry.WHOLE)  # a list of settings: none of its entries has to be looked at
+        return RowLeaves(Carry.WHOLE, children)  # a list of settings: none of its entries has to be looked at
     return RowLeaves(children=children)
 
 

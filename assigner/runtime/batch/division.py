@@ -63,7 +63,7 @@ class Division:
             UsageError: there are several micro-batches, and a part cannot be cut, has other rows, or might carry the
                 rows in two ways.
         """
-        if len(self.sizes) > 1 and known.carry is Carry.WHOLE and isinstance(tree, torch.Tensor):
+        if len(self.sizes) > 1 and known.carry is Carry.WHOLE:
             self._check_whole(tree, known, where)
         whole = len(self.sizes) == 1 or known.carry is Carry.WHOLE or tree is None
         if not whole:
@@ -105,14 +105,26 @@ class Division:
                 + _ONE,
             )
 
-    def _check_whole(self, tensor: torch.Tensor, known: RowLeaves, where: str) -> None:
-        """One that goes whole has no rows where the examples' broadcasts, as a mask of (1, T) for one of (rows, T)."""
-        same = len(known.sizes) == tensor.dim()
-        broadcast = [dim for dim in range(tensor.dim()) if not same or known.sizes[dim] == 1]
-        if any(tensor.size(dim) == self.rows for dim in broadcast):
+    def _check_whole(self, tree: Any, known: RowLeaves, where: str) -> None:
+        """What goes whole has no rows where the examples' broadcasts, as a mask of (1, T) for one of (rows, T).
+
+        Nor has a sequence of another length than theirs: that of a list of settings does not vary as a dimension may.
+        """
+        is_sequence = isinstance(tree, list | tuple | deque) and not isinstance(tree, torch.Size)
+        if not is_sequence and not isinstance(tree, torch.Tensor | np.ndarray):
+            return
+        shape = (len(tree),) if is_sequence else tuple(tree.shape)
+        made = known.sizes or (len(known.children),) * bool(known.children)
+        alike = made[:1] if is_sequence else made
+        theirs = alike if len(alike) == len(shape) else (1,) * len(shape)  # a number broadcasts, too
+        varies = not is_sequence and not known.children
+        if any(
+            size == self.rows and (its == 1 or (its != size and not varies))
+            for size, its in zip(shape, theirs, strict=True)
+        ):
             raise UsageError(
-                f"{where} of shape {tuple(tensor.shape)} {_TWO_MEANINGS}: Workload.batch makes"
-                f" {f'one of {known.sizes}' if known.sizes else 'a single value'} for any number of rows",
+                f"{where} of shape {shape} {_TWO_MEANINGS}: Workload.batch makes"
+                f" {f'one of {made}' if made else 'a single value'} for any number of rows",
                 hint="have it make them of the data's shape, for as many rows as it is asked; " + _ONE,
             )
 
