@@ -624,8 +624,9 @@ def test_one_that_cannot_be_tried_is_refused():
             raise RuntimeError("too small")
         return Sign(parameters)
 
-    with pytest.raises(UsageError, match=r"whether Sign treats .* UsageError: .* RuntimeError: too small"):
+    with pytest.raises(UsageError, match=r"whether Sign treats .* UsageError: .* RuntimeError: too small") as caught:
         check(lambda parameters: build(list(parameters)))
+    assert "at most 2 entries" in str(caught.value.hint)
     with pytest.raises(UsageError, match=r"whether StoppingSoon treats .* it fails: FloatingPointError: diverged"):
         check(StoppingSoon)
 

@@ -182,7 +182,7 @@ def check_separable(
         raise UntriedError(
             f"whether {name} treats every parameter by itself cannot be found out: with small tensors in their place it"
             f" fails: {type(error).__name__}{f': {said[0]}' if said else ''}",
-            hint=_EMPTY_HINT if isinstance(error, IndexError) else _HINT,
+            hint=_EMPTY_HINT if isinstance(error, IndexError) else _SMALL_HINT,
         ) from error
     none = _Trial({key: tuple(each * 0 for each in updates) for key, updates in together.updates.items()})
     found = _differing(together, {share: apart.get(share, none) for share in parts})
@@ -225,6 +225,10 @@ _HINT = (
 _EMPTY_HINT = (
     "under a plan a param group whose parameters all lie on other workers is empty there: have step() go over those"
     " that there are, for each in group['params']; or solve for one worker (--only)"
+)
+_SMALL_HINT = (
+    f"most have at most {_MOST} entries in a dimension: have its step take those too, as a whole where it divides others"
+    " into blocks; or use another one, as AdamW; or solve for one worker (--only)"
 )
 _ODD_HINT = (
     "have it leave out each parameter by itself; or decide in the loop: pipeline.clip_grad_norm_(math.inf) gives the"
