@@ -240,6 +240,18 @@ class ReadAround(Body):
         return self.last(h) + more
 
 
+class AliasRead(Body):
+    """What stands between its partitions reads the first tensor by a name that a module's assignment leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__(Assigned)
+        self.middle.double()  # a conversion of all would make two tensors of it
+        self.register_buffer("scale", self.middle.scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(torch.tanh(self.first(x))) * self.scale)
+
+
 class Moving(InPlace):
     """Moves its buffer, and computes nothing with it."""
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from changing_models import (
     CHANGING,
+    AliasRead,
     Assigned,
     InPlace,
     ReadAround,
@@ -82,6 +83,7 @@ def test_a_buffer_is_written_in_its_turn():
             partial(ReadAround, late=True, middle=Assigned),
             "another tensor in its place, and 'last', .* keeps the first",
         ),
+        (AliasRead, "another tensor in its place, and 'middle', which needs that, keeps the first"),
         (partial(WrittenAround, early=True), "mul_.*, and so does 'middle' itself"),
         (partial(WrittenAround, batch=True), "mul_.*, and so does 'middle' itself"),
         (partial(WrittenAround, middle=Assigned), "mul_.*, and so does 'middle' itself"),
@@ -91,6 +93,12 @@ def test_a_buffer_that_is_not_reached_in_its_turn(make, message):
     """Where its reader runs on the other side of the change, or keeps another tensor, or both change it."""
     with pytest.raises(MarkingError, match=message):
         partition_graph(workload(make, "first", "middle", "last"))
+
+
+def test_a_change_by_an_unmarked_module_names_who_runs_it():
+    """The order is that of the partitions, and the module is in one of them."""
+    with pytest.raises(MarkingError, match=r"'middle' changes it, and 'last', .* runs behind 'first', which runs it"):
+        partition_graph(workload(partial(ReadAround, late=True), "first", "last"))
 
 
 def trains_as_plain(made: Workload, micro_batches: int, remat: str) -> None:

@@ -228,13 +228,14 @@ class Ownership:
                 for read in self._readers_of(held, views=not is_replaced):
                     is_before, places = turn[read] < turn[node], self._places([read])
                     if is_replaced:
-                        strange = places - {place}
+                        strange = places - {place} if len(names) == 1 else places  # by which name, no graph says
                     else:
                         strange = {each for each in places if (each > place if is_before else each < place)}
                     if strange:
                         does = "puts another tensor in its place" if is_replaced else "changes it"
                         other, runs = self.order[min(strange)], "behind" if is_before else "in front of"
-                        why = "keeps the first one" if is_replaced else f"runs {runs} {self.order[place]!r}"
+                        runner = f"{self.order[place]!r}{', which runs it' * (call.module != self.order[place])}"
+                        why = "keeps the first one" if is_replaced else f"runs {runs} {runner}"
                         in_place = f"change it in place ({name.rpartition('.')[2]}.copy_(...)) or " * is_replaced
                         raise MarkingError(
                             f"the forward reads {name!r} ({line_of(read)}) {'before' if is_before else 'after'}"
