@@ -69,11 +69,6 @@ def test_a_buffer_is_read_in_its_turn(micro_batches, remat, middle):
     trains_as_plain(workload(partial(ReadAround, middle=middle), "first", "middle", "last"), micro_batches, remat)
 
 
-def test_a_buffer_is_written_in_its_turn():
-    """Between partitions, behind a module that has changed it in place."""
-    trains_as_plain(workload(WrittenAround, "first", "middle", "last"), 1, "always")
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -85,6 +80,7 @@ def test_a_buffer_is_written_in_its_turn():
         ),
         (AliasRead, "another tensor in its place, and 'middle', which needs that, keeps the first"),
         (partial(WrittenAround, early=True), "mul_.*, and so does 'middle' itself"),
+        (WrittenAround, "mul_.*, and so does 'middle' itself"),
         (partial(WrittenAround, batch=True), "mul_.*, and so does 'middle' itself"),
         (partial(WrittenAround, middle=Assigned), "mul_.*, and so does 'middle' itself"),
     ],

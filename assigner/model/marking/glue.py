@@ -250,7 +250,8 @@ class Ownership:
         """What the glue makes of a tensor is a value of the graph, which a change by a module does not reach.
 
         Raises:
-            MarkingError: this call's module changes the tensor, too, and the glue reads such a value past the call.
+            MarkingError: this call's module changes the tensor, too, and the glue reads such a value past the call or
+                stores one once a step.
         """
         call = self.capture.calls[int(node.args[0])]  # type: ignore[arg-type]
         users = [user for each in held for user in each.users]
@@ -260,7 +261,8 @@ class Ownership:
             read for each in values if turn[each] < turn[node] for read in self._readers_of([each])
             if turn[read] > turn[node]
         ]  # fmt: skip
-        if stores and (past or name in call.effects.replaced):
+        is_once = any(each.target in ONCE for each in stores)  # and the module's change comes with each micro-batch
+        if stores and (past or is_once or name in call.effects.replaced):
             raise MarkingError(
                 f"the forward changes {name!r} ({line_of(stores[-1])}), and so does {call.label} itself: where a model"
                 " is cut, one of these changes would be lost",
