@@ -227,8 +227,8 @@ _EMPTY_HINT = (
     " that there are, for each in group['params']; or solve for one worker (--only)"
 )
 _SMALL_HINT = (
-    f"most have at most {_MOST} entries in a dimension: have its step take those too, as a whole where it divides others"
-    " into blocks; or use another one, as AdamW; or solve for one worker (--only)"
+    f"most have at most {_MOST} entries in a dimension: have its step take those too, as a whole where it divides"
+    " others into blocks; or use another one, as AdamW; or solve for one worker (--only)"
 )
 _ODD_HINT = (
     "have it leave out each parameter by itself; or decide in the loop: pipeline.clip_grad_norm_(math.inf) gives the"
