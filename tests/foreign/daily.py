@@ -164,6 +164,7 @@ DAILY = frozenset(
         "diffusion that draws its noise and steps in forward",
         "transformers: GPT-2",
         "transformers: BERT, masked words",
+        "transformers: ViT",
         "MLP-Mixer",
         "blind: a siamese triplet: one encoder three times, distances in the output",
     )
