@@ -344,7 +344,7 @@ class Adapting(nn.Module):
         return self.last(self.norm(x))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("choice", ["deferred", "micro_batch"])
 def test_inference_records_nothing(choice):
     """Such a BatchNorm uses each micro-batch's own figures, as torch does, and no evaluation moves its statistics."""

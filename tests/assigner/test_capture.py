@@ -231,6 +231,7 @@ def test_modules_of_any_name(outer):
         assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=1e-12)
 
 
+@pytest.mark.long
 def test_regions_that_cannot_be_cut():
     """Glue under torch.autocast is refused in words."""
 
@@ -329,6 +330,7 @@ class Noting(nn.Linear):
         return made + 1
 
 
+@pytest.mark.long
 def test_objects_between_partitions():
     """A module that is given an object is named with the object's type: what that carries would not be sent."""
 
@@ -509,7 +511,7 @@ class Leaves(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("leave", "name"),
     [
@@ -768,6 +770,7 @@ def test_what_other_threads_do_meanwhile_is_no_part_of_the_forward():
     assert other.weight.grad is not None
 
 
+@pytest.mark.long
 def test_the_model_is_left_alone():
     """After the cut the model has its own forwards and its meta tensors again, also where the cut failed."""
     models = []

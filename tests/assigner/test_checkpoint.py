@@ -200,6 +200,7 @@ class Tied(nn.Module):
         return self.head(self.last(torch.tanh(self.first(x))))
 
 
+@pytest.mark.long
 def test_a_plain_model_takes_all_weights_strictly(tmp_path: Path):
     """Every name of its state_dict is there, a shared weight under both of its names, and it computes the same."""
     made = workload(Tied, "first", "last", "head")

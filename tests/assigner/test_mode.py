@@ -154,6 +154,7 @@ class Counting(nn.Linear):
         return super().train(mode)
 
 
+@pytest.mark.long
 def test_what_a_forward_counts_in_an_evaluation():
     """Stays, where the module has a `train` of its own, too."""
     made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Counting(), nn.Linear(WIDTH, 1)), "*")

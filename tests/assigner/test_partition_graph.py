@@ -209,6 +209,7 @@ def test_keyword_inputs_in_any_order():
     assert edges(graph) == {("a", "b"), ("b", "c")}
 
 
+@pytest.mark.long
 def test_glue_goes_where_fewer_bytes_cross():
     """Narrowing glue runs with its producer, widening glue with its reader."""
     narrow = check(of(lambda s, x: s.b(s.a(x)[:, :2].sum(1, keepdim=True)), "a", "b", b=lambda: nn.Linear(1, WIDTH)))

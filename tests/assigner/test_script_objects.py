@@ -390,6 +390,7 @@ def counting() -> Any:
 RATE = counting()
 
 
+@pytest.mark.long
 def test_a_function_at_the_top_of_the_file_counts_its_calls() -> None:
     """Between partitions: the graph would have the first count for ever."""
 

@@ -103,6 +103,7 @@ def test_fewer_micro_batches_in_flight_are_the_way_out():
     assert solve(profile, replace(options, schedule="1f1b")).plan.schedule == "1f1b"
 
 
+@pytest.mark.long
 def test_a_pin_is_named_and_dropping_it_helps():
     """Two partitions pinned to a worker that holds one: either pin may go."""
     profile = heavy(capacity=[1e9, 9e6], parameters=1e6)
@@ -170,6 +171,7 @@ def test_workers_that_cannot_talk_need_links():
     assert hows(error)[0] == "profile the links worker:0 - worker:1"
 
 
+@pytest.mark.long
 def test_a_model_that_is_too_large_is_added_up():
     """Parameters, gradients and optimizer state beyond the memory of all workers together."""
     error = refused(heavy(work=[1e-3] * 6, capacity=1e7))

@@ -148,6 +148,7 @@ def test_hints_hold_for_all_rivals():
     assert found.regrets == pytest.approx([0.0] * 4, abs=1e-12)
 
 
+@pytest.mark.long
 def test_one_seed_is_one_answer():
     """Two runs with one seed differ in their seconds only; another seed draws anew."""
     profile = spread_out(random_chain(11, partitions=6, workers=3), compute=0.3, link=0.3)

@@ -13,7 +13,7 @@ from workloads import language
 if TYPE_CHECKING:
     from forked_ranks import ForkedRanks
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
 EXACT = 1e-10
 BEFORE = "training_cases:capture_all"
@@ -25,7 +25,6 @@ def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list
     return forked.found("training.py", tmp_path_factory.mktemp("training"), ranks=3, before=BEFORE)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_the_plain_loop(ranks, case):
     """Losses, gradients, weights, norms, scales and learning rates are the plain loop's on every rank."""
@@ -35,7 +34,6 @@ def test_equal_to_the_plain_loop(ranks, case):
             assert (placement, {key: each for key, each in differences.items() if not each < EXACT}) == (placement, {})
 
 
-@pytest.mark.long
 def test_every_optimizer_and_scheduler_is_equal(forked, tmp_path):
     """Also those that do the same to each parameter, whoever has it, and schedulers in both kinds of loop."""
     for found in forked.found("training.py", tmp_path, "every", ranks=3, before=BEFORE):

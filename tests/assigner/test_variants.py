@@ -150,6 +150,7 @@ def test_dropout_masks_do_not_depend_on_the_graphs():
     assert losses[0] == losses[1]
 
 
+@pytest.mark.long
 def test_running_statistics_across_graphs():
     """BatchNorm's running values move once a step, by the whole batch, though it ran through two graphs."""
 
@@ -359,6 +360,7 @@ def by_time(rows: int, generator: torch.Generator, length: int = 6) -> Any:
     return x.transpose(0, 1).contiguous(), y.transpose(0, 1).contiguous()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The tensor attribute")
 def test_a_mask_of_the_length_takes_one_graph():
     """`len` of a tensor is as good as its shape, and what is kept of a shape follows it; `len` is as before then."""

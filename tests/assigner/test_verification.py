@@ -64,6 +64,7 @@ class Doubling(nn.Linear):
         return super().forward(x) * self.factor
 
 
+@pytest.mark.long
 def test_the_refusal_names_the_module_and_its_line():
     """The first step, the loss, and the innermost module in which it begins, with the line of its forward."""
     made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Doubling(WIDTH, 1)), "*")
@@ -113,6 +114,7 @@ def test_draws_of_pythons_generator_inside_of_modules_are_a_caution():
     assert "draw from Python's or NumPy's generator" in found.cautions[0]
 
 
+@pytest.mark.long
 def test_a_model_that_differs_from_itself_cannot_be_compared():
     """Nothing is refused for that, and nothing is claimed."""
 

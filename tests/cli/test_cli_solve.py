@@ -12,6 +12,7 @@ QUICK = ("--schedule", "gpipe", "--max-replicas", "1", "--no-what-if")
 """Where it is no matter how a plan is searched for."""
 
 
+@pytest.mark.long
 def test_writes_a_plan_that_says_where_it_comes_from(assigner, folder):
     """The plan names its profile with its hash, the time, the version and the settings in effect."""
     result = assigner("solve", "profile.json", "-o", "new.json", "--gap", "0.02")
