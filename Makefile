@@ -41,7 +41,7 @@ demo: $(READY)
 	$(BIN)/assigner compare $(DEMO_PLANS:%=demo/%.json) $(DEMO_PLANS:%=--measured demo/%-trace.json)
 
 # What is long by nature (the lab, launchers, the browser, every block of the documentation) is marked `long`, and so are
-# tests that take a second of a processor or more, but for some that all training stands on. Tests of which the first case
+# tests that take most of a second of a processor or more, but for some that all training stands on. Tests of which the first case
 # alone is run daily are `slow`, and further draws of what another test claims too (seeds, models of others) `sweep`.
 # SWEEPS=2/6 runs the second of six parts of these.
 SWEEPS ?= 1/1
