@@ -200,7 +200,7 @@ class Pipeline(ModelState):
         with self._member.guarded("the move to another plan"):
             mine = [self._loss_values.digest(), *self._outside.digests()]
             told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
-        self._rank_optimizer.share_noted(self._member, "the move to another plan")
+        self._rank_optimizer.own.share(self._member, "the move to another plan", is_idle=self._rank_optimizer.is_idle)
         self._member.agree("the move to another plan", lambda: self._check_move(new, told))
         remat = Rematerialisation(self._remat, new)
         with self._member.guarded("the move to another plan"):

@@ -10,4 +10,5 @@ verdict             what such trials have told of it under a plan, and when they
 scaling             one scale of float16 losses on all ranks
 rankfactor          whether a script has clipped gradients by one rank's norm
 optimizermemory     what an optimizer keeps beside the state of its parameters
+ownnumbers          its plain values of its own, which go along in a move
 """

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 
 from assigner.errors import UsageError
-from assigner.model.deferred.contents import ATOMS
-from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 from assigner.runtime.update.building import StandInParameters, built_optimizer
-from assigner.runtime.update.optimizermemory import KEPT_HINT, OptimizerMemory, equal, is_told, of_torch, outside_of
+from assigner.runtime.update.optimizermemory import OptimizerMemory, equal, is_told, outside_of
+from assigner.runtime.update.ownnumbers import OwnNumbers
 from assigner.runtime.update.ownstate import OwnState
 from assigner.runtime.update.separability import (
     CLOSURE_HINT,
@@ -45,16 +44,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from assigner.model.workload import Workload
-    from assigner.runtime.ranks.membership import Membership
 
 
 MEMBERS = ("params", "param_names")
 """What a group has of its parameters; the rest are settings."""
-
-
-def _plain_in(space: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers and texts among some attributes or settings."""
-    return {name: value for name, value in space.items() if type(value) in ATOMS}
 
 
 class _BuiltGroup(NamedTuple):
@@ -88,10 +81,10 @@ class RankOptimizer:
     Attributes:
         local: The optimizer that the user's builder made, over this rank's parameters.
         memory: What `local` keeps beside the state of parameters.
+        own: The plain values that it has for itself.
         held: The parameters that it updates, by name.
         ranks: As given.
-        first: Plain values that `local` was built with, by the names of its attributes.
-        given: What the script has set on it, likewise.
+        given: What the script has set on it, by the names of its attributes.
         hooks: Those on the handle's steps, before them and after.
         notes_settings: Its step may write into its groups: it is not torch's own, as it was built.
         changes_gradients: A step may leave other gradients than it finds.
@@ -134,7 +127,7 @@ class RankOptimizer:
             _BuiltGroup(group, group["params"], members, {key: kind_of(value) for key, value in group.items()})
             for group, members in zip(self.local.param_groups, names, strict=True)
         ]
-        self.first, self._first_defaults = map(_plain_in, (vars(self.local), self.local.defaults))
+        self.own = OwnNumbers(self.local)
         self.memory = OptimizerMemory(self.local, self._workload.optimizer, outside)
         self.held, self._beside = held, beside
         self._own_state()
@@ -237,66 +230,17 @@ class RankOptimizer:
         """
         groups, numbers = self.param_groups, self.numbers(self.param_groups)
         settings = [{key: value for key, value in group.items() if key not in MEMBERS} for group in groups]
-        kept = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS or name in self.given}
         self._verdict = self._checked
-        first, first_defaults, defaults = self.first, self._first_defaults, _plain_in(self.local.defaults)
-        state, states = self.state, {name: self.state.get(each) for name, each in self.held.items()}
+        own, state, states = self.own, self.state, {name: self.state.get(each) for name, each in self.held.items()}
         self._hold(held, beside)
         self._keep_state(state, states)
-        vars(self.local).update(kept)  # such as a count of its own
-        self.local.defaults.update(defaults)
-        self.first.update(first)
-        self._first_defaults.update(first_defaults)
+        self.own.go_on(own, self.given)
         for group, kept_settings, number in zip(groups, settings, numbers, strict=True):
             made = self._built[number].group
             group.clear()
             group.update(made, **kept_settings)
         self.local.param_groups[:] = groups  # the script may hold one of them
         self.note_groups(numbers)
-
-    def share_noted(self, member: Membership, at: str) -> None:
-        """Have what the optimizer's steps note as numbers of its own on every rank, where no rank has another number.
-
-        A rank that updates nothing gets what the others have.
-
-        Args:
-            member: This process in the run; every rank calls this.
-            at: What it is done for.
-
-        Raises:
-            UsageError: ranks have unlike numbers, or one that cannot be compared; on every rank.
-        """
-        packed = member.agree(at, self._noted)
-        with member.guarded(at):
-            told = [broadcast(member, rank, packed if rank == member.rank else None).value for rank in member.ranks]
-        updating = {rank: spaces for rank, (is_idle, *spaces) in enumerate(told) if not is_idle}
-        first: list[dict[str, Any]] = next(iter(updating.values()), [{}, {}])
-        for rank, spaces in updating.items():
-            for form, some, others in zip(("self.{}", "self.defaults[{!r}]"), first, spaces, strict=True):
-                for name in {**some, **others}:
-                    if repr(some.get(name)) != repr(others.get(name)):
-                        raise UsageError(
-                            f"{type(self.local).__name__} keeps {form.format(name)} beside the state of its parameters,"
-                            f" which worker:{next(iter(updating))} and worker:{rank} have unlike: another plan would"
-                            " lose one of them",
-                            hint=KEPT_HINT,
-                        )
-        if self.is_idle:
-            vars(self.local).update(first[0])
-            self.local.defaults.update(first[1])
-
-    def _noted(self) -> PackedValue:
-        """Whether it updates nothing, and what plain values of its own it was not built with: attributes, defaults."""
-        spaces = (vars(self.local), self.first), (self.local.defaults, self._first_defaults)
-        own = [
-            {
-                key: each
-                for key, each in _plain_in(space).items()
-                if key not in of_torch() and (key not in first or repr(first[key]) != repr(each))
-            }
-            for space, first in spaces if not is_known(self.local)
-        ]  # fmt: skip
-        return PackedValue.of([self.is_idle, *(own or [{}, {}])], f"what {type(self.local).__name__} keeps")
 
     def note_groups(self, numbers: Iterable[int]) -> None:
         """These of the builder's groups are those that there are, and the state is, whatever objects they are now."""
