@@ -16,7 +16,7 @@ Each of these imports those below it alone:
     free/       convex stages of branched graphs, several stages a worker: exhaustive search, local search, bounds
     pipelines/  one stage a worker, any schedule and objective, stages that workers share: the dynamic program, the
                 simulator, the ILP
-    fleet/      GPipe at any size: branch and bound over the slowest servers, hosts, kinds of workers
+    fleet/      chains of any size, by kinds of workers and hosts: of GPipe, branch and bound over the slowest servers
     baselines/  simpler placements
     candidates/ what all candidates have in common: the clock, the solver, the best plan
     methods/    the dynamic program, the local search

@@ -21,7 +21,6 @@ from assigner.solver.fleet.relaxation import KindRelaxation
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
 from assigner.solver.limits.tuning import ROUNDING
-from assigner.solver.problem.prices import WorkerKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,14 +118,7 @@ class Hierarchy:
             for kind, first, length in open_ if self._exact else ():
                 table.problem.clock.check()
                 prices.settle(int(kind), int(first), int(length) + 1)
-            firsts = sorted(set(table.like))
-            if len(firsts) > len(fleet.kinds):
-                each = [WorkerKind((first,), 1) for first in firsts]
-                self._real = OptionArrays(table, each, prices.longest, fleet.links)
-                self._row = [firsts.index(like) for like in table.like]
-            else:
-                number = {group: n for n, kind in enumerate(fleet.kinds) for group in kind.groups}
-                self._real, self._row = prices, [number[group] for group in range(len(table.groups))]
+            self._real, self._row = prices.by_worker()
             self._prices = prices
         return self._prices
 

@@ -17,6 +17,7 @@ import numpy as np
 from assigner.solver.fleet.path_program import ServerPrices
 from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.problem.memory import least_recompute_s
+from assigner.solver.problem.prices import WorkerKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from assigner.schedule.cost import PartitionCost
     from assigner.solver.fleet.hop_arrays import HopArrays
-    from assigner.solver.problem.prices import PriceTable, WorkerKind
+    from assigner.solver.problem.prices import PriceTable
 
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]
@@ -41,6 +42,7 @@ class OptionArrays:
         kinds: Workers that count as alike; each interval has the least of their prices.
         longest: Partitions in the longest interval.
         links: The messages.
+        in_flight: Micro-batches that a stage keeps at least, by its first position; None: all, as under GPipe.
 
     Attributes:
         options: The stage options, priced one by one.
@@ -49,13 +51,29 @@ class OptionArrays:
         stages: The same as a sweep sees them: seconds, as far as they lie on the spine; and as servers.
     """
 
-    def __init__(self, table: PriceTable, kinds: Sequence[WorkerKind], longest: int, links: HopArrays) -> None:
-        self.table, self.kinds, self.longest = table, tuple(kinds), longest
+    def __init__(
+        self, table: PriceTable, kinds: Sequence[WorkerKind], longest: int, links: HopArrays,
+        in_flight: Floats | None = None,
+    ) -> None:  # fmt: skip
+        self.table, self.kinds, self.longest, self._links = table, tuple(kinds), longest, links
+        self._in_flight = np.full(len(table.problem.order), table.micro_batches) if in_flight is None else in_flight
         self.options = table.gpipe
         rows = [self._kind(kind) for kind in self.kinds]
-        self.forward, self.backward, self.update = (np.stack([row[n] for row in rows]) for n in range(3))
+        self.forward: Floats = np.stack([row[0] for row in rows])
+        self.backward: Floats = np.stack([row[1] for row in rows])
+        self.update: Floats = np.stack([row[2] for row in rows])
         self.settled: Flags = np.stack([row[3] for row in rows])
         self.stages = self._as_servers(links)
+
+    def by_worker(self) -> tuple[OptionArrays, list[int]]:
+        """The same without kinds: a row for all groups of workers that have the same prices, and which one each has."""
+        firsts = sorted(set(self.table.like))
+        if len(firsts) > len(self.kinds):
+            each = [WorkerKind((first,), 1) for first in firsts]
+            arrays = OptionArrays(self.table, each, self.longest, self._links, self._in_flight)
+            return arrays, [firsts.index(like) for like in self.table.like]
+        number = {group: n for n, kind in enumerate(self.kinds) for group in kind.groups}
+        return self, [number[group] for group in range(len(self.table.groups))]
 
     def _as_servers(self, links: HopArrays) -> ServerPrices:
         spine = self.table.problem.spine
@@ -127,9 +145,10 @@ class OptionArrays:
             np.array([0.0 if price is None else getattr(price, name) for price in prices]) for name in _FIELDS
         )
         state, read, messages = self._bytes
-        fixed = state + self.table.micro_batches * read + self._running_max(w) + messages
+        kept = self._in_flight[:, None]
+        fixed = state + kept * read + self._running_max(w) + messages
         again, settled = least_recompute_s(
-            (r, a), self.table.problem.remat_rules, capacity * (1 + ROUNDING) - fixed, self.table.micro_batches,
+            (r, a), self.table.problem.remat_rules, capacity * (1 + ROUNDING) - fixed, kept,
             sums=self._window, largest=self._running_max,
         )  # fmt: skip
         missing = (self._window(none) > 0) | ~np.isfinite(again)

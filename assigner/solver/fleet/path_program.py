@@ -1,5 +1,7 @@
 """The least sum of a pipeline whose slowest servers stay below two limits: an exact dynamic program over kinds.
 
+Or, with what a step loads each stage with, the least that is as long as any stage's load and the sum in front of it.
+
 From the last boundary to the first, for every number of workers used of each kind,
 
     behind[i, c, used] = least seconds of one forward and one backward of everything from position i on,
@@ -142,20 +144,33 @@ class PathProgram:
         """States at each position: what a sweep's time grows with."""
         return len(self._classes) * len(self._weight)
 
-    def least(self, stages: ServerPrices, limit_f: float, limit_b: float) -> KindPipeline | None:
+    def least(
+        self, stages: ServerPrices, limit_f: float, limit_b: float, *, loads: Floats | None = None
+    ) -> KindPipeline | None:
         """The pipeline with the least sum of which no server is above its limit; None: there is none.
+
+        Args:
+            stages: What intervals take.
+            limit_f: Of each server forward, in seconds.
+            limit_b: Likewise backward.
+            loads: Seconds in which a step keeps the worker of an interval busy, shaped as those of `stages`: what is
+                least is then the largest of each stage's load with the sum of what stands in front of that stage. There
+                is no toll.
 
         Raises:
             OutOfTime: the time is over.
         """
-        return _PathRun(self, stages, limit_f, limit_b).run()
+        return _PathRun(self, stages, limit_f, limit_b, loads).run()
 
 
 class _PathRun:
     """One run of a sweep, within two limits."""
 
-    def __init__(self, sweep: PathProgram, stages: ServerPrices, limit_f: float, limit_b: float) -> None:
-        self._sweep = sweep
+    def __init__(
+        self, sweep: PathProgram, stages: ServerPrices, limit_f: float, limit_b: float, loads: Floats | None
+    ) -> None:
+        self._sweep, self._loads = sweep, loads
+        self._toll = sweep._toll if loads is None else np.zeros_like(sweep._toll)
         self._cost = stages.within(limit_f, limit_b)
         self._hops = sweep._between.within(limit_f, limit_b)
         self._inside = None if sweep._inside is None else sweep._inside.within(limit_f, limit_b)
@@ -187,9 +202,17 @@ class _PathRun:
         for kind, of in enumerate(self._sweep._of):
             length = self._lengths[kind, i]
             if length:
-                found = self._behind[i + 1 : i + 1 + length, of, low:high] + self._cost[kind, i, :length, None, None]
-                found.min(axis=0, out=here[of])
+                behind = self._behind[i + 1 : i + 1 + length, of, low:high]
+                self._with_stage(behind, kind, i, length).min(axis=0, out=here[of])
         return here
+
+    def _with_stage(self, behind: Floats, kind: int, i: int, length: int) -> Floats:
+        """What stages of up to so many positions from i on make of what lies behind each."""
+        shape = (length, *[1] * (behind.ndim - 1))
+        found: Floats = behind + self._cost[kind, i, :length].reshape(shape)
+        if self._loads is not None:
+            np.maximum(found, self._loads[kind, i, :length].reshape(shape), out=found)
+        return found
 
     def _clear(self, i: int) -> None:
         """Nothing is known yet of what lies behind boundary i, wherever a stage before it may ask."""
@@ -214,7 +237,7 @@ class _PathRun:
             self._put(i, np.array([number]), (here[after] + seconds).min(axis=0)[None], *band)
 
     def _trace(self) -> KindPipeline | None:
-        here, steps = self._start(0) + self._sweep._toll[self._low[0] : self._high[0]], []
+        here, steps = self._start(0) + self._toll[self._low[0] : self._high[0]], []
         if not here.size or not np.isfinite(here).any():
             return None
         number, used = (int(each) for each in np.unravel_index(int(np.argmin(here)), here.shape))
@@ -222,7 +245,7 @@ class _PathRun:
         while True:
             kind = self._sweep._classes[number][0]
             length = self._lengths[kind, i]
-            ways = self._cost[kind, i, :length] + self._behind[i + 1 : i + 1 + length, number, used]
+            ways = self._with_stage(self._behind[i + 1 : i + 1 + length, number, used], kind, i, length)
             used = int(self._sweep._less[kind, used])
             steps.append(KindStage(i, int(np.argmin(ways)) + 1, kind))
             i += steps[-1].length

@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from assigner.solver.fleet.hop_arrays import HopArrays
-from assigner.solver.fleet.path_program import PathProgram, WorkSplit
+from assigner.solver.fleet.path_program import PathProgram, ServerPrices, WorkSplit
 from assigner.solver.limits import tuning
 from assigner.solver.problem.perfect_split import perfect_split
 from assigner.solver.problem.prices import WorkerKind
@@ -40,10 +41,12 @@ class KindRelaxation:
 
     Args:
         table: What is to be placed.
+        server: What a worker is limited by: its forwards and its backwards, "each" as under GPipe, or "both" together
+            as under 1F1B; "forward": by its forwards, and messages count forward alone.
     """
 
-    def __init__(self, table: PriceTable) -> None:
-        self.table, self.more = table, table.micro_batches - 1
+    def __init__(self, table: PriceTable, *, server: Literal["each", "both", "forward"] = "each") -> None:
+        self.table, self.more, self._server = table, table.micro_batches - 1, server
         self.n = len(table.problem.order)
 
     @cached_property
@@ -71,8 +74,8 @@ class KindRelaxation:
         """Finds paths, with visits to hosts where that tells more and is small enough."""
         table, kinds, links = self.table, self.kinds, self.links
         counts, most = [kind.count for kind in kinds], table.most_workers
-        every, clock = links.between(kinds), table.problem.clock
-        inside, between = (links.between(kinds, where=where) for where in (links.same_host, links.apart))
+        every, clock = self._messages(), table.problem.clock
+        inside, between = (self._messages(where) for where in (links.same_host, links.apart))
         if not (links.same_host | links.apart).all() or not (between.seconds > inside.seconds).any():
             return PathProgram(counts, most=most, work=self.work, between=every, clock=clock)
         worker = table.problem.profile.worker
@@ -96,6 +99,10 @@ class KindRelaxation:
         )
         return visits if visits.states * self.n <= tuning.VISIT_STATES else plain
 
+    def _messages(self, where: NDArray[np.bool_] | None = None) -> ServerPrices:
+        found = self.links.between(self.kinds, where=where)
+        return replace(found, seconds=found.forward) if self._server == "forward" else found
+
     @cached_property
     def _seconds(self) -> Floats:
         """Least seconds [kind, position, forward or backward], 0 off the spine; inf: not there."""
@@ -110,28 +117,41 @@ class KindRelaxation:
         on = np.array([spine.forward, spine.backward]).T
         return np.where(np.isfinite(rows), np.where(on, rows, 0.0), np.inf)
 
-    def _work(self, way: int) -> WorkSplit:
-        """Forwards (0) or backwards (1), weighted by how fast each kind does all of them."""
-        speed, least = perfect_split(self._seconds[:, :, way])
+    def _work(self, seconds: Floats) -> WorkSplit:
+        """Forwards, backwards or both, weighted by how fast each kind does all of them."""
+        speed, least = perfect_split(seconds)
         return WorkSplit(speed, np.concatenate([np.cumsum(least[::-1])[::-1], [0.0]]))
 
     @cached_property
     def work(self) -> WorkSplit:
-        """What the forwards of everything from a position on must be done by."""
-        return self._work(0)
+        """What everything from a position on must be done by: forwards, or forwards and backwards."""
+        return self._work(self._seconds.sum(axis=2) if self._server == "both" else self._seconds[:, :, 0])
 
     @cached_property
     def low(self) -> tuple[float, float]:
         """No slowest server forward, backward is faster: everything is shared out perfectly among all workers."""
         counts = np.array([kind.count for kind in self.kinds])
-        found = [(float(work.behind[0]), float(work.weights @ counts)) for work in (self.work, self._work(1))]
+        ways = self._work(self._seconds[:, :, 0]), self._work(self._seconds[:, :, 1])
+        found = [(float(work.behind[0]), float(work.weights @ counts)) for work in ways]
         forward, backward = (seconds / total if total else 0.0 for seconds, total in found)
         return forward, backward
 
+    @property
+    def level(self) -> float:
+        """No slowest server is faster, by what `work` has of it."""
+        total = float(self.work.weights @ np.array([kind.count for kind in self.kinds]))
+        return float(self.work.behind[0]) / total if total else 0.0
+
     @cached_property
+    def trips(self) -> Floats:
+        """Least seconds of one forward and one backward of everything from each position on, wherever that runs."""
+        found: Floats = self._seconds.sum(axis=2).min(axis=0)[::-1].cumsum()[::-1]
+        return found
+
+    @property
     def sums(self) -> float:
-        """Least seconds of one forward and one backward of everything, wherever it runs."""
-        return float(self._seconds.sum(axis=2).min(axis=0).sum())
+        """Of everything."""
+        return float(self.trips[0])
 
     @property
     def quick_bound(self) -> float:

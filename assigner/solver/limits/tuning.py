@@ -139,6 +139,9 @@ START_LIMIT = 3.0
 WIDER_LIMIT = 1.05
 """Ratio of the limits that are tried one after the other until there is a pipeline."""
 
+NEAR_LIMIT = 1.001
+"""The least limit within which there is a pipeline is known to within this ratio."""
+
 BETTER_PATH = 2e-4
 """A pipeline of kinds is made into a plan if it promises to be better than the last by this share."""
 
@@ -147,6 +150,10 @@ TELL_S = 0.2
 
 NARROW_CELL = 1e-5
 """Cells whose width matters less than this share of the bound are not cut any more: the bound stays theirs."""
+
+FEW_VISITS, EXACT_VISITS = 1_000, 10_000
+"""Positions times workers times groups of these: up to so many the dynamic program takes a second; and some seconds,
+in which it is exact, of throughput."""
 
 ASSIGNMENT_BEAM, ASSIGNMENTS_PER_GROUP = 200, 6
 """Partial lines that the beam keeps, and of those with the same last worker."""

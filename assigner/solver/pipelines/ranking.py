@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from assigner.solver.candidates.state import DYNAMIC_PROGRAM, ENUMERATION, INTEGER_PROGRAM, LOCAL, PROVEN, TOTAL_WORK
+from assigner.solver.fleet.kind_sweeps import KindSweeps
 from assigner.solver.ilp.pipelines import PipelineModel
 from assigner.solver.limits import tuning
 from assigner.solver.methods.dynamic_program import DynamicProgram
@@ -70,11 +71,35 @@ class PipelineCandidate(SimulatedCandidate):
         self.raise_bound(self.program.least(), TOTAL_WORK)
         self.decided = math.isinf(self.bound)
 
+    @cached_property
+    def _sweeps(self) -> KindSweeps | None:
+        """What goes by kinds of workers, where the dynamic program takes seconds; of throughput that is exact."""
+        visits = len(self.problem.order) * self.table.most_workers * len(self.table.groups)
+        few = tuning.EXACT_VISITS if self.objective == "throughput" else tuning.FEW_VISITS
+        if self.schedule != "1f1b" or not self.problem.exact or self.shares or visits <= few:
+            return None
+        return KindSweeps(self.table, self.objective, place=self._place)
+
+    def _place(self, stages: Sequence[tuple[int, int]]) -> None:
+        pipeline = self._stages(stages)
+        if pipeline is not None:
+            found = self.simulate(pipeline), pipeline
+            self._start = min(self._start, found, key=lambda each: each[0])
+
+    def _start_with(self, kinds: KindSweeps) -> None:
+        self.raise_bound(kinds.bound(self.state.target), DYNAMIC_PROGRAM)
+        if not self.decided:
+            kinds.start(lambda: self.best_value, self.bound)
+
     def start(self) -> None:
-        """Simulate the dynamic program's best."""
+        """Simulate the dynamic program's best, or pipelines of kinds of workers."""
         if self.bound >= self.state.target:
             self.decided = True
             return
+        if self._sweeps is not None:
+            self._start_with(self._sweeps)
+            if self.decided or self._start[1]:
+                return
         for _, pipeline in self._ranked(tuning.FIRST_WIDTH)[:12]:
             self._start = min(self._start, (self.simulate(pipeline), pipeline), key=lambda each: each[0])
 
@@ -85,6 +110,10 @@ class PipelineCandidate(SimulatedCandidate):
         elif self._start[1]:
             self._improve(*self._start)
 
+    def _least(self, pipeline: Sequence[StageOption]) -> float:
+        """The dynamic program's price."""
+        return 0.0 if self.shares or self._coarse else self.program.price(pipeline)
+
     def improve_from(self, stages: Sequence[tuple[str, int]]) -> None:
         """Local search from stages along the order: the worker of each, and how many partitions it has."""
         groups = {name: number for number, group in enumerate(self.table.groups) for name in group}
@@ -94,7 +123,11 @@ class PipelineCandidate(SimulatedCandidate):
             self._improve(self.simulate(pipeline, found_by=LOCAL), pipeline)
 
     def tighten(self) -> None:
-        """Rank more of them, for the sake of the bound."""
+        """Rank more of them, for the sake of the bound; or have it by kinds of workers, as plans of the target keep."""
+        if self._sweeps is not None:
+            self.raise_bound(self._sweeps.bound(self.state.target), DYNAMIC_PROGRAM)
+            if self.decided or not self.program.sharp:
+                return
         found = self._ranked(tuning.PROOF_WIDTH)
         if self._boxed and not self.shares:
             self._search_depths(found, self.bound)
@@ -137,6 +170,8 @@ class PipelineCandidate(SimulatedCandidate):
 
     def prove(self) -> None:
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
+        if self._sweeps is not None and not self.program.sharp:  # there are too many
+            return
         if self.effort > 1:
             self._seen.clear()  # more of their warm-up depths may be tried now
             PipelineCandidate.tighten(self)  # however a subclass goes about it

@@ -283,7 +283,7 @@ class SimulatedCandidate(CandidateSearch):
         def price(stages: Intervals) -> float:
             nonlocal least
             tried = self._stages(stages)
-            if tried is None:
+            if tried is None or not is_better(self._least(tried), least):
                 return math.inf
             self._actions -= 8 * self.micro_batches * len(tried)
             found = self.simulate(tried, found_by=LOCAL)
@@ -295,6 +295,10 @@ class SimulatedCandidate(CandidateSearch):
             tuple((option.first, option.group) for option in pipeline), least, price=price,
             may_go_on=self._may_go_on, neighbours=lambda at: pipeline_moves(at, n, sizes, self.options.sets),
         )  # fmt: skip
+
+    def _least(self, pipeline: Sequence[StageOption]) -> float:  # noqa: ARG002 (where there is a bound)
+        """No plan of a pipeline takes less, as far as that is known without simulating it."""
+        return 0.0
 
     def _may_go_on(self) -> bool:
         """Whether local search has actions and time left."""
