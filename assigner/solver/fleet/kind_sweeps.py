@@ -122,8 +122,11 @@ class KindSweeps:
         fleet, more, limit = self._fleet, self._many - 1, self._fleet.level
         if self._objective != "step":
             return
-        prices = self._prices(near, below() / self._many)
+        most, prices = 0.0, None
         while more and limit and fleet.sums + more * limit < below():
+            if prices is None or limit > most:  # long intervals are priced only where nothing else is left
+                most = min(tuning.START_LIMIT * limit, below() / self._many)
+                prices = self._prices(near, most)
             found = fleet.sweep.least(prices.servers, limit, limit)
             if found is not None:
                 self._realise(prices, found)

@@ -87,9 +87,8 @@ class PipelineCandidate(SimulatedCandidate):
             self._start = min(self._start, found, key=lambda each: each[0])
 
     def _start_with(self, kinds: KindSweeps) -> None:
+        kinds.start(lambda: self.best_value, self.bound)
         self.raise_bound(kinds.bound(self.state.target), DYNAMIC_PROGRAM)
-        if not self.decided:
-            kinds.start(lambda: self.best_value, self.bound)
 
     def start(self) -> None:
         """Simulate the dynamic program's best, or pipelines of kinds of workers."""
