@@ -662,20 +662,28 @@ def test_parameters_of_another_model_are_refused():
 
 
 def test_a_group_without_parameters_is_refused():
-    """Where they are chosen by comparison with those of the model that was built, of which none is one of them."""
+    """Where they are chosen by comparison with those of the model that was built, or of one beside it."""
     model = Skips()
-    ids = {id(each) for each in list(model.parameters())[:2]}
+    chosen = list(model.parameters())[:2]
+    ids = set(map(id, chosen))
 
     def build(parameters: Any) -> torch.optim.Optimizer:
         given = list(parameters)
         slow, fast = ([each for each in given if (id(each) in ids) == wanted] for wanted in (True, False))
         return torch.optim.SGD([{"params": fast}, {"params": slow, "lr": 0.01}], lr=0.1)
 
+    def by_themselves(parameters: Any) -> torch.optim.Optimizer:
+        given = list(parameters)
+        slow, fast = ([p for p in given if any(p is each for each in chosen) == wanted] for wanted in (True, False))
+        return torch.optim.SGD([{"params": fast}, {"params": slow, "lr": 0.01}], lr=0.1)
+
     named = list(model.named_parameters())
     held = {name: nn.Parameter(each.detach().clone()) for name, each in named}
-    with pytest.raises(UsageError, match=r"param group 1 of Workload\.optimizer has no parameter") as caught:
-        RankOptimizer(replace(skips(), optimizer=build), named, held)
-    assert "by name" in (caught.value.hint or "")
+    for given in (named, list(Skips().named_parameters())):
+        for builder in (build, by_themselves):
+            with pytest.raises(UsageError, match=r"param group 1 of Workload\.optimizer has no parameter") as caught:
+                RankOptimizer(replace(skips(), optimizer=builder), given, held)
+            assert "by name" in (caught.value.hint or "")
     kept: list[torch.optim.Optimizer] = []
 
     def by_name(named_parameters: Any) -> torch.optim.Optimizer:

@@ -6,15 +6,18 @@ import contextlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from assigner.errors import UsageError
 from assigner.model.deferred.originals import choosing_parameters, unwatched
+from assigner.model.deferred.ownership import BARE
+from assigner.runtime.update.optimizermemory import outside_of
 from assigner.runtime.update.separability import stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     import torch
-    from torch import nn
 
     from assigner.model.workload import Workload
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 _HOOKS = tuple(
     f"_optimizer_{call}_{when}_hooks" for call in ("step", "state_dict", "load_state_dict") for when in ("pre", "post")
 )
+_ADDRESS_BITS = 32
+"""An id has more, and hardly any other number."""
 
 
 class StandInParameters(list[tuple[str, "nn.Parameter"]]):
@@ -110,13 +115,25 @@ def _empty(optimizer: torch.optim.Optimizer) -> list[int]:
 def _check_empty(workload: Workload, model: StandInParameters, empty: Sequence[int]) -> None:
     """A group that shall have `[p for p in parameters if id(p) in ids]` is empty where the ids are of the model's own.
 
-    One that is empty also where the builder is given these is meant so, as the biases of a model that has none.
+    One that is empty also where the builder is given these is meant so, as the biases of a model that has none; but
+    not where it can reach the parameters of a model beside it, or their ids.
     """
     with contextlib.suppress(Exception), unwatched():
-        if empty == _empty(workload.make_optimizer(model.originals)):
+        if empty == _empty(workload.make_optimizer(model.originals)) and not _reaches_others(workload, model):
             return
     raise UsageError(
         f"param group {empty[0]} of Workload.optimizer has no parameter",
         hint="leave it out; if it is chosen by comparison with a model's parameters (id(p) in ids, p is w): those that"
         " are trained are copies, to be chosen by name, as optimizer(named_parameters) is given them",
     )
+
+
+def _reaches_others(workload: Workload, model: StandInParameters) -> bool:
+    """Whether a builder of optimizers can compare with parameters that are not the model's own."""
+    own = {id(each) for _, each in model.originals}
+    for found in outside_of(workload.optimizer):
+        for each in (found, *found) if type(found) in BARE else (found,):
+            is_id = type(each) is int and each >> _ADDRESS_BITS
+            if is_id or (isinstance(each, nn.Parameter) and id(each) not in own):
+                return True
+    return False
