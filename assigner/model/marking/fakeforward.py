@@ -47,14 +47,11 @@ class Alias:
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
-class WithoutValues(TorchFunctionMode):
-    """Has a dropout that drops nothing give back its input itself on fake tensors, as it does on others.
-
-    And runs an LSTM, GRU or RNN over the first step of a sequence alone; its outputs get the sequence's length. Torch
-    would run step after step, which takes long, and holds for one length of the sequence.
+class Noting(TorchFunctionMode):
+    """Notes the operations of a forward.
 
     Args:
-        operations: Those of the forward are noted there.
+        operations: Where.
     """
 
     def __init__(self, operations: Operations) -> None:
@@ -67,13 +64,24 @@ class WithoutValues(TorchFunctionMode):
         return made
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class WithoutValues(Noting):
+    """Has a dropout that drops nothing give back its input itself on fake tensors, as it does on others.
+
+    And runs an LSTM, GRU or RNN over the first step of a sequence alone; its outputs get the sequence's length. Torch
+    would run step after step, which takes long, and holds for one length of the sequence.
+    """
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in DROPOUTS:
             words = {**dict(zip(("input", "p", "training"), args, strict=False)), **(kwargs or {})}
             if words.get("p") == 0 or not words.get("training", True):
                 return words["input"]
         state, weights = (args[1], args[2]) if len(args) == 9 and func in _RECURRENT else (None, None)
         if state is None or not isinstance(weights, list | tuple) or (func is torch.lstm) is is_tensor(state):
-            return func(*args, **(kwargs or {}))  # also packed sequences: how long each is only values tell
+            return super()._run(func, args, kwargs)  # also packed sequences: how long each is only values tell
         given, batch_first = args[0], args[8]
         time = 1 if batch_first else 0
         steps, *ends = func(given.narrow(time, 0, 1), *args[1:])

@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
+from assigner.model.deferred.origins import digest
 from assigner.model.marking.fakeforward import Alias, any_way
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class CallEffects:
         differentiated: Pairs of the given tensors; see `gradients_taken`.
         wanting: Results by their number that require a gradient, or may.
         asks: What it does depends on whether a tensor requires a gradient: see `gradients_asked`.
-        order: Of its operations: see `Operations`; of a forward that needs values, none are noted.
+        order: Of its operations: see `Operations`.
     """
 
     results: Any
@@ -108,6 +109,7 @@ class CallEffects:
     @classmethod
     def any_of(cls, results: Any, seen: Sequence[CallEffects]) -> CallEffects:
         """What a call may do, of which this was seen, and that returns these results."""
+        kinds, ways = (digest(map(str, each)) for each in zip(*(each.order for each in seen), strict=True))
         return cls(
             results,
             frozenset().union(*(each.written for each in seen)),
@@ -117,7 +119,7 @@ class CallEffects:
             frozenset().union(*(each.differentiated for each in seen)),
             frozenset().union(*(each.wanting for each in seen)),
             any(each.asks for each in seen),
-            seen[0].order,
+            (kinds, ways),
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from functools import partial
 from typing import Any, Literal
 from unittest import mock
 
+import numpy.random
 import torch
 from torch import fx, nn
 from torch._guards import detect_fake_mode
@@ -31,6 +33,7 @@ from assigner.model.marking.casting import casting_within
 from assigner.model.marking.collecting import collect, switched_off
 from assigner.model.marking.decisions import Disagreement, decided
 from assigner.model.marking.fakeforward import (
+    Noting,
     WithoutValues,
     agreed,
     aliases_of,
@@ -342,9 +345,11 @@ class OpaqueCalls:
         def attempt() -> Any:
             writes = Writes()
             operations = Operations(names, writes)
-            short = contextlib.nullcontext() if environment is None else WithoutValues(operations)
+            noting = Noting(operations) if environment is None else WithoutValues(operations)
+            random.seed(0)  # each process draws the same, and so has its operations in one order
+            numpy.random.seed(0)
             with (
-                short, casting_within(self.autocast), writes, _inner(name),
+                noting, casting_within(self.autocast), writes, _inner(name),
                 gradients_taken(given) as gradients, gradients_asked() as asked, graph_asked(given, graphs),
             ):  # fmt: skip
                 try:

@@ -24,7 +24,7 @@ _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype)
 
 
 class Operations:
-    """Those of one forward on tensors without values, as its code calls them; what torch makes of them does not count.
+    """Those of one forward, as its code calls them; what torch makes of them does not count.
 
     A result is told by what has made it: which of two comes first is no matter, unless they write or draw.
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import random
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy.random
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -329,12 +327,10 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """What the block leaves in Python and in generators is taken back; they are seeded in it."""
+    """What the block leaves in Python and in generators is taken back; torch's are seeded in it."""
     values = Memento(model.named_modules(), parameters=True, top="whole")
     with values.put_back(), kept_python(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # torch.manual_seed would reach those of GPUs too
-        random.seed(0)
-        numpy.random.seed(0)
         yield
         for change in values.changes():
             if isinstance(change.holder, torch.Tensor):
