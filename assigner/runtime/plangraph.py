@@ -128,7 +128,7 @@ def check_origins(graph: PartitionGraph, member: Membership) -> None:
     if member.transport is None:
         return
     mine = graph.deferred.origins
-    ordered = {f"the model's builder has the texts of {name}": each for name, each in mine.texts.items()} | {
+    ordered = {f"the model's builder has the texts or names of {name}": each for name, each in mine.texts.items()} | {
         f"the forward of {name} has its operations": each for name, each in graph.order.items()
     }
     numbers = [*mine.numbers, digest(map(str, ordered.items()))]

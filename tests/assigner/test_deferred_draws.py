@@ -192,3 +192,30 @@ def test_what_memory_held_before_is_no_origin():
     torch.use_deterministic_algorithms(False)
     assert found[0] == found[1]
     assert {"Scratch.scratch", "Scratch.table"} <= set(found[0].values)
+
+
+class Slotted(nn.Module):
+    """Its forward looks up a number, in a dict or in an attribute."""
+
+    def __init__(self, slots: dict, *, apart: bool) -> None:
+        super().__init__()
+        self.slots = {} if apart else slots
+        vars(self).update(slots if apart else {})
+
+    def forward(self, x):
+        return x[:, (self.slots or vars(self))["cls"]]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_few_names_that_a_set_has_numbered_are_told_from_a_place(apart):
+    """As the slot of a token, and as a row and a column of the ranks, or settings in whatever turn."""
+
+    def texts(**slots: int) -> tuple[int, int]:
+        return DeferredModel(lambda: nn.Sequential(Slotted(slots, apart=apart)), seed=0).origins.texts[where]
+
+    where = "0" if apart else "0.slots"
+    (kind, order), (same, other) = texts(cls=0, sep=1), texts(sep=0, cls=1)
+    assert kind == same
+    assert order != other
+    assert texts(cls=0, sep=1)[0] != texts(cls=1, sep=0)[0]
+    assert texts(cls=4, sep=4) == texts(sep=4, cls=4)

@@ -932,7 +932,8 @@ CASES = {
     ),
     "made in turn": Case(lambda: made_of(made_in_turn), "makes first.weight of other numbers on worker:1"),
     "texts in turn": Case(
-        lambda: made_of(lambda: Net(second=Looked())), "has the texts of second.numbers in another order on worker:1"
+        lambda: made_of(lambda: Net(second=Looked())),
+        "has the texts or names of second.numbers in another order on worker:1",
     ),
     "operations in turn": Case(
         lambda: made_of(lambda: Net(second=Gone())), "of 'second' has its operations in another order on worker:1"

@@ -6,10 +6,11 @@
     values      what each weight is made by: the calls, their numbers, and the draws before them; of one that was there
                 before, its values; and what forwards can read of numbers in lists, sets, arrays, tensors and numbered
                 dicts, and of fractions by name
-    texts       in lists and dicts that forwards can read: whether the same ones stand in another order
+    texts       in lists and dicts that forwards can read, and names of whole numbers: whether the same ones stand in
+                another order
 
-Whole numbers by name, and other texts, may differ: a rank's number, a path. What a set has decided has another order in
-each process.
+Other whole numbers by name, and other texts, may differ: a rank's number, a path. What a set has decided has another
+order in each process.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ _NUMBERS = (numbers.Number, np.bool_)
 _WHOLE = 1 << 20
 """Elements of a tensor or an array up to which all of them count."""
 _SAMPLED = 256
+_MANY = 4
+"""Entries of a dict from which on texts and numbers are no place among the ranks."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -55,7 +58,7 @@ class Origins:
         python: Of draws from Python's generator.
         numpy: Of draws from NumPy's.
         values: Of weights by name, and of numbers by where they are.
-        texts: Of each container of texts, by where it is: of what is in it, and of how that stands there.
+        texts: Of each container of texts, or of names, by where it is: of what is in it, and of how that stands there.
     """
 
     seeds: int
@@ -102,7 +105,7 @@ def origins_of(
         if numbers_ := list(_numbers(value, vocabulary) if view is None else _looked_at(view, known)):
             found[name] = (found[name] + digest(numbers_)) % (1 << 48)
         if there := _texts(value):
-            texts[name] = digest(sorted(there[0])), digest(there[1])
+            texts[name] = digest(there[0]), digest(there[1])
     return Origins(
         digest(seeds),
         digest(map(repr, draws.python)) if draws.python else 0,
@@ -150,13 +153,24 @@ def _looked_at(view: View, known: Mapping[int, int]) -> Iterator[str]:
 
 
 def _texts(value: Any) -> tuple[list[str], list[str]] | None:
-    """What texts a list has, or a dict with them among its keys or values, and how they stand; None: it has none."""
+    """What texts a list has, a dict among its keys or values, or a module as names of whole numbers; how they stand.
+
+    None: it has none, or they may tell of a place among the ranks, as {"row": 0, "column": 1}. A few that were numbered
+    by going over a set are told from that by their numbers, which come in the same turn in every process.
+    """
     if isinstance(value, list | tuple | deque) and len(value) > 1 and all(isinstance(each, str) for each in value):
-        return [*value], [*value]
-    # a short one may be a place among the ranks: {"row": 0, "column": 1}
-    if isinstance(value, dict) and len(value) > 3 and _is_plain(value.keys(), str) and _is_plain(value.values(), str):
-        return [repr(each) for pair in value.items() for each in pair], sorted(map(repr, value.items()))
-    return None
+        return sorted(value), [*value]
+    named, are_few = value if isinstance(value, dict) else {}, isinstance(value, nn.Module)
+    if isinstance(value, nn.Module) and not type(value).__module__.startswith("torch."):
+        named = {name: each for name, each in attributes_of(value, plain=True).items() if type(each) is int}
+    if len(named) < 2 or not _is_plain(named.keys(), str) or not _is_plain(named.values(), str):
+        return None
+    are_few |= len(named) < _MANY
+    texts = sorted(repr(each) for pair in named.items() for each in pair if isinstance(each, str))
+    in_turn = [repr(each) for pair in named.items() for each in pair if not isinstance(each, str)]
+    if are_few and not (texts and in_turn):
+        return None
+    return texts + (in_turn if are_few else sorted(in_turn)), sorted(map(repr, named.items()))
 
 
 def _numbers(value: Any, vocabulary: Vocabulary) -> Iterator[str | bytes]:
