@@ -234,7 +234,9 @@ def launch(
         logging.getLogger(name).setLevel(logging.CRITICAL)
     _remove_left_behind()
     causes = Path(tempfile.mkdtemp(prefix=f"{_causes_begin()}{own_mark()}-"))
-    hash_seed = {HASH_SEED: os.environ.get(HASH_SEED, "0")}  # sets of texts have one order on all ranks and hosts
+    given = os.environ.get(HASH_SEED, "")
+    # sets of texts have one order on all ranks and hosts; "" and "random" have Python draw a seed in each process
+    hash_seed = {HASH_SEED: "0" if given in ("", "random") else given}
     environment = {**_inside(layout), **hash_seed, **environment, VARIABLE: listening(causes)}
     kept = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)

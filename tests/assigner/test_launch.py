@@ -33,7 +33,7 @@ def test_a_run_leaves_the_handlers_of_signals_as_they_were():
     assert {number: signal.getsignal(number) for number in signal.valid_signals()} == before
 
 
-@pytest.mark.parametrize(("given", "seen"), [(None, "0"), ("7", "7")])
+@pytest.mark.parametrize(("given", "seen"), [(None, "0"), ("random", "0"), ("", "0"), ("7", "7")])
 def test_ranks_have_one_hash_seed(monkeypatch, given, seen):
     """Sets of texts have one order on all of them; the user's own seed stays."""
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
