@@ -220,7 +220,6 @@ class Pipeline(ModelState):
         """
         if self._updated and not self._keeps_gradients:
             self._installed.gradients.drop()
-        self._installed.gradients.check_whole()
         before, updated = self._installed, self._updated
         earlier = EarlierMemory(before.share, self._rank_optimizer)
         found, moments = relocate(self.graph, old, self.plan, before.share, self._rank_optimizer, member=self._member)
@@ -262,6 +261,8 @@ class Pipeline(ModelState):
         leaving = {partition for partition, source, _ in removals(self.plan, plan) if source == self.rank}
         self._installed.share.check_leaving(leaving, gradients=not self._updated or self._keeps_gradients)
         self._installed.watch.copies.compare()
+        if not self._updated or self._keeps_gradients:
+            self._installed.gradients.check_whole()
         if self._waiting and self._installed.gradients.named():
             raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
         self._rank_optimizer.memory.check_moved(ranks=self._rank_optimizer.ranks)

@@ -498,12 +498,13 @@ def test_a_step_that_fails_leaves_gradients_and_hooks(schedule):
     reference = Reference(made)
     good, bad = made.make_batch(8, 0), made.make_batch(8, 1)
     bad[1][-1] = torch.nan
-    with pipeline_of(made, make_plan(made, schedule=schedule)) as pipeline:
+    plan = make_plan(made, schedule=schedule)
+    with pipeline_of(made, plan) as pipeline:
         for n in range(2):
             with pytest.raises(ArithmeticError):
                 pipeline.step(bad, update=False)
             if n == 1 and schedule == "1f1b":  # its first micro-batches' backwards have run
-                for use in (pipeline.optimizer.step, lambda: pipeline.step(good)):
+                for use in (pipeline.optimizer.step, lambda: pipeline.step(good), lambda: pipeline.move(plan)):
                     with pytest.raises(UsageError, match="failed when some of its micro-batches had added"):
                         use()
                 pipeline.optimizer.zero_grad()
