@@ -120,10 +120,22 @@ def nothing(_: Any) -> None:
     """Keeps nothing."""
 
 
+class Warmup:
+    """Counts its calls."""
+
+    count = 0
+
+    def __call__(self):
+        self.count += 1
+        return min(1.0, self.count / 10)
+
+
 LISTED = (lambda o: setattr(o, "seen", []), lambda o: o.seen.append(1))
 TENSOR = (lambda o: setattr(o, "t", torch.zeros(())), lambda o: o.t.add_(1))
 GROUPED = (lambda o: o.param_groups[0].update(seen=[]), lambda o: o.param_groups[0]["seen"].append(1))
 QUEUED = (lambda o: o.param_groups[0].update(seen=deque()), lambda o: o.param_groups[0]["seen"].append(1))
+CALLED = (lambda o: o.param_groups[0].update(rate=Warmup()), lambda o: o.param_groups[0]["rate"]())
+UNUSED = (lambda o: o.param_groups[0].update(rate=Warmup(), decay=lambda n: n / 2), nothing)
 DEFAULT = (lambda o: o.defaults.update(seen=[]), lambda o: o.defaults["seen"].append(1))
 RATE = (lambda o: o.param_groups[0].update(lr=torch.tensor(0.1)), lambda o: o.param_groups[0]["lr"].mul_(0.5))
 GROUPED_PARAMETERS = (lambda o: setattr(o, "by_name", {"all": o.every}), nothing)
@@ -143,6 +155,8 @@ UNCHANGED = (lambda o: setattr(o, "table", {"a": [1, 2]}), nothing)
         pytest.param(Own, TENSOR, "self.t", "", id="a tensor"),
         pytest.param(Own, GROUPED, "", "param_groups[0]['seen']", id="a list in a group"),
         pytest.param(Own, QUEUED, "param_groups[0]['seen']", "param_groups[0]['seen']", id="a queue in a group"),
+        pytest.param(Own, CALLED, "param_groups[0]['rate']", "param_groups[0]['rate']", id="what a group calls"),
+        pytest.param(Own, UNUSED, "", "", id="what a group has to call"),
         pytest.param(Own, DEFAULT, "self.defaults['seen']", "", id="a list among its defaults"),
         pytest.param(Own, (hooked, nothing), f"something in hooked.{IN_HOOK}", "", id="a hook's closure"),
         pytest.param(Own, (scheduled, nothing), f"something in scheduled.{IN_HOOK}", "", id="a scheduler in a hook"),

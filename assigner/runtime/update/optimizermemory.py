@@ -232,7 +232,7 @@ def _places(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
     for n, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
             is_number = isinstance(value, torch.Tensor) and not value.dim()
-            if name not in {"params", "param_names"} and not is_number and not callable(value) and _is_kept(value):
+            if name not in {"params", "param_names"} and not is_number and _is_kept(value):
                 yield _in_group(n, name), value
 
 
