@@ -81,7 +81,8 @@ class OwnNumbers:
                             f"{kind} keeps {form.format(name)} beside the state of its parameters, which"
                             f" worker:{next(iter(updating))} and worker:{rank} have unlike: another plan would lose one"
                             " of them",
-                            hint=KEPT_HINT,
+                            hint=f"{KEPT_HINT}; what is noted for people alone, as a time, goes into a log of the"
+                            " script's",
                         )
         if is_idle:
             vars(self._optimizer).update(first[0])
