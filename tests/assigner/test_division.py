@@ -369,6 +369,19 @@ def test_rows_in_the_second_dimension_are_cut_there(micro_batches):
         assert reference.distance(pipeline.named_parameters()) < 1e-12
 
 
+@pytest.mark.parametrize("steps", [lambda rows: rows + 9, lambda rows: 3 * rows])
+def test_a_number_of_steps_that_follows_the_draws_is_no_rows(steps):
+    """As the longest of 4 and of 8 drawn sequences: cut is the second dimension, and positions go whole."""
+
+    def by_steps(rows: int) -> Any:
+        return torch.ones(steps(rows), rows)
+
+    cuts = cutting(by_steps, lambda rows: (by_steps(rows), torch.ones(steps(rows))))
+    assert cuts.row_count((torch.ones(7, 6), torch.ones(7))) == 6
+    for part in cuts.split(((torch.ones(7, 6), torch.ones(7)), torch.ones(7, 6)), 2):
+        assert [each.shape for each in (*part.inputs, part.targets)] == [(7, 3), (7,), (7, 3)]
+
+
 def test_parts_along_another_dimension_lie_as_the_batch_does():
     """Contiguous, so that they take the path that was captured; where the rows are the model says, not the sizes."""
     x, y = torch.arange(40).view(5, 8), torch.arange(24).view(3, 8)

@@ -184,16 +184,20 @@ def batch_rows(workload: Workload, example: Batch | None = None) -> BatchRows:
         return BatchRows()
     inputs = call_arguments(small[0]), call_arguments(large[0])
     asked = EXAMPLE_ROWS, 2 * EXAMPLE_ROWS
-    first = [sizes[0] for sizes in _sizes(*inputs) if sizes]
-    others = {size for sizes in (*_sizes(*inputs), *_sizes(small[1], large[1])) for size in sizes[1:]}
-    follows = [size for size in first if size[0] != size[1]]
-    if not follows and asked not in others:
+    of_inputs = [*_sizes(*inputs)]
+    every = [*of_inputs, *_sizes(small[1], large[1])]
+    follows = [sizes[0] for sizes in of_inputs if sizes and sizes[0][0] != sizes[0][1]]
+    if asked in follows or any(asked in sizes[1:] for sizes in every):
+        rows = asked  # the first dimension may be steps of time, whose number follows the draws
+    elif follows:
+        rows = follows[0]
+    else:
         return BatchRows()
-    rows = asked if asked in follows or not follows else follows[0]
+    lengths = {size for sizes in every for dim, size in enumerate(sizes) if dim or rows in sizes} - {rows}
     times, rest = divmod(rows[0], EXAMPLE_ROWS)
     return BatchRows(
-        _learnt(*inputs, rows, others - {rows}),
-        _learnt(small[1], large[1], rows, others - {rows}),
+        _learnt(*inputs, rows, lengths),
+        _learnt(small[1], large[1], rows, lengths),
         1 if rest or rows[1] != 2 * rows[0] else times,
     )
 
