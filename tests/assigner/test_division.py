@@ -88,6 +88,7 @@ def test_what_stands_in_between_is_gone_through():
         return {
             "pair": Pair(list(range(rows)), torch.arange(rows)), "names": ["a", "b", "c", "d"], "size": (4, 5),
             "mask": torch.ones(rows + 3, rows + 3), "padded": torch.ones(rows, rows + 3), "object": shared,
+            "length": rows + 3, "drawn": rows**2, "step": rows // 4,
         }  # fmt: skip
 
     first, second = cut(make, 4)
@@ -96,6 +97,7 @@ def test_what_stands_in_between_is_gone_through():
     assert second["pair"].b.tolist() == [2, 3]
     assert (first["names"], first["size"], first["mask"].shape) == (["a", "b", "c", "d"], (4, 5), (7, 7))
     assert first["object"] is shared
+    assert (first["length"], first["drawn"], first["step"]) == (7, 16, 1)
 
 
 def test_a_list_is_as_good_as_a_tuple():
@@ -137,6 +139,8 @@ REFUSED: dict[str, tuple[Callable[[int], Any], str]] = {
     "by image": (lambda rows: dict.fromkeys(range(rows), 1), "a mapping with other keys for other rows"),
     "number": (lambda rows: {"rows": rows}, r"targets\['rows'\] cannot be cut .* the number of the batch's rows"),
     "tensor of the number": (torch.tensor, "the number of the batch's rows"),
+    "tokens": (lambda rows: 16 * rows, "a number that grows with the rows, 64 for 4 and 128 for 8"),
+    "tensor of tokens": (lambda rows: torch.tensor([9.0 * rows - 7]), "a number that grows with the rows, 29.0 for 4"),
     "slices": (lambda rows: Boxes(list(range(rows)), slices=False), r"targets, a Boxes, .* cannot be sliced"),
     "sparse": (lambda rows: torch.ones(rows, 3).to_sparse(), r"layout torch.sparse_coo, which cannot be cut"),
     "subclass": (lambda rows: torch.ones(rows).as_subclass(Own), "targets is a Own"),
@@ -199,8 +203,11 @@ def test_settings_as_long_as_there_are_rows_go_whole(whole):
 
 
 def test_a_sum_may_be_divided_by_the_number_of_rows():
-    """With reduction "sum" a number of all rows goes whole to every micro-batch."""
+    """With reduction "sum" a number of all rows goes whole to every micro-batch, one of tokens to the model."""
     assert cut(lambda rows: {"rows": rows}, reduction="sum") == [{"rows": 5}] * 2
+    for options in ({"reduction": "sum"}, {"loss_over": "batch"}):
+        cuts = cutting(torch.arange, lambda rows: (torch.arange(rows), 16 * rows), **options)
+        assert [part.inputs[1] for part in cuts.split(((torch.arange(5), 77), torch.arange(5)), 2)] == [77] * 2
 
 
 @pytest.mark.parametrize("given", [list(range(4)), [torch.ones(3)] * 4, torch.arange(4)])

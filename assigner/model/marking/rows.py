@@ -194,10 +194,12 @@ def batch_rows(workload: Workload, example: Batch | None = None) -> BatchRows:
     else:
         return BatchRows()
     lengths = {size for sizes in every for dim, size in enumerate(sizes) if dim or rows in sizes} - {rows}
+    may_count = workload.reduction == "sum" or workload.loss_over == "batch"
+    examples = _Examples(rows, lengths, may_count=may_count)
     times, rest = divmod(rows[0], EXAMPLE_ROWS)
     return BatchRows(
-        _learnt(*inputs, rows, lengths),
-        _learnt(small[1], large[1], rows, lengths),
+        _learnt(*inputs, examples),
+        _learnt(small[1], large[1], examples),
         1 if rest or rows[1] != 2 * rows[0] else times,
     )
 
@@ -226,19 +228,29 @@ def _paired(one: Any, other: Any) -> dict[Any, tuple[Any, Any]] | None:
     return {key: (found[key], rest[key]) for key in found} if found.keys() == rest.keys() else None
 
 
-def _learnt(one: Any, other: Any, rows: Sizes, explained: set[Sizes]) -> RowLeaves:
-    """What two trees for two numbers of rows say.
+@dataclass(frozen=True)
+class _Examples:
+    """Two batches beside each other.
 
     Args:
-        one: For the first number.
-        other: For the second number.
-        rows: Both numbers.
-        explained: Sizes of other dimensions, as the length that sequences are padded to.
+        rows: Both numbers of rows.
+        lengths: Sizes of other dimensions, as the length that sequences are padded to.
+        may_count: What is counted of all rows is right beside some of them: the losses of parts are added up, or one is
+            computed of the whole batch.
     """
+
+    rows: Sizes
+    lengths: set[Sizes]
+    may_count: bool
+
+
+def _learnt(one: Any, other: Any, examples: _Examples) -> RowLeaves:
+    """What two trees say, the first one for the first number of rows."""
+    rows = examples.rows
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one is not other:
-        return _learnt_tensor(one, other, rows, explained)
+        return _learnt_tensor(one, other, examples)
     if is_plain(one) and is_plain(other):
-        return _learnt_plain(one, other, rows)
+        return NOTHING if one is None or other is None else _learnt_number(one, other, examples)  # or may be anything
     mine, theirs = row_length(one), row_length(other)
     if mine is not None and theirs is not None and mine != theirs:
         why = f"{mine} long for {rows[0]} rows, and {theirs} for {rows[1]}"
@@ -246,18 +258,33 @@ def _learnt(one: Any, other: Any, rows: Sizes, explained: set[Sizes]) -> RowLeav
     pairs = _paired(one, other)
     if pairs is None:
         return _learnt_object(one, other)
-    children = {key: _learnt(a, b, rows, explained) for key, (a, b) in pairs.items()}
+    children = {key: _learnt(a, b, examples) for key, (a, b) in pairs.items()}
     if mine and all(map(is_plain, one)) and not any(child.why for child in children.values()):
         return RowLeaves(Carry.WHOLE, children)  # a list of settings: none of its entries has to be looked at
     return RowLeaves(children=children)
 
 
-def _learnt_plain(one: Any, other: Any, rows: Sizes) -> RowLeaves:
-    if one is None or other is None:  # what stands there in another batch may be anything
-        return NOTHING
-    if type(one) is int and (one, other) == rows:
+def _learnt_number(one: Any, other: Any, examples: _Examples) -> RowLeaves:
+    """A number, text or tensor of one entry: the same for any part of a batch, unless it counts what rows have."""
+    mine, theirs = map(_counted, (one, other))
+    if mine is None or theirs is None:
+        return RowLeaves(Carry.WHOLE)
+    if (mine, theirs) == examples.rows:
         return RowLeaves(Carry.VARIES, why=_COUNT)
-    return RowLeaves(Carry.WHOLE)
+    few, many = examples.rows
+    grows = 9 * mine <= 6 * theirs <= 16 * mine  # about twice as much: rows may have unlike numbers of tokens
+    if mine < few or not grows or examples.may_count or (mine, theirs) in examples.lengths:
+        return RowLeaves(Carry.WHOLE)
+    return RowLeaves(Carry.VARIES, why=f"a number that grows with the rows, {mine} for {few} and {theirs} for {many}")
+
+
+def _counted(value: Any) -> float | None:
+    """What may be a count; None: it is none."""
+    if isinstance(value, torch.Tensor):
+        value = None if value.is_meta else value.item()
+    elif isinstance(value, np.generic):
+        value = value.item()
+    return value if type(value) is int or (type(value) is float and value.is_integer()) else None
 
 
 def _learnt_object(one: Any, other: Any) -> RowLeaves:
@@ -272,7 +299,8 @@ def _learnt_object(one: Any, other: Any) -> RowLeaves:
     return NOTHING
 
 
-def _learnt_tensor(one: torch.Tensor, other: torch.Tensor, rows: Sizes, explained: set[Sizes]) -> RowLeaves:
+def _learnt_tensor(one: torch.Tensor, other: torch.Tensor, examples: _Examples) -> RowLeaves:
+    rows = examples.rows
     if one.dim() != other.dim() or one.is_nested or other.is_nested:
         return RowLeaves(Carry.VARIES, why="nested" if one.is_nested else "of another number of dimensions")
     sizes = list(zip(one.shape, other.shape, strict=True))
@@ -284,10 +312,9 @@ def _learnt_tensor(one: torch.Tensor, other: torch.Tensor, rows: Sizes, explaine
     if follow:
         why = f"a tensor with the rows in dimensions {' and '.join(map(str, follow))}"
         return RowLeaves(Carry.MIXED if follow[0] == 0 else Carry.VARIES, why=why, dimension=follow[0])
-    if not sizes:
-        counts = not one.is_floating_point() and not one.is_meta and (one.item(), other.item()) == rows
-        return RowLeaves(Carry.VARIES, why=_COUNT) if counts else RowLeaves(Carry.WHOLE)
-    if sizes[0][0] == sizes[0][1] or sizes[0] in explained:
+    if one.numel() == other.numel() == 1 and (number := _learnt_number(one, other, examples)).why:
+        return number
+    if not sizes or sizes[0][0] == sizes[0][1] or sizes[0] in examples.lengths:
         return RowLeaves(Carry.WHOLE, sizes=tuple(one.shape))
     return RowLeaves(
         Carry.VARIES, why=f"a tensor with {sizes[0][0]} entries for {rows[0]} rows, and {sizes[0][1]} for {rows[1]}"

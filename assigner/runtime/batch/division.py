@@ -97,12 +97,15 @@ class Division:
                 hint="give every row its entry",
             )
         if known.carry in (Carry.VARIES, Carry.MIXED) and not (self.counts and _is_number(tree)):
+            hint = "give each row of the batch its own entry, along one dimension of a tensor or in a list, and" + (
+                " add them up where the number is needed, with Workload.weight for what they count; a loss divided by"
+                " one of the whole batch goes with reduction='sum'; "
+                if _is_number(tree)
+                else " flatten in the loss; "
+            )
             raise UsageError(
                 f"{where} cannot be cut into {len(self.sizes)} micro-batches: it is {known.why}",
-                hint="give each row of the batch its own entry, along one dimension of a tensor or in a list, and"
-                " flatten in the loss; "
-                + ("a loss of the whole batch is loss_over='batch'; " if known.carry is Carry.MIXED else "")
-                + _ONE,
+                hint=hint + "a loss of the whole batch is loss_over='batch'; " * (known.carry is Carry.MIXED) + _ONE,
             )
 
     def _check_whole(self, tree: Any, known: RowLeaves, where: str) -> None:
@@ -185,7 +188,7 @@ _FEW = 4  # so short a sequence of numbers may as well be a size or a padding
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int) or (isinstance(value, torch.Tensor) and not value.dim())
+    return isinstance(value, int | float | np.number) or (isinstance(value, torch.Tensor) and value.numel() == 1)
 
 
 def check_tensor(tensor: torch.Tensor, where: str) -> None:
