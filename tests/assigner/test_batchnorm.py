@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from workloads import WIDTH, Reference, make_plan, normalised, pipeline_of, sgd, workload
+from workloads import WIDTH, Reference, make_plan, normalised, numbers, pipeline_of, workload
 
 from assigner import Pipeline, Workload
 from assigner.errors import UsageError
@@ -371,9 +371,44 @@ class Activated(nn.BatchNorm1d):
         return torch.relu(super().forward(x))
 
 
-def test_a_subclass():
-    """A class that overrides forward keeps it, and its statistics are deferred alike."""
-    made = workload(lambda: nn.Sequential(Activated(WIDTH), nn.Linear(WIDTH, 1)), rows=12, optimizer=sgd)
+class ChannelsLast(nn.BatchNorm1d):
+    """One of (rows, steps, channels), here of two channels."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.unflatten(1, (-1, 2)).mT).mT.flatten(1)
+
+
+class Masked(nn.BatchNorm1d):
+    """One of the rows that are kept, whose forward takes more than torch's; with none of them it is left out."""
+
+    def forward(self, x: torch.Tensor, shift: float, *, keep: torch.Tensor) -> torch.Tensor:
+        return x.masked_scatter(keep[:, None], super().forward(x[keep])) + shift if keep.any() else x
+
+
+class WithMask(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Masked(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x, 0.5, keep=x[:, 0] > 0)
+
+
+def ranked(rows: int, generator: torch.Generator) -> Any:
+    """Numbers, of which the first feature is positive in the first five rows."""
+    x, y = numbers(rows, generator)
+    x[:, 0] = 5 - torch.arange(rows)
+    return x, y
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [lambda: Activated(WIDTH), lambda: ChannelsLast(2), WithMask],
+    ids=["activated", "channels last", "masked"],
+)
+def test_a_subclass(kind):
+    """A class that overrides forward keeps it; its statistics are deferred alike, of what it hands to torch's."""
+    made = workload(lambda: nn.Sequential(kind(), nn.Linear(WIDTH, 1)), batch=ranked, rows=12)
     with pipeline_of(made, make_plan(made, micro_batches=4)) as pipeline:
         assert_plain(made, Reference(made), pipeline, (12, 9))
 

@@ -14,6 +14,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -45,6 +46,35 @@ class NormBackward:
 
     micro_batch: int | None = None
     begun: list[DeferredNorm] = field(default_factory=list)
+
+
+class _ValuesOf(TorchFunctionMode):
+    """Counts the values of a channel that torch's batch norm is given: a module's forward may turn or mask its input.
+
+    Args:
+        mean: The running mean of the call that counts.
+
+    Attributes:
+        count: 0: there was none, as where a mask has kept nothing.
+    """
+
+    def __init__(self, mean: torch.Tensor) -> None:
+        super().__init__()
+        self.mean, self.count = mean, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        words = kwargs or {}
+        made = func(*args, **words)
+        if getattr(func, "__name__", "").endswith("batch_norm") and any(
+            each is self.mean for each in (*args, *words.values())
+        ):
+            self.count = _values(args[0] if args else words["input"])
+        return made
+
+
+def _values(given: torch.Tensor) -> int:
+    """How many there are of each channel."""
+    return given.numel() // given.shape[1]
 
 
 class DeferredNorm:
@@ -116,11 +146,11 @@ class DeferredNorm:
             seen[micro_batch] = BatchFigures(mean, variance)
         return seen[micro_batch]
 
-    def forward(self, input: torch.Tensor) -> Any:  # noqa: A002 - the name that it has in torch
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
         if not (self.module.training and self.recording and self.module.track_running_stats):
             self._check_evaluated()
-            return type(self.module).forward(self.module, input)
+            return type(self.module).forward(self.module, *args, **kwargs)
         if not self.under_way and self._backward.micro_batch is not None:
             self._begin_again(self._backward.micro_batch)
         if not self.under_way and len(self.seen[0]) > 1:
@@ -134,13 +164,13 @@ class DeferredNorm:
         if call == len(self.twins):
             self._add_twin()
         self._keep_momentum(call)
-        twin = self.twins[call]
-        if self._is_own and self._tried in (None, self.micro_batch) and not self.now[call].count:
-            output = self._tried_out(twin, input, self.now[call])
-        else:
-            output = self._as_the_module(twin, input) if self._is_own else type(twin).forward(twin, input)
-        self.now[call].count = input.numel() // input.shape[1]
-        return output
+        twin, figures = self.twins[call], self.now[call]
+        if not self._is_own:
+            output = type(twin).forward(twin, *args, **kwargs)
+            figures.count = _values(args[0] if args else kwargs["input"])
+            return output
+        runs = self._tried_out if self._tried in (None, self.micro_batch) and not figures.count else self._as_the_module
+        return runs(twin, figures, args, kwargs)
 
     def _keep_momentum(self, call: int) -> None:
         """Running values move at the step's end, by what the module's momentum is now: its parent may set it."""
@@ -160,7 +190,7 @@ class DeferredNorm:
                 hint=MICRO_BATCH,
             )
 
-    def _tried_out(self, twin: _BatchNorm, given: torch.Tensor, figures: BatchFigures) -> Any:
+    def _tried_out(self, twin: _BatchNorm, figures: BatchFigures, args: Any, kwargs: Any) -> Any:
         """A forward of the user's own, beside one on a copy that has all that the module has.
 
         Twins lack some of it: momentum, and the count of batches. So in the first micro-batch of each step both are
@@ -172,13 +202,14 @@ class DeferredNorm:
         with (
             _disable_current_modes(),
             torch.no_grad(),
-            kept_generators(given.device, draws=True),
+            kept_generators(figures.mean.device, draws=True),
             Memento([("", self.module)]).put_back(),
         ):
-            expected = type(copied).forward(copied, given.clone())
+            given, words = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+            expected = type(copied).forward(copied, *given, **words)
         self._tried = self.micro_batch
         try:
-            output = self._as_the_module(twin, given)
+            output = self._as_the_module(twin, figures, args, kwargs)
         except AssignerError:
             raise
         except (TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError):
@@ -188,7 +219,7 @@ class DeferredNorm:
                 self._refuse("whose output depends on its running statistics, momentum or num_batches_tracked")
             moved = self._copy()
             move([(moved, figures.mean, figures.variance)], moved.momentum)
-            if not _are_close(list(copied._buffers.values()), list(moved._buffers.values())):
+            if not figures.count or not _are_close(list(copied._buffers.values()), list(moved._buffers.values())):
                 self._refuse("which moves its running statistics in a way of its own")
         return output
 
@@ -209,12 +240,13 @@ class DeferredNorm:
             hint=MICRO_BATCH,
         )
 
-    def _as_the_module(self, twin: _BatchNorm, given: torch.Tensor) -> Any:
+    def _as_the_module(self, twin: _BatchNorm, figures: BatchFigures, args: Any, kwargs: Any) -> Any:
         """A forward of the user's own runs on a twin that has what the module has; what it sets there would be lost."""
         spaces = [(vars(self.module), vars(twin)), (self.module._buffers, twin._buffers)]
         for mine, theirs in spaces:
             theirs.update((key, value) for key, value in mine.items() if key not in _OF_TWINS)
-        output = type(twin).forward(twin, given)
+        with _ValuesOf(figures.mean) as values:
+            output = type(twin).forward(twin, *args, **kwargs)
         for mine, theirs in spaces:
             changed = [
                 key for key, value in theirs.items() if key not in _OF_TWINS and mine.get(key, mine) is not value
@@ -225,6 +257,7 @@ class DeferredNorm:
                     " its running statistics are the whole batch's",
                     hint=f"keep {changed[0]!r} elsewhere; or {MICRO_BATCH}",
                 )
+        figures.count = values.count
         return output
 
     def storages(self) -> set[int]:
