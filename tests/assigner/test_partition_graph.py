@@ -170,6 +170,23 @@ def test_outputs_that_are_dataclasses():
     check(of(lambda s, x: s.c(s.b(s.a(x).hidden).hidden), a=layer, b=layer, c=layer))
 
 
+class Used(nn.Linear):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_outputs_with_a_buffer_that_the_last_module_changes():
+    """It stays in its place beside plain values, and is read last."""
+    check(of(lambda s, x: (0.5, s.c(s.b(s.a(x))), None, s.c.calls), c=Used))
+
+
 @pytest.mark.long
 def test_transformer_layers():
     """nn.Transformer's layers with a causal mask; the mask is no edge."""

@@ -243,7 +243,7 @@ class Ownership:
                             hint=f"have the module that changes it {in_place}return the value, too; or mark one larger"
                             " module that contains both",
                         )
-                    if place in places and read not in self.owner:
+                    if place in places and read not in self.owner and read.op != "output":  # which is read last anyhow
                         self.in_turn.setdefault(place, []).append(read)
 
     def _check_changes(self, node: fx.Node, name: str, held: Sequence[fx.Node], turn: Mapping[fx.Node, int]) -> None:
