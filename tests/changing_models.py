@@ -47,6 +47,19 @@ class InPlace(Part):
         return h * self.scale
 
 
+class InNorm(nn.BatchNorm1d):
+    """A BatchNorm without running statistics and with such a scale."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, track_running_stats=False)
+        self.register_buffer("scale", torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.scale.mul_(0.7).add_(x.square().mean(0), alpha=0.3)
+        return super().forward(x) * self.scale
+
+
 class ByData(InPlace):
     """Likewise, where torch does not count it."""
 

@@ -328,6 +328,29 @@ def test_nothing_is_left_in_the_model():
     assert partition_graph(made).fingerprint == graph.fingerprint
 
 
+class ReadsBefore(nn.Module):
+    """Takes off the running mean as it was in front of the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.norm.running_mean * 2
+        return self.last(self.norm(x) - before)
+
+
+def test_running_statistics_that_are_read_in_front_of_their_module():
+    """Each micro-batch reads what the one before it has left; they are refused where they are the whole batch's."""
+    made = workload(ReadsBefore, "*")
+    reference, plan = Reference(made), make_plan(made, micro_batches=1)
+    with pipeline_of(made, plan, batch_norm="micro_batch") as pipeline:
+        for batch in (made.make_batch(8, 0), made.make_batch(8, 1)):
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
+    with pipeline_of(made, plan) as pipeline, pytest.raises(UsageError, match="uses the running statistics of norm"):
+        pipeline.step(made.make_batch(8, 0))
+
+
 class Adapting(nn.Module):
     """Its eval() leaves its BatchNorm training: it normalises by the batch at hand."""
 

@@ -14,6 +14,7 @@ from changing_models import (
     CHANGING,
     AliasRead,
     Assigned,
+    InNorm,
     InPlace,
     ReadAround,
     WrittenAround,
@@ -62,7 +63,7 @@ def test_a_forward_may_change_more_than_its_outputs(name, micro_batches, remat):
     trains_as_plain(changing(name), micro_batches, remat)
 
 
-@pytest.mark.parametrize("middle", [InPlace, Assigned])
+@pytest.mark.parametrize("middle", [InPlace, Assigned, InNorm])
 @pytest.mark.parametrize(("micro_batches", "remat"), [(1, "always"), (3, "except_last")])
 def test_a_buffer_is_read_in_its_turn(micro_batches, remat, middle):
     """Between partitions, before a module changes it and behind that."""

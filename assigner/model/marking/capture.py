@@ -72,7 +72,7 @@ class Capture:
         settled: What of it is a module's flag, number or text, which the first forward sets and later ones leave.
         read_elsewhere: What code outside of partitions reads of their modules (see `Leftovers.read`).
         flags: What code outside of partitions was told of parameters' `requires_grad`.
-        deferred_statistics: Names of the BatchNorm modules' buffers, which the runtime moves at a step's end.
+        deferred_statistics: Names of BatchNorm modules' running statistics, which the runtime moves at a step's end.
     """
 
     graph: fx.Graph
@@ -313,7 +313,7 @@ def _export_once(
         f"{name}.{key}"
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, _BatchNorm)
-        for key in module._buffers
+        for key in ("running_mean", "running_var", "num_batches_tracked")
     )
     return Capture(
         functional.graph, functional.together, program, opaque.names, opaque.calls, checks.known, leaves, rows,

@@ -219,7 +219,7 @@ class Ownership:
         turn = {node: n for n, node in enumerate(self.nodes)}
         for node in filter(is_call, self.owner):
             call, place = self.capture.calls[int(node.args[0])], self.owner[node]  # type: ignore[arg-type]
-            for name in sorted(call.effects.changed - self.capture.deferred_statistics):
+            for name in sorted(call.effects.changed):
                 names, is_replaced = self.same_tensor.get(name, (name,)), name in call.effects.replaced
                 held = [each for each, (_, target) in self.placeholders.items() if target in names]
                 self._check_changes(node, name, held, turn)
