@@ -57,6 +57,7 @@ class RowLeaves:
         why: Where it can neither be cut nor go whole: what it is, for errors.
         dimension: Of a tensor, the one that has the rows; of several the first.
         sizes: Of a tensor or array that goes whole; nothing of what has none, as a number.
+        lengths: The dimensions of these that may have any size, as the number of steps, which other parts have, too.
     """
 
     carry: Carry = Carry.UNKNOWN
@@ -64,6 +65,7 @@ class RowLeaves:
     why: str = ""
     dimension: int = 0
     sizes: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
 
     def below(self, entries: Sequence[tuple[Any, Any]], *, named: bool) -> list[RowLeaves]:
         """What is known of a node's entries: by name those that are known, by position only all or none."""
@@ -257,7 +259,7 @@ def _learnt(one: Any, other: Any, examples: _Examples) -> RowLeaves:
         return RowLeaves(Carry.ROWS) if (mine, theirs) == rows else RowLeaves(Carry.VARIES, why=why)
     pairs = _paired(one, other)
     if pairs is None:
-        return _learnt_object(one, other)
+        return _learnt_object(one, other, examples)
     children = {key: _learnt(a, b, examples) for key, (a, b) in pairs.items()}
     if mine and all(map(is_plain, one)) and not any(child.why for child in children.values()):
         return RowLeaves(Carry.WHOLE, children)  # a list of settings: none of its entries has to be looked at
@@ -287,9 +289,9 @@ def _counted(value: Any) -> float | None:
     return value if type(value) is int or (type(value) is float and value.is_integer()) else None
 
 
-def _learnt_object(one: Any, other: Any) -> RowLeaves:
+def _learnt_object(one: Any, other: Any, examples: _Examples) -> RowLeaves:
     if one is other or (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
-        return RowLeaves(Carry.WHOLE, sizes=tuple(getattr(one, "shape", ())))  # the same for both, or as long
+        return _whole(one, other, examples)  # the same for both, or as long
     if one is None or other is None:
         return NOTHING
     if isinstance(one, Mapping) and isinstance(other, Mapping) and set(one) != set(other):
@@ -315,10 +317,17 @@ def _learnt_tensor(one: torch.Tensor, other: torch.Tensor, examples: _Examples) 
     if one.numel() == other.numel() == 1 and (number := _learnt_number(one, other, examples)).why:
         return number
     if not sizes or sizes[0][0] == sizes[0][1] or sizes[0] in examples.lengths:
-        return RowLeaves(Carry.WHOLE, sizes=tuple(one.shape))
+        return _whole(one, other, examples)
     return RowLeaves(
         Carry.VARIES, why=f"a tensor with {sizes[0][0]} entries for {rows[0]} rows, and {sizes[0][1]} for {rows[1]}"
     )
+
+
+def _whole(one: Any, other: Any, examples: _Examples) -> RowLeaves:
+    pairs = [*zip(getattr(one, "shape", ()), getattr(other, "shape", ()), strict=False)]
+    known = isinstance(one, torch.Tensor)  # of arrays nobody has looked for equal lengths
+    lengths = tuple(dim for dim, pair in enumerate(pairs) if pair in examples.lengths or not known)
+    return RowLeaves(Carry.WHOLE, sizes=tuple(size for size, _ in pairs), lengths=lengths)
 
 
 def _numbers_rows(tensor: torch.Tensor, rows: int) -> bool:

@@ -111,7 +111,7 @@ class Division:
     def _check_whole(self, tree: Any, known: RowLeaves, where: str) -> None:
         """What goes whole has no rows where the examples' broadcasts, as a mask of (1, T) for one of (rows, T).
 
-        Nor has a sequence of another length than theirs: that of a list of settings does not vary as a dimension may.
+        Nor where the examples have another size, but for a length that may vary, as the number of steps.
         """
         is_sequence = isinstance(tree, list | tuple | deque) and not isinstance(tree, torch.Size)
         if not is_sequence and not isinstance(tree, torch.Tensor | np.ndarray):
@@ -120,10 +120,10 @@ class Division:
         made = known.sizes or (len(known.children),) * bool(known.children)
         alike = made[:1] if is_sequence else made
         theirs = alike if len(alike) == len(shape) else (1,) * len(shape)  # a number broadcasts, too
-        varies = not is_sequence and not known.children
+        lengths = () if is_sequence else known.lengths
         if any(
-            size == self.rows and (its == 1 or (its != size and not varies))
-            for size, its in zip(shape, theirs, strict=True)
+            size == self.rows and (its == 1 or (its != size and dim not in lengths))
+            for dim, (size, its) in enumerate(zip(shape, theirs, strict=True))
         ):
             raise UsageError(
                 f"{where} of shape {shape} {_TWO_MEANINGS}: Workload.batch makes"
