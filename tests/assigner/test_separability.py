@@ -356,9 +356,45 @@ def test_groups_in_another_order_on_another_rank():
     ]
     for each in made:
         each.agree(lambda number: numbers.append(number) or [number])
-    made[0].agree(lambda _: [numbers[0], numbers[2]])
+    numbers = numbers[::2]  # behind each, the figure of a trial
+    made[0].agree(lambda number: [numbers[0], numbers[2]] if number else [])
     with pytest.raises(UsageError, match="made other param groups on rank 1 than on rank 0, or the same in another"):
         made[0].agree(lambda _: numbers)
+
+
+def test_another_step_on_another_rank():
+    """As one that goes over a set: rank 1 turns what rank 0 has pushed. A rank that did not try it says nothing."""
+
+    def build(turns: tuple[str, ...]) -> Any:
+        def push(optimizer, *_):
+            for parameter in optimizer.param_groups[0]["params"]:
+                for turn in turns if parameter.grad is not None else ():
+                    parameter.grad = parameter.grad * 2 if turn == "double" else parameter.grad + 0.1
+
+        def make(parameters):
+            optimizer = torch.optim.SGD(parameters, lr=0.05)
+            optimizer.register_step_pre_hook(push)
+            return optimizer
+
+        return make
+
+    made = [spread(build(turns))[0] for turns in (("double", "push"), ("push", "double"), ("double", "push"))]
+    told: list[list[float]] = [[], []]
+    for each in made:
+        numbers = iter(told)
+        each.agree(lambda number, numbers=numbers: next(numbers).append(number) or [number])
+    groups, figures = told
+
+    def both(of_figures: list[float]) -> Any:
+        answers = iter((groups[: len(of_figures)], of_figures))
+        return lambda _: next(answers)
+
+    made[0].agree(both([figures[0], figures[2] * (1 + 1e-9)]))
+    made[0].agree(both([0.0, figures[1]]))
+    with pytest.raises(
+        UsageError, match=r"SGD\.step, with the hooks on it, does something else on rank 1 than on rank 0"
+    ):
+        made[0].agree(both(figures[:2]))
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from assigner.model.workload import Workload
 
 
+_SAME_FIGURE = 1e-6  # by rounding they differ less, from one machine to another
+
 MEMBERS = ("params", "param_names")
 """What a group has of its parameters; the rest are settings."""
 
@@ -386,7 +388,8 @@ class RankOptimizer:
             numbers: Every rank's number, on every rank.
 
         Raises:
-            UsageError: the builder has made groups of other parameters on another rank.
+            UsageError: the builder has made groups of other parameters on another rank; or the step does something else
+                there.
         """
         mine = (not is_known(self.local)) + 2 * self._verdict.behaviour.changes_gradients + 4 * self._groups
         found = [*map(int, numbers(float(mine)))]
@@ -397,6 +400,16 @@ class RankOptimizer:
                 " order: what a script sets in one of them would be set for other parameters there",
                 hint="make them in one order on every rank, of lists and dicts: a set of names has another order in"
                 " every process (sorted(...) gives it one)",
+            )
+        figures = numbers(self._verdict.behaviour.figure if self.is_spread else 0.0)
+        first = next((each for each in figures if each), 0.0)
+        other = [rank for rank, each in enumerate(figures) if each and abs(each - first) > _SAME_FIGURE * first]
+        if other:
+            raise UsageError(
+                f"{type(self.local).__name__}.step, with the hooks on it, does something else on rank {other[0]} than"
+                f" on rank {figures.index(first)} to the same parameters: their weights would be of two optimizers",
+                hint="make it of nothing that differs between ranks: the order of a set (sorted(...) gives it one, and"
+                " PYTHONHASHSEED=0 on all ranks one to sets of texts), the number of a rank",
             )
         self.notes_settings = any(each & 1 for each in found)
         self.changes_gradients = any(each & 2 for each in found)

@@ -64,11 +64,13 @@ class StepBehaviour:
         runs_idle: It runs where no parameter has a gradient, or there is none; False: it fails there.
         changes_gradients: It leaves other gradients than it finds, as one that clips them in place.
         keeps_gradients: Its `zero_grad` leaves something of them.
+        figure: Of what it does to stand-ins, which are alike on all ranks; 0: it was not tried out.
     """
 
     runs_idle: bool = True
     changes_gradients: bool = False
     keeps_gradients: bool = False
+    figure: float = 0.0
 
     def joined(self, other: StepBehaviour) -> StepBehaviour:
         """That of an optimizer which may go about it in both ways."""
@@ -76,6 +78,7 @@ class StepBehaviour:
             runs_idle=self.runs_idle and other.runs_idle,
             changes_gradients=self.changes_gradients or other.changes_gradients,
             keeps_gradients=self.keeps_gradients or other.keeps_gradients,
+            figure=other.figure,
         )
 
 
@@ -88,12 +91,14 @@ class _Trial:
         draws: A step has drawn random numbers.
         changed_gradients: One of the steps has left other gradients.
         kept_gradients: The optimizer's own `zero_grad` has left some.
+        figure: Of all updates, measured by the gradients: another kind of step has another one, beyond rounding.
     """
 
     updates: Mapping[str, tuple[torch.Tensor, ...]]
     draws: bool = False
     changed_gradients: bool = False
     kept_gradients: bool = False
+    figure: float = 0.0
 
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
@@ -215,6 +220,7 @@ def check_separable(
         runs_idle=apart.keys() == parts.keys(),
         changes_gradients=any(each.changed_gradients for each in every),
         keeps_gradients=any(each.kept_gradients for each in (*every, *apart.values())),
+        figure=together.figure,
     )
 
 
@@ -357,12 +363,11 @@ class _Trials:
         held = {name: each for name, each in small.items() if name in share}
         before = {name: each.detach().clone() for name, each in held.items()}
         optimizer = self._build({name: each if name in held else stand_in(each) for name, each in small.items()}, held)
-        changed = kept = False
+        changed, kept, figure = False, False, 0.0
         states = GeneratorStates.now(), torch.default_generator.get_state()
         moved: dict[str, torch.Tensor] = {}
         for n, scale in enumerate(scales):
-            if n == len(scales) - 1:
-                moved = {name: each.detach().clone() for name, each in held.items()}
+            moved = {name: each.detach().clone() for name, each in held.items()}
             if has_own(optimizer, "zero_grad"):
                 optimizer.zero_grad()
                 kept = kept or any(each.grad is not None and bool(each.grad.any()) for each in held.values())
@@ -393,9 +398,11 @@ class _Trials:
                     raise _LargeGradientsError from error
                 raise
             changed = changed or any(not _same(given.get(name), each.grad) for name, each in held.items())
+            steps = ((each.detach() - moved[name]).nan_to_num(0.0, 0.0, 0.0) for name, each in sorted(held.items()))
+            figure += sum(weight * float(each.norm()) / scale for weight, each in enumerate(steps, 1))
         updates = {name: (moved[name] - before[name], each.detach() - moved[name]) for name, each in held.items()}
         draws = states[0] != GeneratorStates.now() or not states[1].equal(torch.default_generator.get_state())
-        return _Trial(updates, draws, changed, kept)
+        return _Trial(updates, draws, changed, kept, figure)
 
 
 def _small(parameter: nn.Parameter, generator: torch.Generator, *, is_large: bool) -> nn.Parameter:
