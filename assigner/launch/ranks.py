@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 
 HASH_SEED = "PYTHONHASHSEED"
+_HEEDED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _LOOK_S = 0.1
 _VOUCH_S = 5.0
 
@@ -162,10 +163,16 @@ class RanksAgent(LocalElasticAgent):
         return found
 
     def _end(self, group: WorkerGroup, context: Any, close: Callable[..., None], *words: Any, **more: Any) -> None:
-        """End what is left of the ranks, as torch does; SIGKILL ends one that is stopped, and is no cause."""
-        handlers = context.subprocess_handlers
-        running = (each for each in group.workers if each.local_rank in handlers)
-        self.ended.update(each.global_rank for each in running if handlers[each.local_rank].proc.poll() is None)
+        """End what is left of the ranks, as torch does; SIGKILL ends one that is stopped, and is no cause.
+
+        torch would wait for half a minute until such a one takes its SIGTERM.
+        """
+        for each in group.workers:
+            handler = context.subprocess_handlers.get(each.local_rank)
+            if handler is not None and handler.proc.poll() is None:
+                self.ended.add(each.global_rank)
+                if (process_facts(handler.proc.pid) or "?")[0] == "T":
+                    handler.proc.kill()
         close(*words, **more)
 
     def _is_running(self, process: int) -> bool:
@@ -237,7 +244,7 @@ def launch(
     given = os.environ.get(HASH_SEED, "")
     # sets of texts have one order on all ranks and hosts; "" and "random" have Python draw a seed in each process
     hash_seed = {HASH_SEED: "0" if given in ("", "random") else given}
-    environment = {**_inside(layout), **hash_seed, **environment, VARIABLE: listening(causes)}
+    environment = {**_inside(layout), **hash_seed, **_heeded(), **environment, VARIABLE: listening(causes)}
     kept = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
@@ -287,6 +294,13 @@ def _inside(layout: Layout) -> dict[str, str]:
         return {}  # each host would draw another one
     stays = sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in os.environ
     return {**secret(), **({"GLOO_SOCKET_IFNAME": "lo"} if stays else {})}
+
+
+def _heeded() -> dict[str, str]:
+    """The signals that torch's agent takes, by its variable or its default, but for those ignored here (nohup)."""
+    names = os.environ.get(_HEEDED, "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(",")
+    ignored = {each.name for each in signal.Signals if signal.getsignal(each) is signal.SIG_IGN}
+    return {_HEEDED: ",".join(name for name in names if name.strip() not in ignored)}
 
 
 def _causes_begin() -> str:

@@ -17,6 +17,7 @@ Works on Linux; elsewhere a cut wire is noticed by the time-out of a wait alone.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -108,7 +109,9 @@ class Connections:
         """Whether there were connections to a rank, and none of them is open at both ends any more."""
         if rank not in self._ending.values():
             return False
-        return not any(self._ending.get(inode) == rank and _is_open(each) for inode, each in _tcp_sockets())
+        with suppress(OSError):  # nothing is seen now
+            return not any(self._ending.get(inode) == rank and _is_open(each) for inode, each in _tcp_sockets())
+        return False
 
     def look(self) -> None:
         """End the connections to hosts that do not answer; before `settle`, find new ones. The thread calls it."""
@@ -148,16 +151,20 @@ class Connections:
 
     def _look(self) -> None:
         while not self._closed.wait(_LOOK_S):
-            self.look()
+            with suppress(OSError):  # a script that opens too many files may close some
+                self.look()
 
 
 def _tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
     """Every TCP socket of this process with its inode, as a handle that is closed when the next one is asked for.
 
     Only sockets are touched: to close a second handle of a file would release all locks that this process holds on it.
+
+    Raises:
+        OSError: this process can open no file more, as a look takes two.
     """
     for entry in _FILES.iterdir() if _FILES.is_dir() else ():
-        with suppress(OSError):  # it was closed while we looked
+        try:
             if not entry.readlink().name.startswith("socket:"):
                 continue
             number = os.dup(int(entry.name))
@@ -169,6 +176,9 @@ def _tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
             with each:
                 if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
                     yield os.fstat(number).st_ino, each
+        except OSError as error:  # it was closed while we looked
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
 
 
 def _ends(each: socket.socket) -> tuple[End, End] | None:

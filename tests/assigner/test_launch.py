@@ -33,6 +33,18 @@ def test_a_run_leaves_the_handlers_of_signals_as_they_were():
     assert {number: signal.getsignal(number) for number in signal.valid_signals()} == before
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_the_launcher_ignores_stays_ignored(number):
+    """As nohup has it, and a shell for what it starts in the background: by the launcher and by its ranks."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        code = f"import os, time; [os.kill(each, {number:d}) for each in (os.getppid(), os.getpid())]; time.sleep(0.3)"
+        launch([sys.executable, "-c", code], Layout(ranks=1), {})
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize(("given", "seen"), [(None, "0"), ("random", "0"), ("", "0"), ("7", "7")])
 def test_ranks_have_one_hash_seed(monkeypatch, given, seen):
     """Sets of texts have one order on all of them; the user's own seed stays."""
@@ -72,7 +84,10 @@ def test_frames_of_the_store_are_left_out(monkeypatch):
 )
 def test_a_rank_that_its_launcher_has_ended_was_not_killed_by_others(tmp_path, running, words):
     """What the other ranks have said of one that was stopped is the cause."""
-    handlers = {n: SimpleNamespace(proc=SimpleNamespace(poll=lambda n=n: None if n in running else -9)) for n in (0, 1)}
+    handlers = {
+        n: SimpleNamespace(proc=SimpleNamespace(pid="none", poll=lambda n=n: None if n in running else -9))
+        for n in (0, 1)
+    }
     group = SimpleNamespace(workers=[SimpleNamespace(global_rank=n, local_rank=n) for n in (0, 1)])
     agent = SimpleNamespace(ended=set())
     closed = []
@@ -84,6 +99,18 @@ def test_a_rank_that_its_launcher_has_ended_was_not_killed_by_others(tmp_path, r
     failures = {n: ProcessFailure(n, 10 + n, code, "") for n, code in ((0, 7), (1, -9))}
     error = launching._rank_failed(ChildFailedError("a rank", failures), tmp_path, set(), agent.ended)
     assert error.message == words
+
+
+def test_a_rank_that_is_stopped_is_ended_at_once():
+    """It cannot take a SIGTERM, for which torch waits half a minute; one that runs gets it."""
+    with subprocess.Popen(["sleep", "60"]) as runs, subprocess.Popen(["sleep", "60"]) as stops:
+        stops.send_signal(signal.SIGSTOP)
+        os.waitpid(stops.pid, os.WUNTRACED)
+        handlers = {n: SimpleNamespace(proc=each) for n, each in enumerate((runs, stops))}
+        group = SimpleNamespace(workers=[SimpleNamespace(global_rank=n, local_rank=n) for n in handlers])
+        agent, context = SimpleNamespace(ended=set()), SimpleNamespace(subprocess_handlers=handlers)
+        RanksAgent._end(agent, group, context, runs.terminate)
+        assert [runs.wait(), stops.wait(), agent.ended] == [-signal.SIGTERM, -signal.SIGKILL, {0, 1}]
 
 
 def test_a_launcher_tells_which_ranks_are_not_stopped():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import closing
 
 import pytest
@@ -80,6 +82,26 @@ def test_hanging_up_reaches_the_other_end_whoever_holds_the_socket():
         users[0].sendall(b"u")
         assert users[1].recv(1) == b"u"
         close_all(users, (near, far))
+
+
+def test_a_lack_of_file_descriptors_ends_no_watch(monkeypatch):
+    """What cannot be looked at has not ended, and the next look comes, by when files may be closed."""
+    looks, dup = threading.Semaphore(0), os.dup
+
+    def none_left(_):
+        looks.release()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with closing(Connections(port=1)) as connections:
+        near, far = pair()
+        connections.settle(mirrored(connections, [near]))
+        monkeypatch.setattr(os, "dup", none_left)
+        assert [looks.acquire(timeout=30) for _ in range(2)] == [True, True]
+        assert not connections.has_ended(1)
+        monkeypatch.setattr(os, "dup", dup)
+        close_all((near, far))
+        assert connections.has_ended(1)
+        assert connections._thread.is_alive()
 
 
 @pytest.mark.long
