@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -38,6 +39,7 @@ JOINED = "pipeline"
 
 LEFT = "ended with exit code 0 while others waited for it"
 T = TypeVar("T")
+_REPEATED = re.compile(r"worker:\d+\S*: ")  # what one rank has refused, others raise under its name
 LEFT_HINT = "every rank joins the run and makes all of its calls; sys.exit, os._exit or its script's end came too soon"
 
 
@@ -66,8 +68,9 @@ class FailureReport:
     at: float = field(default_factory=time.time)
 
     def __str__(self) -> str:
-        place = f" ({self.place})" if self.place else ""
-        return clean(f"{self.worker}: {' '.join(self.message.split())}{place}")
+        place, words = f" ({self.place})" if self.place else "", " ".join(self.message.split())
+        begin = "" if _REPEATED.match(words) else f"{self.worker}: "
+        return clean(f"{begin}{words}{place}")
 
 
 def place_in(trace: str) -> str:
@@ -214,8 +217,8 @@ def ended_hint(how: str) -> str:
 
 _OUTSIDE = "something outside ended it"
 _NO_ERROR = (
-    "it handed over no error: its script called sys.exit or os._exit, or no program could start; what it has printed,"
-    " if anything, is above"
+    "it handed over no error: its script called sys.exit or os._exit, no program could start, or TMPDIR takes no files;"
+    " what it has printed, if anything, is above"
 )
 _ENDS = (
     (("SIGKILL",), f"{_OUTSIDE}: out of memory? (dmesg says so)"),

@@ -48,6 +48,7 @@ def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = No
 
     Raises:
         FormatError: the plan is for another model.
+        MarkingError: the forward of the plan's model fails where it is followed.
         UsageError: its schedule cannot have the workload's loss, it cuts batches finer than the workload allows, the
             model lacks what the workload carries, workers share a stage that cannot be shared, or two workers would
             each have a part of one memory.
@@ -96,6 +97,9 @@ def _found(workload: Workload, plan: Plan) -> PartitionGraph:
             return graph
         detail = _difference(plan, graph)
     except MarkingError as error:
+        _check_inputs(workload, plan)
+        if plan.workload.inputs and found == list(plan.partitions) and not _changed(workload, plan):
+            raise  # names, inputs and settings are the plan's: nothing says that the model is another one
         detail = error.message if found or not workload.marks else _difference(plan, partition_graph(workload))
     _check_inputs(workload, plan)
     raise FormatError(

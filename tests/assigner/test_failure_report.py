@@ -19,6 +19,7 @@ from assigner.launch.failurereport import (
     report_of,
     tell,
 )
+from assigner.runtime.failures.cause import Failure
 
 
 @pytest.fixture
@@ -89,6 +90,14 @@ def test_the_users_line_is_named_once():
     with pytest.raises(RuntimeError) as theirs:
         raise RuntimeError("boom\nbang")
     assert "RuntimeError: boom bang (test_failure_report.py:" in str(report_of(theirs.value))
+
+
+def test_what_others_have_refused_is_told_under_their_names(launcher):
+    """The rank that raises it here has no part in it; and an error without words is its type."""
+    assert str(report_of(UsageError("worker:0: no room"))) == "worker:0: no room"
+    error = Failure("worker:2/cpu", "the training script", "", "KeyboardInterrupt", "builtins")
+    assert error.hand_over(to_tell_of="worker:2/cpu")
+    assert str(first_report(launcher)) == "worker:2/cpu: KeyboardInterrupt, in the training script"
 
 
 def test_an_error_that_nobody_catches_is_handed_over(launcher, monkeypatch):

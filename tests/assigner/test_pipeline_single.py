@@ -30,7 +30,7 @@ from workloads import (
 )
 
 from assigner import Pipeline
-from assigner.errors import FormatError, UsageError
+from assigner.errors import FormatError, MarkingError, UsageError
 from assigner.model.marking import partition_graph
 from assigner.profiler.assembly import workload_reference
 from assigner.runtime.ranks.process import settle_vector_maths
@@ -345,6 +345,20 @@ def test_a_plan_for_another_model():
     narrow = workload(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
     with pytest.raises(FormatError, match="shapes, edges, autocast or a setting"):
         Pipeline(wider, make_plan(narrow))
+
+
+def test_a_forward_that_fails_is_no_other_model(monkeypatch):
+    """What it raises between the partitions is told as such, where the model has all that the plan names."""
+    made = skips()
+    plan = make_plan(made)
+    plan = replace(plan, workload=workload_reference(made, partition_graph(made), ""))
+    monkeypatch.setattr(type(made.model()), "forward", forgetful)
+    with pytest.raises(MarkingError, match=r"cannot be traced at .*\(raise RuntimeError.*: no such day"):
+        Pipeline(made, plan)
+
+
+def forgetful(_self: nn.Module, *_inputs: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no such day")
 
 
 @pytest.mark.long

@@ -63,8 +63,11 @@ class Failure:
     hint: str | None = None
 
     def __str__(self) -> str:
-        kind = f"{self.kind}: " if self.kind else ""
-        return f"{self.worker} failed{' in ' if self.where else ''}{self.where}: {kind}{self.error}"
+        return f"{self.worker} failed{' in ' if self.where else ''}{self.where}: {self._said}"
+
+    @property
+    def _said(self) -> str:
+        return ": ".join(filter(None, (self.kind, self.error)))
 
     def cleaned(self) -> Failure:
         """The same as another process may show it on a screen."""
@@ -78,9 +81,8 @@ class Failure:
             to_tell_of: The worker of this process.
         """
         ours = self.module == AssignerError.__module__  # its message says it all
-        kind = f"{self.kind}: " if self.kind and not ours else ""
         code = getattr(errors, self.kind, WorkerError).exit_code if ours else WorkerError.exit_code
-        what = f"{kind}{self.error}{', in ' if self.where and not ours else ''}{'' if ours else self.where}"
+        what = self.error if ours else ", in ".join(filter(None, (self._said, self.where)))
         place = "" if ours else place_in(self.trace)
         is_own = self.worker == to_tell_of
         return hand_over(FailureReport(self.worker, what, self.hint, code, self.trace, place, is_own=is_own))

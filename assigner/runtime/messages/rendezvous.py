@@ -145,7 +145,7 @@ def job_store(place: Launched, timeout_s: float) -> Store:
             if "EADDRINUSE" in reason or getattr(error, "errno", None) == errno.EADDRINUSE:
                 raise UsageError(
                     f"port {port} of this host is taken: rank 0 cannot host the run's store there",
-                    hint="set MASTER_PORT to a free port, the same on every rank",
+                    hint="set MASTER_PORT to a free port, the same on every rank; or is another process rank 0, too?",
                 ) from error
             raise WorkerError(
                 f"the {place.ranks} ranks did not meet at {host}:{port}: {reason}",
