@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import fx, nn
 
+from assigner.model.deferred import found_at, put
+from assigner.model.deferred.modes import eval_attributes, switch_modes
 from assigner.runtime.step.executor import Executor
 from assigner.runtime.step.loss import check_groups
 from assigner.runtime.step.outputs import BatchOutputs
 from assigner.runtime.step.results import added, nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from assigner.model.workload import Workload
     from assigner.runtime.batch.microbatch import MicroBatch
@@ -79,7 +80,9 @@ class BatchPasses:
         self.remat, self.statistics, self.states = remat, statistics, states
         self.trains = remat is not None
         self.as_planned = True
-        self._flags = {} if self.trains else variants.planned.graph.deferred.flags(training=False)
+        graph = variants.planned.graph
+        called = (name for piece in graph.pieces for name in piece.called)
+        self._attributes = {} if self.trains else eval_attributes(graph.deferred, called)
         self._executors: WeakKeyDictionary[Variant, Executor] = WeakKeyDictionary()
 
     def executor(self, variant: Variant) -> Executor:
@@ -156,31 +159,30 @@ class BatchPasses:
     def _eval_mode(self) -> Iterator[None]:
         """This rank's modules, and the builder's, which a loss may ask, in the mode of `eval()`; then as they were.
 
-        Those with an `eval` or `train` of their own do what it does, as merging weights, and what `train()` does behind
-        it, as in a script's loop. Those that are left training, as some models do with BatchNorm, move their buffers:
-        these are put back.
+        Those with a `train` of their own do what it does, as merging weights, and behind it what it does with the mode
+        that they were in, as in a script's loop. Those that are left training, as some models do with BatchNorm, move
+        their buffers: these are put back.
         """
-        named = [
-            (name, module) for held in self.variants.planned.modules.values() for name, module in held.named_modules()
-        ]
+        named = [each for held in self.variants.planned.modules.values() for each in held.named_modules()]
         builders = self.variants.planned.graph.deferred.model.named_modules()
-        flagged = [(module, module.training, self._flags.get(name, False)) for name, module in (*named, *builders)]
-        training = [module for name, module in named if self._flags.get(name, False)]
+        entries = [
+            (vars(module), key, value)
+            for name, module in (*named, *builders)
+            for key, value in self._attributes.get(name, {"training": False}).items()
+        ]
+        own, before = [module for _, module in named], found_at(entries)
+        flags = {module: module.training for module in own}
+        training = [module for name, module in named if self._attributes.get(name, {}).get("training")]
         buffers = [buffer for module in training for buffer in module.buffers(recurse=False)]
         kept = [buffer.clone() for buffer in buffers]
-        own = _outermost(module for _, module in named if _has_own_mode(module))
         try:
-            for module in own:
-                module.eval()
-            for module, _, flag in flagged:
-                module.training = flag
+            switch_modes(own, {})
+            put(entries)
             with torch.no_grad():
                 yield
         finally:
-            for module in own:
-                module.train()
-            for module, flag, _ in flagged:
-                module.training = flag
+            switch_modes(own, flags)
+            put(before)
             for buffer, value in zip(buffers, kept, strict=True):
                 buffer.copy_(value)
 
@@ -189,18 +191,3 @@ class BatchPasses:
         for executor in self._executors.values():
             executor.forget()
         self.watch.forget()
-
-
-def _has_own_mode(module: nn.Module) -> bool:
-    """True if a module's class has a `train` or `eval` of its own."""
-    kind = type(module)
-    return not isinstance(module, fx.GraphModule) and (
-        kind.train is not nn.Module.train or kind.eval is not nn.Module.eval
-    )
-
-
-def _outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Those modules that lie in none of the others."""
-    listed = list(modules)
-    inner = {id(each) for module in listed for each in module.modules() if each is not module}
-    return [module for module in listed if id(module) not in inner]

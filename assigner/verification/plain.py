@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from assigner.model.deferred import settle_mode
+from assigner.model.deferred.modes import settle_mode
 from assigner.model.marking.casting import casting
 from assigner.model.members import named_buffers, named_parameters, parameters
 from assigner.runtime.batch.staterows import state_of, with_states

@@ -10,6 +10,7 @@ from kept import kept
 from torch import nn
 from workloads import WIDTH, Reference, make_plan, pipeline_of, workload
 
+from assigner.errors import UsageError
 from assigner.model.deferred import DeferredModel
 
 if TYPE_CHECKING:
@@ -119,6 +120,94 @@ def test_parts_left_in_eval_mode_stay_so():
     assert [name for name, flag in made.items() if not flag] == [
         "blocks.0", "blocks.0.inner", "blocks.0.norm", "blocks.1.norm"
     ]  # fmt: skip
+
+
+class Scaled(nn.Linear):
+    """A number that follows its mode."""
+
+    scale = 1.0
+
+    def train(self, mode: bool = True) -> Scaled:
+        super().train(mode)
+        self.scale = 2.0 if mode else 0.5
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+class LeftInEval(nn.Module):
+    """A script leaves a part in eval mode, which trains all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(Scaled(WIDTH, WIDTH)), Scaled(WIDTH, 1)
+
+    def begin(self) -> LeftInEval:
+        """As it does before it trains."""
+        self.train()
+        self.body.eval()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+class SetByRoot(LeftInEval):
+    """The root sets the numbers of its parts; those that their own `train` sets, too."""
+
+    def train(self, mode: bool = True) -> SetByRoot:
+        super().train(mode)
+        self.body.scale = self.body[0].scale = 1.0 if mode else 0.25
+        if not mode:
+            self.head.temperature = 3.0
+        elif "temperature" in vars(self.head):
+            del self.head.temperature
+        return self
+
+    def begin(self) -> SetByRoot:
+        return self.train()
+
+
+@pytest.mark.parametrize("kind", [LeftInEval, SetByRoot])
+def test_numbers_that_a_mode_sets(kind):
+    """On partitions they are in training, in evaluations, and behind these what the model's own modes set."""
+    made = workload(lambda: kind().begin(), "body", "head")
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        for n in range(3):
+            batch = made.make_batch(8, n)
+            reference.model.begin()
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
+            expected = made.loss(reference.output(batch[0]), batch[1])
+            assert pipeline.evaluate(batch) == pytest.approx(expected.item(), abs=EXACT)
+        (held,) = {
+            id(each): each for each in pipeline._installed.share.modules["head"].modules() if isinstance(each, Scaled)
+        }.values()
+        assert "temperature" not in vars(held)
+
+
+def test_what_the_roots_eval_sets_beside_numbers():
+    """Is refused by its name: no copy of a part can have it."""
+
+    class Listing(LeftInEval):
+        def train(self, mode=True):
+            super().train(mode)
+            self.body.seen = []
+            return self
+
+    made = workload(Listing, "body", "head")
+    with pytest.raises(UsageError, match=r"eval\(\) of Listing, the model, changes body\.seen"):
+        pipeline_of(made, make_plan(made))
+
+
+@pytest.mark.parametrize("signature", ["self", "self, data", "self, memory, batch_size=32"])
+def test_a_train_that_is_no_switch(signature):
+    """A training loop of that name is refused, and not called."""
+    train = eval(f"lambda {signature}: called.append(1)", {"called": (called := [])})
+    with pytest.raises(UsageError, match=r"Agent \(0\) has a method train"):
+        DeferredModel(lambda: nn.Sequential(type("Agent", (nn.Linear,), {"train": train})(WIDTH, 1)), seed=0)
+    assert not called
 
 
 def in_sequence(kind: Callable[[], nn.Module]) -> Any:

@@ -11,6 +11,7 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
 
     recorder, replay, draws       what the builder did, and sees; running again what some tensors need; where its draws
                                   start, and what has no replay
+    modes                         what train() and eval() of the model's own do
     mutation                      which operations write
     likeness, outside             tensors with what the builder hung on them; objects that the script holds too
     originals                     the builder's own tensors, which are not those that are trained
@@ -42,6 +43,7 @@ from assigner.model.deferred.draws import BuilderError, SharedDraws
 from assigner.model.deferred.keepers import ABSENT
 from assigner.model.deferred.likeness import check_hung, in_likeness
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.modes import settle_mode
 from assigner.model.deferred.mutation import is_lent, is_view
 from assigner.model.deferred.originals import unwatched
 from assigner.model.deferred.origins import Origins, origins_of
@@ -155,7 +157,7 @@ class DeferredModel:
     def flags(self, *, training: bool) -> dict[str, bool]:
         """Each submodule's `training`, by each of its names: as it was built, or after the model's own `eval()`.
 
-        What else that `eval()` does, as setting flags of its own, is taken back.
+        What else that `eval()` does, as setting flags of its own, is taken back (`modes.eval_attributes` has it).
         """
         with self.mode(training=training):
             return {name: module.training for name, module in self.model.named_modules(remove_duplicate=False)}
@@ -209,21 +211,6 @@ def _check_sizes(tensors: Mapping[str, torch.Tensor]) -> None:
             )
 
 
-def settle_mode(model: Any) -> None:
-    """Have modules with a `train` of their own do what it does: one may keep its BatchNorm in eval mode.
-
-    A training script calls it on the model before its loop. What nn.Module's own `train` would do beside that, to
-    parts that the builder has in another mode, is taken back.
-    """
-    for module in model.modules() if isinstance(model, nn.Module) else ():
-        if type(module).train is not nn.Module.train:
-            mode, before = module.training, {each: each.training for each in module.modules()}
-            module.train(mode)
-            for each, built in before.items():
-                if each.training is mode:
-                    each.training = built
-
-
 def slot_of(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     """Where a module holds a tensor.
 
@@ -246,14 +233,24 @@ def placed(entries: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]
     Args:
         entries: Dicts as the parameters, buffers or attributes of a module, each with a key and what is to be there.
     """
-    every = [(space, key, value, space.get(key, ABSENT)) for space, key, value in entries]
+    every = [*entries]
+    before = found_at(every)
     try:
-        for space, key, value, _ in every:
-            space[key] = value
+        put(every)
         yield
     finally:
-        for space, key, _, before in every:
-            if before is ABSENT:
-                space.pop(key, None)
-            else:
-                space[key] = before
+        put(before)
+
+
+def found_at(entries: Iterable[tuple[dict[str, Any], str, Any]]) -> list[tuple[dict[str, Any], str, Any]]:
+    """What is there now in the places of some, to `put` it back."""
+    return [(space, key, space.get(key, ABSENT)) for space, key, _ in entries]
+
+
+def put(entries: Iterable[tuple[dict[str, Any], str, Any]]) -> None:
+    """Have it there; ABSENT: nothing."""
+    for space, key, value in entries:
+        if value is ABSENT:
+            space.pop(key, None)
+        else:
+            space[key] = value
