@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from assigner.errors import UsageError
 from assigner.formats.plan import Plan, load_plan
 from assigner.launch.steptimes import StepClock
 from assigner.location import rank_of
+from assigner.model.deferred.modes import left_in_eval
 from assigner.model.deferred.originals import keep_moved
 from assigner.model.marking.casting import refuse_other_casting
 from assigner.runtime.checkpoints.wholestate import UnreadState
@@ -104,6 +106,8 @@ class Pipeline(ModelState):
         remat_of_plan = Rematerialisation(remat, self.plan)
         self.graph = plan_graph(workload, self.plan, graph)
         self._member = Membership(self.plan, timeout_s=timeout_s, backend=backend or asked_backend())
+        if training and self.rank == 0 and (said := left_in_eval(self.graph.deferred)) is not None:
+            warnings.warn(said, stacklevel=3)  # the script's line: this is decorated
         if self._member.device.type == "cuda":
             start_computing(self._member.device)
         self._check_room(remat_of_plan)

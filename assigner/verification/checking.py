@@ -18,6 +18,7 @@ from assigner.formats.profile import Verification
 from assigner.machine.cgroup import free_memory
 from assigner.machine.generators import kept_python
 from assigner.model.deferred import DeferredModel
+from assigner.model.deferred.modes import left_in_eval
 from assigner.model.deferred.recorder import is_meta
 from assigner.model.marking.modules import batch_norms
 from assigner.model.members import parameters
@@ -110,7 +111,9 @@ def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
     )
     with _few_threads(len(graph.pieces)), kept_python():
         with kept_generators(torch.device("cpu")):
+            mode = left_in_eval(graph.deferred) if workload.optimizer is not None else None
             workload, aside = _without_closure(workload, graph)
+            aside += () if mode is None else (mode,)
         for rows, micro_batches in sizes:
             check = _Check(Exercise(workload, graph, rows, micro_batches))
             try:

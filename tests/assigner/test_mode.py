@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from kept import kept
 from torch import nn
-from workloads import WIDTH, Reference, make_plan, pipeline_of, workload
+from workloads import WIDTH, Reference, graph_of, make_plan, pipeline_of, workload
 
 from assigner.errors import UsageError
 from assigner.model.deferred import DeferredModel
+from assigner.model.deferred.modes import left_in_eval
+from assigner.verification.checking import check_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,6 +202,47 @@ def test_what_the_roots_eval_sets_beside_numbers():
     made = workload(Listing, "body", "head")
     with pytest.raises(UsageError, match=r"eval\(\) of Listing, the model, changes body\.seen"):
         pipeline_of(made, make_plan(made))
+
+
+def dropping(*, kind: Any = nn.Sequential) -> nn.Module:
+    return kind(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
+
+
+class KeptInEval(nn.Sequential):
+    """That it is in eval mode its own `train` says."""
+
+    def train(self, _: bool = True) -> KeptInEval:
+        return super().train(False)
+
+
+TRAINED_IN_EVAL = {
+    "as from_pretrained": (lambda: dropping().eval(), "'0': built in eval mode"),
+    "within another part": (lambda: nn.Sequential(dropping().eval()), r"'0\.0': built in eval mode"),
+    "in training": (dropping, None),
+    "frozen": (lambda: dropping().eval().requires_grad_(False), None),
+    "without a mode": (lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH)).eval(), None),
+    "one layer": (lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH).eval()), None),
+    "kept": (lambda: dropping(kind=KeptInEval), None),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED_IN_EVAL)
+def test_a_part_that_trains_in_eval_mode(name):
+    """Is named, where a script's `train()` would switch it and the mode matters; it stays so."""
+    build, expected = TRAINED_IN_EVAL[name]
+    model = DeferredModel(lambda: nn.Sequential(build(), nn.Linear(WIDTH, 1)), seed=0)
+    before, said = model.flags(training=True), left_in_eval(model)
+    assert said is None if expected is None else re.match(expected, said)
+    assert model.flags(training=True) == before
+
+
+def test_it_is_said_by_the_pipeline_and_by_the_check():
+    """A warning of the one that trains, and a caution."""
+    made = in_sequence(lambda: dropping().eval())
+    with pytest.warns(UserWarning, match="'0': built in eval mode"):
+        pipeline_of(made, make_plan(made)).close()
+    pipeline_of(made, make_plan(made), training=False).close()
+    assert "'0': built in eval mode" in check_model(made, graph_of(made)).cautions[0]
 
 
 @pytest.mark.parametrize("signature", ["self", "self, data", "self, memory, batch_size=32"])

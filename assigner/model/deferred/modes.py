@@ -10,11 +10,14 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
+from assigner import formatting as fmt
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.keepers import ABSENT
 from assigner.model.deferred.memento import Memento
+from assigner.usercode import user_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -119,6 +122,46 @@ def eval_attributes(deferred: DeferredModel, parts: Iterable[str]) -> dict[str, 
             hint="do it in train(mode) of the partition's module, which is called there; or set a number or a flag",
         )
     return found
+
+
+def left_in_eval(deferred: DeferredModel) -> str | None:
+    """The parts with parameters that train in eval mode although `train()` of the model would switch them, in words.
+
+    Args:
+        deferred: The model; it is left as it is.
+
+    Returns:
+        None: there are none in which the mode matters. One that is a layer by itself somebody has put in that mode.
+    """
+    now = {module for module in deferred.model.modules() if not module.training}
+    found: list[str] = []
+    with deferred.mode(training=True):
+        with user_code("the model's train()"):
+            deferred.model.train()
+        for name, module in deferred.model.named_modules():
+            if module in now and module.training and not any(f"{name}.".startswith(f"{each}.") for each in found):
+                found.append(name)
+    parts = {name: deferred.model.get_submodule(name) for name in found if name}
+    named = [name for name, part in parts.items() if _trains(part) and any(map(_has_modes, part.children()))]
+    if not named:
+        return None
+    return (
+        f"{fmt.first_of(named)}: built in eval mode, as from_pretrained gives it, and trained: without dropout, and its"
+        " BatchNorm with the statistics that it has; model.train() at the end of the builder switches it, as it does"
+        " in front of a training loop"
+    )
+
+
+def _trains(part: nn.Module) -> bool:
+    return any(each.requires_grad for each in part.parameters())
+
+
+def _has_modes(part: nn.Module) -> bool:
+    return any(
+        (isinstance(each, _NormBase) and each.running_mean is not None)
+        or any(isinstance(rate := vars(each).get(key), float) and rate > 0 for key in ("p", "dropout", "drop_prob"))
+        for each in part.modules()
+    )
 
 
 def _is_plain(value: Any) -> bool:
