@@ -311,7 +311,7 @@ class JoinedPartitions:
         with (
             restored(graph.values) if graph.values else NOTHING,
             as_they_were(graph.held) if graph.held else NOTHING,
-            unchanged_by_backward(self._watched(graph, place), self.state),
+            unchanged_by_backward(self._watched(graph, place, output_gradients), self.state),
         ):
             differentiate(graph, output_gradients, self._counting, place.micro_batch)
 
@@ -326,12 +326,15 @@ class JoinedPartitions:
             if self._place is not None:
                 runner.seed_backward(self._place)
 
-    def _watched(self, graph: Graph, place: ForwardPlace) -> list[Watched]:
+    def _watched(
+        self, graph: Graph, place: ForwardPlace, output_gradients: Sequence[torch.Tensor | None]
+    ) -> list[Watched]:
         """Those to look at if the backward changes them."""
         if not (graph.held or graph.is_hooked or place.is_alone) and (self._unseen or not self._users):
             return self._unseen
         checked = [each for each in self._runners if each.is_checked(place, bool(graph.held))]
-        found = [each.watched(each.shows_values(graph)) for each in checked]
-        if found and not any(each.shows_values for each in found):
+        found = [each.watched(each.shows_values(graph, output_gradients)) for each in checked]
+        were_seen = all(each.was_watched_back for each in self._users)
+        if found and were_seen and not any(each.shows_values for each in found):
             self._unseen = [each.watched(False) for each in self._users]
         return found

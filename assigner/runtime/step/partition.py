@@ -95,7 +95,7 @@ class PartitionRunner:
     _rests: dict[int, Graph | _Postponed] = field(default_factory=dict)
     _draws: bool | None = None
     _is_plain: bool | None = None
-    _was_watched_back: bool = False
+    was_watched_back: bool = False
     moves_values: bool = False
 
     def __post_init__(self) -> None:
@@ -237,7 +237,8 @@ class PartitionRunner:
         graph = self.graphs.pop((self.key, place.micro_batch), None)
         start = self._starts.pop(place.micro_batch, None)
         if graph is not None:
-            checked = [self.watched(self.shows_values(graph))] if self.is_checked(place, bool(graph.held)) else []
+            is_checked = self.is_checked(place, bool(graph.held))
+            checked = [self.watched(self.shows_values(graph, output_gradients))] if is_checked else []
             with (
                 restored(graph.values) if graph.values else NOTHING,
                 as_they_were(graph.held) if graph.held else NOTHING,
@@ -253,7 +254,7 @@ class PartitionRunner:
                 held = self.state.left() if split else []
                 graph = Graph(self.roots(outputs), held, is_hooked=hooks_so_far() != hooks)
                 graph.draws = graph.is_hooked or code_so_far() != code
-                with unchanged_by_backward([self.watched(self.shows_values(graph))]):
+                with unchanged_by_backward([self.watched(self.shows_values(graph, output_gradients))]):
                     self._differentiate(place, graph, output_gradients, split=split)
 
     def backward_weight(self, place: ForwardPlace) -> None:
@@ -296,11 +297,14 @@ class PartitionRunner:
         """This partition as one that a backward may not change."""
         return Watched(self.piece.name, self.state, shows_values)
 
-    def shows_values(self, graph: Graph) -> bool:
-        """Whether to look if a backward changes Python values too: the first, and each that runs a forward's hooks."""
-        if not self.is_users:
+    def shows_values(self, graph: Graph, output_gradients: Sequence[torch.Tensor | None]) -> bool:
+        """Whether to look if a backward changes Python values too: the first, and each that runs a forward's hooks.
+
+        That of a constant loss, or behind one, runs nothing.
+        """
+        if not self.is_users or not given(graph, output_gradients)[0]:
             return False
-        is_first, self._was_watched_back = not self._was_watched_back, True
+        is_first, self.was_watched_back = not self.was_watched_back, True
         return is_first or graph.is_hooked
 
     def _differentiate(
