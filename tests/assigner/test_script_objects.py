@@ -441,6 +441,37 @@ def test_a_flag_that_other_shapes_set() -> None:
         recut(graph, structure, leaves, training=True)
 
 
+class Noting(nn.Module):
+    """It keeps its mode and the inputs' shape; one reads the former in training, the other in longer inputs alone."""
+
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.reads, self.phase, self.size = reads, "", None
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (self.reads == "in training" and self.training) or (self.reads == "when longer" and x.dim() > 2):
+            x = x * (2 if self.phase == "eval" else 1)
+        self.phase, self.size = "train" if self.training else "eval", x.dim()
+        return self.b(self.a(x))
+
+
+@pytest.mark.parametrize(
+    ("reads", "refused"), [("never", None), ("in training", "in eval mode"), ("when longer", "longer")]
+)
+def test_a_note_that_differs_between_captures(reads: str, refused: str | None) -> None:
+    """Is let through if no forward reads it, whichever is captured first."""
+    graph = partition_graph(workload(lambda: Noting(reads), "a", "b"))
+    for what, rows, training in [("in eval mode", (4,), False), ("longer", (4, 3), True)]:
+        leaves, structure = pytree.tree_flatten(call_arguments(torch.zeros(*rows, WIDTH)))
+        with (
+            pytest.raises(MarkingError, match=r"sets Noting\.phase outside its partitions to another value")
+            if what == refused
+            else contextlib.nullcontext()
+        ):
+            recut(graph, structure, leaves, training=training)
+
+
 class BaseConfig:
     """Whose attribute a class has."""
 

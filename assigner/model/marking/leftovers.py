@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from assigner.model.marking.fakeforward import Named
 
 
+Attribute = tuple[int, str]
+"""The id of a module, and a name."""
+
+
 class Leftovers:
     """The attributes that partitions have changed so far, and that other code has read, while forwards are captured.
 
@@ -122,6 +126,35 @@ _OTHERS = (STANDARD | {"__class__"}) - _ASKED
 """What changes, or is read, all the time."""
 _UNLIKE = _ASKED | {"forward"}
 """What is another on a rank's modules: evaluations set the mode, and deferred BatchNorm a forward."""
+
+
+@contextlib.contextmanager
+def attributes_read(changes: Sequence[StateChange]) -> Iterator[set[Attribute]]:
+    """Which attributes of modules, of those that forwards have changed, code reads while the block runs."""
+    wanted = {attribute_of(each) for each in changes}
+    found = set[Attribute]()
+
+    def watch(kind: type) -> None:
+        plain: Callable[[Any, str], Any] = kind.__getattribute__  # type: ignore[assignment]
+
+        def reading(module: Any, name: str) -> Any:
+            if name == _ALL and is_asked_by_user():
+                found.update(each for each in wanted if each[0] == id(module))
+            elif (id(module), name) in wanted:
+                found.add((id(module), name))
+            return plain(module, name)
+
+        stack.enter_context(mock.patch.object(kind, "__getattribute__", reading))
+
+    with contextlib.ExitStack() as stack:
+        for kind in dict.fromkeys(type(each.holder) for each in changes):
+            watch(kind)
+        yield found
+
+
+def attribute_of(change: StateChange) -> Attribute:
+    """Which one has changed."""
+    return id(change.holder), change.key
 
 
 class ReadElsewhere:
