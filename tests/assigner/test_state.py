@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from functools import partial
 from typing import TYPE_CHECKING
@@ -223,15 +224,19 @@ def test_a_shared_weight_that_one_partition_writes(remat):
         assert reference.distance(pipeline.named_parameters()) < EXACT
 
 
-def test_a_shared_weight_that_another_worker_reads():
-    """Another worker would not see what is written: refused, with the weight's name."""
+@pytest.mark.parametrize(
+    ("other", "micro_batches", "said"),
+    [(1, 1, "another worker holds too"), (0, 2, "another stage of its worker has too"), (0, 1, None)],
+)
+def test_a_shared_weight_that_another_stage_reads(other, micro_batches, said):
+    """Another worker would not see what is written, and a stage of the same one too much: refused, with its name."""
     made = tied_and_renormed()
     graph = graph_of(made)
-    plan = make_plan(made, [(0, ["table", "body"]), (1, ["head"])])
+    plan = make_plan(made, [(0, ["table"]), (0, ["body"]), (other, ["head"])], micro_batches=micro_batches)
     share = LocalPartitions(graph, plan, "worker:0/cpu", torch.device("cpu"))
     written = WrittenTensors(share.modules.values(), share.held_elsewhere(plan))
     written.add(share.parameters["body.weight"])
-    with pytest.raises(UsageError, match=r"writes table\.weight, which another worker holds too"):
+    with pytest.raises(UsageError, match=rf"writes table\.weight, which {said}") if said else contextlib.nullcontext():
         written.add(share.parameters["table.weight"])
 
 

@@ -44,7 +44,7 @@ class WrittenTensors:
 
     Args:
         modules: The partitions.
-        elsewhere: Names of tensors that other workers hold too, by their ids.
+        elsewhere: By their ids the tensors that others have too, who would not see a change, in words.
     """
 
     def __init__(self, modules: Iterable[nn.Module], elsewhere: Mapping[int, str] | None = None) -> None:
@@ -65,15 +65,16 @@ class WrittenTensors:
         """Note that a forward writes a tensor, and so all that lie on the same storage: these are returned.
 
         Raises:
-            UsageError: another worker holds one of them too, and would not see it.
+            UsageError: another worker or stage has one of them too, and would not see it.
         """
         family = self.family(tensor)
         shared = next((self._elsewhere[id(each)] for each in family if id(each) in self._elsewhere), None)
         if shared is not None:
             raise UsageError(
-                f"its forward writes {shared}, which another worker holds too and would not see",
+                f"its forward writes {shared}",
                 hint="run it on one worker, in a stage without replicas (assigner solve --max-replicas 1); partitions"
-                " that share it, too: assigner.partition(..., colocate=LABEL)",
+                " that share it, too (assigner.partition(..., colocate=LABEL)), in one stage or with one micro-batch;"
+                " or mark one larger module",
             )
         self._found.update((id(each), each) for each in family)
         return family

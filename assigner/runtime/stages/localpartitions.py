@@ -97,18 +97,25 @@ class LocalPartitions:
         return {workers: dict(sorted(held.items())) for workers, held in found.items()}
 
     def held_elsewhere(self, plan: Plan) -> dict[int, str]:
-        """Names of this rank's tensors that other workers hold under the plan too, by the tensors' ids."""
+        """This rank's tensors that others have too, by their ids: what they are called, and who has them, in words.
+
+        Others are other workers, and with several micro-batches this one's other stages, which come when a later
+        micro-batch may have been in the first.
+        """
         memory = {name: each.untyped_storage()._cdata for name, each in self._graph.deferred.tensors().items()}
-        workers: dict[int, set[str]] = defaultdict(set)
+        workers, stages = defaultdict[int, set[str]](set), defaultdict[int, set[int]](set)
         for piece in self._graph.pieces:
             for name in piece.state:
                 workers[memory[name]].update(plan.holders[piece.name])
-        return {
-            id(tensor): name
-            for partition in self.partitions
-            for name, tensor in self.held_by(partition).items()
-            if len(workers[memory[name]]) > 1
-        }
+                stages[memory[name]].add(plan.stage_of[piece.name])
+        found = dict[int, str]()
+        for name, tensor in self.held().items():
+            if len(workers[memory[name]]) > 1:
+                found[id(tensor)] = f"{name}, which another worker holds too and would not see"
+            elif len(stages[memory[name]]) > 1 and plan.micro_batches > 1:
+                other = "another stage of its worker has too and may find as a later micro-batch leaves it"
+                found[id(tensor)] = f"{name}, which {other}"
+        return found
 
     def attributes(self, partition: str) -> dict[str, Any]:
         """What forwards have changed on the modules of a partition of this rank beside its tensors, by name."""
