@@ -190,17 +190,28 @@ def test_numbers_that_a_mode_sets(kind):
         assert "temperature" not in vars(held)
 
 
-def test_what_the_roots_eval_sets_beside_numbers():
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda part, _: setattr(part, "seen", []), r"body\.seen"),
+        (lambda part, mode: setattr(part.others[0], "p", 0.5 if mode else 0.1), r"body\.others\[0\]\.p"),
+    ],
+)
+def test_what_the_roots_eval_sets_beside_numbers(change, name):
     """Is refused by its name: no copy of a part can have it."""
 
-    class Listing(LeftInEval):
+    class Setting(LeftInEval):
+        def __init__(self):
+            super().__init__()
+            self.body.others = [nn.Dropout(0.5)]
+
         def train(self, mode=True):
             super().train(mode)
-            self.body.seen = []
+            change(self.body, mode)
             return self
 
-    made = workload(Listing, "body", "head")
-    with pytest.raises(UsageError, match=r"eval\(\) of Listing, the model, changes body\.seen"):
+    made = workload(Setting, "body", "head")
+    with pytest.raises(UsageError, match=rf"eval\(\) of Setting, the model, changes {name}, of which"):
         pipeline_of(made, make_plan(made))
 
 

@@ -109,12 +109,12 @@ def eval_attributes(deferred: DeferredModel, parts: Iterable[str]) -> dict[str, 
     for place, change in {**own, **whole}.items():
         wanted = change.now if place in whole else change.before
         made = own[place].now if place in own else change.before
-        if change.key == "training" or (place in own and not _is_plain(wanted)):  # the latter does it anew
+        is_same = repr(wanted) == repr(made) if _is_plain(wanted) else place in own  # which makes it anew
+        if is_same or change.key == "training":
             continue
-        if isinstance(change.holder, nn.Module) and _is_plain(wanted):
-            if repr(wanted) != repr(made):
-                for name in names[change.holder]:
-                    found[name][change.key] = wanted
+        if isinstance(change.holder, nn.Module) and change.holder in names and _is_plain(wanted):
+            for name in names[change.holder]:
+                found[name][change.key] = wanted
             continue
         raise UsageError(
             f"eval() of {type(model).__name__}, the model, changes {change.name}, of which a partition has a"
