@@ -151,9 +151,12 @@ TELL_S = 0.2
 NARROW_CELL = 1e-5
 """Cells whose width matters less than this share of the bound are not cut any more: the bound stays theirs."""
 
-FEW_VISITS, EXACT_VISITS = 1_000, 10_000
-"""Positions times workers times groups of these: up to so many the dynamic program takes a second; and some seconds,
-in which it is exact, of throughput."""
+FEW_VISITS, EXACT_VISITS, MOST_VISITS = 1_000, 10_000, 200_000
+"""Positions times workers times groups of these: up to so many the dynamic program takes a second; some seconds, in
+which it is exact, of throughput; and with no more, first plans are looked for in several ways."""
+
+NEAR_SHARES = (1.0, 0.7, 0.5, 1.5)
+"""First plans keep as many micro-batches in flight as steps of so many times the perfect split of all work need."""
 
 ASSIGNMENT_BEAM, ASSIGNMENTS_PER_GROUP = 200, 6
 """Partial lines that the beam keeps, and of those with the same last worker."""

@@ -71,12 +71,16 @@ class PipelineCandidate(SimulatedCandidate):
         self.raise_bound(self.program.least(), TOTAL_WORK)
         self.decided = math.isinf(self.bound)
 
+    @property
+    def _visits(self) -> int:
+        """What the dynamic program's time goes with: positions times workers times groups of these."""
+        return len(self.problem.order) * self.table.most_workers * len(self.table.groups)
+
     @cached_property
     def _sweeps(self) -> KindSweeps | None:
         """What goes by kinds of workers, where the dynamic program takes seconds; of throughput that is exact."""
-        visits = len(self.problem.order) * self.table.most_workers * len(self.table.groups)
         few = tuning.EXACT_VISITS if self.objective == "throughput" else tuning.FEW_VISITS
-        if self.schedule != "1f1b" or not self.problem.exact or self.shares or visits <= few:
+        if self.schedule != "1f1b" or not self.problem.exact or self.shares or self._visits <= few:
             return None
         return KindSweeps(self.table, self.objective, place=self._place)
 
@@ -87,7 +91,9 @@ class PipelineCandidate(SimulatedCandidate):
             self._start = min(self._start, found, key=lambda each: each[0])
 
     def _start_with(self, kinds: KindSweeps) -> None:
-        kinds.start(lambda: self.best_value, self.bound)
+        many = self._visits > tuning.MOST_VISITS
+        for share in tuning.NEAR_SHARES[: 1 if many else None]:
+            kinds.start(lambda: self.best_value, share * self.bound)
         self.raise_bound(kinds.bound(self.state.target), DYNAMIC_PROGRAM)
 
     def start(self) -> None:
