@@ -26,7 +26,7 @@ from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.ranks.process import settle_vector_maths
 from assigner.runtime.update.building import StandInParameters, built_optimizer
 from assigner.runtime.update.separability import CLOSURE_HINT, closure_words, needs_closure
-from assigner.verification.comparing import differences, refusal
+from assigner.verification.comparing import Moment, difference, differences, refusal
 from assigner.verification.draws import seed_modules
 from assigner.verification.exercise import Exercise
 from assigner.verification.locating import find_beginning
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from assigner.model.deferred.replay import ReplayedMemory
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
-    from assigner.verification.comparing import Difference, Moment
+    from assigner.verification.comparing import Difference
     from assigner.verification.observing import Item, Side
 
 _MICRO_BATCHES = 3  # one of them is neither the first nor the last
@@ -191,7 +191,7 @@ class _Check:
         above = [[each for each in some if each.counts()] for some in found]
         if any(above):
             cautions += self._explained(above)
-        if self._evaluates and not self._uncertain:
+        if not self._uncertain:
             of_cutting = list(self._of_cutting())
             cautions += [said for _, said in of_cutting]
             alone += [what for what, _ in of_cutting]
@@ -321,35 +321,82 @@ class _Check:
                 " a plan with one micro-batch moves it once"
             )
             yield f"buffer {names} moves with each", meaning
-        if self._exercise.workload.loss is not None:
-            parts, whole, epsilon = self._of_parts_and_whole(plain)
-            if not math.isclose(parts, whole, rel_tol=math.sqrt(epsilon), abs_tol=epsilon):
-                summed = self._exercise.workload.reduction == "sum"
-                blamed = "its reduction is no sum" if summed else "Workload.weight does not say what it divides by"
-                meaning = (
-                    f"the loss of a batch, {whole:.6g}, is not the {'sum' if summed else 'weighted mean'} of its"
-                    f" micro-batches' losses, {parts:.6g}: the number of micro-batches changes what is trained; the"
-                    f" loss mixes rows, or {blamed}; loss_over='batch' or one micro-batch is exact"
-                    f"{'' if summed else ', and of a sum over rows reduction=' + repr('sum')}"
-                )
-                off = "the reduction is no sum" if summed else "Workload.weight is off"
-                yield f"the loss or the model mixes rows, or {off}", meaning
+        if self._exercise.workload.loss is not None and (found := self._mixed(plain)):
+            yield found
 
-    def _of_parts_and_whole(self, plain: PlainModel) -> tuple[float, float, float]:
-        """The loss by micro-batches and of the whole batch, and how near numbers of its type lie.
+    def _mixed(self, plain: PlainModel) -> tuple[str, str] | None:
+        """That a batch and its micro-batches do not give one loss and its gradients; None: they do.
 
-        Without autocast, whose rounding would hide what a loss that mixes rows makes of them, if the model can do so.
+        Compared in training mode, then in eval mode, which tells of a model that draws noise in training. A model that
+        fails in a way of training that no step has is none to refuse.
         """
+        if self._given.trains:
+            with contextlib.suppress(UsageError):
+                if found := self._exactly_mixed(plain, training=True):
+                    return found
+        return self._exactly_mixed(plain, training=False) if self._evaluates else None
+
+    def _exactly_mixed(self, plain: PlainModel, *, training: bool) -> tuple[str, str] | None:
+        """Without autocast, whose rounding would hide what mixed rows make of a loss, if the model can do so."""
         if self._given.epsilon:
             with contextlib.suppress(UsageError):
-                return self._evaluated(plain, self._given.exact())
-        return self._evaluated(plain, self._given)
+                return self._of_parts_and_whole(plain, self._given.exact(), training=training)
+        return self._of_parts_and_whole(plain, self._given, training=training)
 
-    def _evaluated(self, plain: PlainModel, given: Exercise) -> tuple[float, float, float]:
-        """Where evaluations change or draw something, the two may differ by that: they are the same number then."""
-        parts, whole = (float(plain.evaluated(each)) for each in (given, given.whole()))
-        again = float(plain.evaluated(given)), float(plain.evaluated(given.whole(), draws=-2))
-        return parts, whole if again == (parts, whole) else parts, plain.epsilon(given)
+    def _of_parts_and_whole(self, plain: PlainModel, given: Exercise, *, training: bool) -> tuple[str, str] | None:
+        """Shortly what differs between micro-batches and the whole batch, and what that means.
+
+        Where forwards change or draw something, the two may differ by that: then nothing is known. Gradients may also
+        differ by rounding as large as they are, where what adds up to them cancels.
+        """
+
+        def figures(exercise: Exercise, draws: int = -1) -> Mapping[Item, torch.Tensor | None]:
+            return plain.figures(exercise, training=training, draws=draws)
+
+        parts, whole = figures(given), figures(given.whole())
+        epsilon = plain.epsilon
+        near = math.sqrt(epsilon)  # half of the digits
+        found = [each for each in _apart(parts, whole) if each.largest > max(near * each.scale, epsilon)]
+        if not found:
+            return None
+        again = (*_apart(parts, figures(given)), *_apart(whole, figures(given.whole(), draws=-2)))
+        if any(each.counts() for each in again):
+            return None
+        plain.nudge(epsilon)
+        noise = {each.item: each.largest for each in _apart(whole, figures(given.whole()))}
+        first = next((each for each in found if each.counts(noise.get(each.item, 0.0))), None)
+        return self._mixed_words(first, parts[first.item], whole[first.item]) if first else None
+
+    def _mixed_words(
+        self, found: Difference, parts: torch.Tensor | None, whole: torch.Tensor | None
+    ) -> tuple[str, str]:
+        summed = self._exercise.workload.reduction == "sum"
+        added = "sum" if summed else "weighted mean"
+        if found.item.quantity == "gradient":
+            short = f"a backward of the model mixes rows ({found.item})"
+            return short, (
+                f"{found.item} over a batch is off by {found.largest:.3g} from the {added} of its micro-batches',"
+                f" whose losses are not off; its largest number is {found.scale:.3g}: the number of micro-batches"
+                " changes what is trained; a backward mixes rows, as an Embedding's with scale_grad_by_freq, a"
+                " Function's or a hook's may; one micro-batch is exact"
+            )
+        assert parts is not None
+        assert whole is not None
+        off = "the reduction is no sum" if summed else "Workload.weight is off"
+        blamed = "its reduction is no sum" if summed else "Workload.weight does not say what it divides by"
+        return f"the loss or the model mixes rows, or {off}", (
+            f"the loss of a batch, {float(whole):.6g}, is not the {added} of its micro-batches' losses,"
+            f" {float(parts):.6g}: the number of micro-batches changes what is trained; the loss or the model mixes"
+            f" rows, or {blamed}; loss_over='batch' or one micro-batch is exact"
+            f"{'' if summed else ', and of a sum over rows reduction=' + repr('sum')}"
+        )
+
+
+def _apart(ones: Mapping[Item, torch.Tensor | None], twos: Mapping[Item, torch.Tensor | None]) -> Iterator[Difference]:
+    """What differs between two computations of the same values."""
+    for item, one in ones.items():
+        if found := difference(Moment("step"), item, one, twos[item]):
+            yield found
 
 
 def _uncut(error: UsageError) -> str:

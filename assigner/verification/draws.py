@@ -34,14 +34,21 @@ class ComparableDraws(Watching):  # type: ignore[no-untyped-call]
 
     Args:
         step: Draws of another step are others.
+        drops: False: masks keep everything, so that what is dropped is the same for every number of rows.
+
+    Attributes:
+        types: Of all tensors that anything made.
     """
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, *, drops: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._step = step
+        self._step, self._drops = step, drops
+        self.types: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.aten.bernoulli_.float and not self._drops:  # on a CPU every dropout of torch's draws so
+            return args[0].fill_(1)
         if torch.Tag.nondeterministic_seeded in func.tags:
             leaves = pytree.tree_leaves((args, kwargs))
             if not any(isinstance(leaf, torch.Generator) for leaf in leaves):
@@ -49,7 +56,9 @@ class ComparableDraws(Watching):  # type: ignore[no-untyped-call]
                 text = f"{self._step}/{func}/{shapes}".encode()
                 seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
                 torch.default_generator.manual_seed(seed)
-        return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        self.types.update(each.dtype for each in pytree.tree_leaves(made) if isinstance(each, torch.Tensor))
+        return made
 
 
 class SideGenerators:

@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from assigner.model.deferred.modes import settle_mode
@@ -18,7 +19,7 @@ from assigner.runtime.step.outputs import Part, join
 from assigner.runtime.step.results import exact_sum
 from assigner.usercode import user_code
 from assigner.verification.draws import ComparableDraws, SideGenerators
-from assigner.verification.observing import HeardLoss, Item
+from assigner.verification.observing import HeardLoss, Item, held_items
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,6 +43,8 @@ class PlainModel:
         model: The model.
         per_micro_batch: Names of the buffers that moved in a later micro-batch of the first step, too.
         failed: It has raised an error.
+        epsilon: The relative step between neighbouring numbers of the narrowest type that the first batch was last
+            computed in.
 
     Raises:
         UsageError: the builder, the optimizer, the forward or the loss failed; the message has its line.
@@ -56,7 +59,7 @@ class PlainModel:
                 self.model = workload.model()
                 settle_mode(self.model)
             if nudged:
-                _nudge(self.model, exercise.epsilon)
+                self.nudge(exercise.epsilon)
             self._optimizer = workload.make_optimizer(self.model.named_parameters()) if exercise.trains else None
         self._statistics = DeferredStatistics({"": self.model}, "deferred")
         self._heard, self._metrics = (
@@ -68,6 +71,7 @@ class PlainModel:
         self._parameters = dict(named_parameters(self.model, remove_duplicate=False))
         self.per_micro_batch: set[str] = set()
         self.failed, self._watches = False, True
+        self.epsilon = 0.0
         self._states: dict[tuple[bool, int], dict[StatePlace, Any]] = {}
 
     def train(self, step: int) -> None:
@@ -115,25 +119,47 @@ class PlainModel:
 
     def evaluate(self) -> None:
         """The loss over the first batch in eval mode."""
-        self._loss = self.evaluated(self._exercise)
+        with torch.no_grad():
+            self._loss = self._of_first_batch(self._exercise, training=False)
 
-    def evaluated(self, exercise: Exercise, *, draws: int = -1) -> torch.Tensor:
-        """The loss over the first batch of an exercise in eval mode, by its micro-batches.
+    def figures(self, exercise: Exercise, *, training: bool, draws: int = -1) -> dict[Item, torch.Tensor | None]:
+        """The loss over the first batch of an exercise, by its micro-batches, and in training mode the gradients.
+
+        In training mode but for what sees other numbers in a micro-batch by design: BatchNorm normalises by its running
+        statistics, and dropout keeps everything.
 
         Args:
-            exercise: What is evaluated; in the type that its workload computes in.
+            exercise: What is computed; in the type that its workload computes in.
+            training: In training mode; else in eval mode.
             draws: Other numbers, other noise.
         """
+        self._drop()
+        with torch.set_grad_enabled(training):
+            self._loss = self._of_first_batch(exercise, training=training, draws=draws)
+        items = [Item("loss", exercise.graph.last.name), *held_items(exercise.graph, "gradient")]
+        found = {item: self.look(item) for item in (items if training else items[:1])}
+        self._drop()
+        return found
+
+    def _of_first_batch(self, exercise: Exercise, *, training: bool, draws: int = -1) -> torch.Tensor:
         self._autocast = exercise.workload.autocast
         flags = {module: module.training for module in self.model.modules()}
-        with user_code("the model's eval()"):
-            self.model.eval()
-        self._states = {key: state for key, state in self._states.items() if key[0]}  # an evaluation begins anew
+        if training:
+            for module in flags:
+                module.training &= not isinstance(module, _BatchNorm)
+        else:
+            with user_code("the model's eval()"):
+                self.model.eval()
+        self._states = {key: state for key, state in self._states.items() if key[0]}  # it begins anew
+        comparable = ComparableDraws(draws, drops=not training)
         try:
-            with self._failing(), torch.no_grad(), self._generators.in_use(), ComparableDraws(draws):
+            with self._failing(), self._generators.in_use(), comparable, self._hooks_apart():
                 return self._run(exercise.cut(0), trains=False)
         finally:
             self._autocast = self._exercise.workload.autocast
+            self.epsilon = max(
+                (torch.finfo(each).eps for each in comparable.types if each.is_floating_point), default=0.0
+            )
             for module, flag in flags.items():
                 module.training = flag
 
@@ -196,10 +222,17 @@ class PlainModel:
     def _snapshot(self) -> dict[str, torch.Tensor]:
         return {name: buffer.clone() for name, buffer in named_buffers(self.model) if buffer.layout is torch.strided}
 
-    def epsilon(self, exercise: Exercise) -> float:
-        """The relative step between neighbouring numbers of the loss of an exercise."""
-        own = torch.finfo(self._heard.dtype).eps if self._heard.dtype.is_floating_point else 0.0
-        return max(own, exercise.epsilon)
+    @torch.no_grad()
+    def nudge(self, epsilon: float) -> None:
+        """Move every parameter by one unit in the last place, up or down; by no less than a relative step."""
+        generator = torch.Generator().manual_seed(0)
+        for parameter in parameters(self.model):
+            if parameter.is_floating_point():
+                signs = (
+                    torch.randint(0, 2, parameter.shape, generator=generator, dtype=torch.int8, device="cpu") * 2 - 1
+                )
+                unit = max(epsilon, torch.finfo(parameter.dtype).eps)
+                parameter.mul_(1 + signs.to(parameter.dtype) * unit)
 
     def submodules(self) -> dict[str, torch.nn.Module]:
         """The model's modules by name."""
@@ -219,14 +252,3 @@ class PlainModel:
     def outputs(self) -> list[str]:
         """The names of the outputs that were heard last."""
         return list(self._heard.leaves())
-
-
-@torch.no_grad()
-def _nudge(model: torch.nn.Module, epsilon: float) -> None:
-    """Move every parameter by one unit in the last place, up or down."""
-    generator = torch.Generator().manual_seed(0)
-    for parameter in parameters(model):
-        if parameter.is_floating_point():
-            signs = torch.randint(0, 2, parameter.shape, generator=generator, dtype=torch.int8, device="cpu") * 2 - 1
-            unit = max(epsilon, torch.finfo(parameter.dtype).eps)
-            parameter.mul_(1 + signs.to(parameter.dtype) * unit)

@@ -128,6 +128,95 @@ def test_a_model_that_differs_from_itself_cannot_be_compared():
     assert "differs from itself in two equal runs" in found.cautions[0]
 
 
+class Balanced(nn.Linear):
+    """Adds in training what balances its activations over all rows, as a mixture of experts does."""
+
+    def forward(self, x):
+        made = F.dropout(super().forward(x), 0.3, self.training)
+        return made + made.sigmoid().mean(0).square().sum() if self.training else made
+
+
+class ByNorm(torch.autograd.Function):
+    """Hands on a gradient of norm 1."""
+
+    @staticmethod
+    def forward(_, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient / gradient.norm()
+
+
+class Normed(nn.Linear):
+    """As that Function has it."""
+
+    def forward(self, x):
+        return ByNorm.apply(super().forward(x))
+
+
+class Words(nn.Module):
+    """An embedding whose gradient is divided by how often a word stands in what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(5, WIDTH, scale_grad_by_freq=True)
+        self.last = nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(self.words(x.abs().long().clamp(max=4)).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (lambda: nn.Sequential(Balanced(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "the loss of a batch, "),
+        (
+            lambda: nn.Sequential(Normed(WIDTH, WIDTH), nn.Linear(WIDTH, 1)),
+            "the gradient of 0.weight over a batch is off",
+        ),
+        (Words, "the gradient of words.weight over a batch is off"),
+    ],
+)
+def test_rows_that_are_mixed_in_training_alone_are_told(model, said):
+    """Under `self.training`, beside dropout, or in a backward: a loss in eval mode knows nothing of it."""
+    found = checked(workload(model, "*"))
+    assert found.result == "equal"
+    assert [text.startswith(said) for text in found.cautions] == [True]
+    assert [" mixes rows" in text for text in found.per_micro_batch] == [True]
+
+
+class Attention(nn.Module):
+    """Softmax knows nothing of a shift: the gradient of the keys' bias is rounding, another for each micro-batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys, self.last = nn.Linear(1, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        scores = torch.softmax(self.keys(x.unsqueeze(-1)).sum(-1), -1)
+        return self.last((scores * x).sum(1, keepdim=True).expand(-1, WIDTH))
+
+
+class Island(nn.Linear):
+    """Computes in a narrower type than the model's own."""
+
+    def forward(self, x):
+        return F.linear(x.bfloat16(), self.weight.bfloat16()).to(x.dtype) + self.bias
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [Attention, lambda: nn.Sequential(Island(WIDTH, WIDTH), nn.Linear(WIDTH, 1))])
+def test_rounding_mixes_no_rows(model):
+    """Gradients that cancel, and those of a type that rounds more, are not the same for parts of a batch."""
+
+    def loss(made, wanted):
+        return 1e6 * F.mse_loss(made, wanted)
+
+    made = workload(model, "*", loss=loss, optimizer=lambda p: torch.optim.SGD(p, lr=1e-9))
+    assert checked(made).cautions == ()
+
+
 def test_a_loss_that_mixes_rows_is_told_once():
     """Micro-batches change such a loss, whatever runs them."""
 
@@ -137,7 +226,7 @@ def test_a_loss_that_mixes_rows_is_told_once():
     found = checked(workload(simple, "*", loss=contrastive))
     assert found.result == "equal"
     (said,) = found.cautions
-    assert "the loss mixes rows" in said
+    assert "the loss or the model mixes rows" in said
 
 
 @pytest.mark.long
@@ -255,7 +344,7 @@ def test_a_loss_that_mixes_rows_is_told_beside_a_clamped_scale():
 
     found = checked(workload(written.ClampedScale, "first", "second", "last", loss=contrastive))
     assert found.result == "equal"
-    assert "the loss mixes rows" in found.cautions[1]
+    assert "the loss or the model mixes rows" in found.cautions[1]
 
 
 @pytest.mark.long
