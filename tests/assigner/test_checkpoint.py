@@ -168,7 +168,7 @@ def without(section: str) -> Any:
         ("model.safetensors.index.json", cut_short, r"index\.json: cannot be read"),
         ("model.safetensors.index.json", without("weight_map"), "weight_map is missing"),
         ("optimizer.safetensors.index.json", without("settings"), "settings is missing"),
-        ("training.json", without("fingerprint"), "another model"),
+        ("training.json", without("fingerprint"), "training.json: fingerprint: null is not allowed; expected text"),
         ("training.json", lambda path: path.write_text("[]"), "expected an object"),
         ("training.json", without("batches"), "batches: null is not allowed; expected a whole number"),
     ],

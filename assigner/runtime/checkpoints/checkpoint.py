@@ -83,12 +83,13 @@ class TrainingProgress:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], path: Path) -> TrainingProgress:
-        """From JSON; checkpoints of old have only the counts.
+        """From JSON; checkpoints of old have only the counts and the model's fingerprint.
 
         Raises:
             FormatError: something else stands there.
         """
         try:
+            decode(str, facts.get("fingerprint"), "fingerprint")
             steps, batches = (decode(_COUNT, facts.get(key), key) for key in ("steps", "batches"))
             scaler = decode(dict[str, Any], facts.get("scaler", {}), "scaler")
             for key, kind in _SCALER.items() if scaler else ():
@@ -151,9 +152,9 @@ class Checkpoint:
         with _reading(folder, FACTS):
             path = folder / FACTS
             facts = read_json(path)
-            if facts.get("fingerprint") != graph.fingerprint:
-                raise FormatError(f"{folder} was saved from another model", hint=_hint_of_another(folder, graph))
             progress = TrainingProgress.of(facts, path)
+            if facts["fingerprint"] != graph.fingerprint:
+                raise FormatError(f"{folder} was saved from another model", hint=_hint_of_another(folder, graph))
             index = Index.read(folder, "model")
             extra, others = share.extra_state(), unread.names
             names = [name for name in index.section("weight_map") if _PART not in name]
