@@ -213,6 +213,15 @@ class Workload:
         assert self.loss is not None
         return self.loss(outputs, targets)
 
+    @property
+    def names_parameters(self) -> bool:
+        """Whether the optimizer's builder is given names with the parameters."""
+        try:
+            arguments = inspect.signature(self.optimizer).parameters if self.optimizer else {}
+        except ValueError:  # some functions written in C do not tell
+            return False
+        return next(iter(arguments), "") == "named_parameters"
+
     def make_optimizer(self, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         """The optimizer over parameters that are given with their names.
 
@@ -227,20 +236,12 @@ class Workload:
         apart = any(parameter.is_meta for _, parameter in pairs)
         hint = {"hint": "parameters that other workers hold have names, shapes and types here, and no values"}
         with user_code("Workload.optimizer", **(hint if apart else {})):
-            made = self.optimizer(pairs if _wants_names(self.optimizer) else [parameter for _, parameter in pairs])
+            made = self.optimizer(pairs if self.names_parameters else [parameter for _, parameter in pairs])
         if not isinstance(made, torch.optim.Optimizer):
             raise UsageError(
                 f"Workload.optimizer gave {type(made).__name__}", hint="it must return a torch.optim.Optimizer"
             )
         return made
-
-
-def _wants_names(builder: Callable[..., Any]) -> bool:
-    try:
-        first = next(iter(inspect.signature(builder).parameters), "")
-    except ValueError:  # some functions written in C do not tell
-        return False
-    return first == "named_parameters"
 
 
 IN_CONTAINERS = (

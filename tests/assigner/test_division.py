@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import UserList, deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -82,13 +83,13 @@ def test_a_sequence_with_an_entry_for_each_row_is_cut(make, rows):
 
 def test_what_stands_in_between_is_gone_through():
     """Dicts and tuples of lists are cut inside; settings of any length, shared objects and padded masks go whole."""
-    shared = object()
+    shared, draws = object(), random.Random(0)
 
     def make(rows: int) -> Any:
         return {
             "pair": Pair(list(range(rows)), torch.arange(rows)), "names": ["a", "b", "c", "d"], "size": (4, 5),
             "mask": torch.ones(rows + 3, rows + 3), "padded": torch.ones(rows, rows + 3), "object": shared,
-            "length": rows + 3, "drawn": rows**2, "step": rows // 4,
+            "length": rows + 3, "drawn": draws.randrange(1000), "step": 1,
         }  # fmt: skip
 
     first, second = cut(make, 4)
@@ -97,7 +98,7 @@ def test_what_stands_in_between_is_gone_through():
     assert second["pair"].b.tolist() == [2, 3]
     assert (first["names"], first["size"], first["mask"].shape) == (["a", "b", "c", "d"], (4, 5), (7, 7))
     assert first["object"] is shared
-    assert (first["length"], first["drawn"], first["step"]) == (7, 16, 1)
+    assert (first["length"], first["drawn"], first["step"]) == (7, second["drawn"], 1)
 
 
 def test_a_list_is_as_good_as_a_tuple():
@@ -125,6 +126,14 @@ def marked(rows: int) -> torch.Tensor:
     return tensor
 
 
+_LABELS = random.Random(1)
+
+
+def labels_that_count(rows: int) -> torch.Tensor:
+    """Most of them, as of a mask that ignores some."""
+    return torch.tensor(sum(_LABELS.random() < 0.8 for _ in range(rows)))
+
+
 REFUSED: dict[str, tuple[Callable[[int], Any], str]] = {
     "object": (lambda rows: Labels(torch.arange(rows)), r"targets cannot be cut .* it is a Labels"),
     "packed": (lambda rows: pack_sequence([torch.ones(3)] * rows), r"targets cannot be cut .* it is a PackedSequence"),
@@ -140,7 +149,10 @@ REFUSED: dict[str, tuple[Callable[[int], Any], str]] = {
     "number": (lambda rows: {"rows": rows}, r"targets\['rows'\] cannot be cut .* the number of the batch's rows"),
     "tensor of the number": (torch.tensor, "the number of the batch's rows"),
     "tokens": (lambda rows: 16 * rows, "a number that grows with the rows, 64 for 4 and 128 for 8"),
-    "tensor of tokens": (lambda rows: torch.tensor([9.0 * rows - 7]), "a number that grows with the rows, 29.0 for 4"),
+    "tensor of tokens": (lambda rows: torch.tensor([9.0 * rows - 7]), "a number that grows with the rows, 29 for 4"),
+    "pairs": (lambda rows: rows * (rows - 1), "a number that grows with the rows, 12 for 4 and 56 for 8"),
+    "labels that count": (labels_that_count, "a number that grows with the rows"),
+    "weights": (lambda rows: 0.5 * rows, "a number that grows with the rows, 2 for 4 and 4 for 8"),
     "slices": (lambda rows: Boxes(list(range(rows)), slices=False), r"targets, a Boxes, .* cannot be sliced"),
     "sparse": (lambda rows: torch.ones(rows, 3).to_sparse(), r"layout torch.sparse_coo, which cannot be cut"),
     "subclass": (lambda rows: torch.ones(rows).as_subclass(Own), "targets is a Own"),

@@ -13,8 +13,10 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,10 @@ EXAMPLE_ROWS = 4  # not 1, which torch.export would take for a fixed size
 
 Sizes = tuple[int, int]
 _COUNT = "the number of the batch's rows"
+_OTHERS, _FEW_PAIRS = 24, 3
+"""More pairs of batches that tell whether a number grows with the rows; so few tell that it never changes."""
+_GROWTH, _CERTAIN = 0.25, 4.0
+"""It does if it is larger by so much of itself, and by so many times what the draws make uncertain."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, np.generic, torch.dtype, torch.device, torch.Size)
 
 
@@ -197,13 +203,42 @@ def batch_rows(workload: Workload, example: Batch | None = None) -> BatchRows:
         return BatchRows()
     lengths = {size for sizes in every for dim, size in enumerate(sizes) if dim or rows in sizes} - {rows}
     may_count = workload.reduction == "sum" or workload.loss_over == "batch"
-    examples = _Examples(rows, lengths, may_count=may_count)
+    others = _OtherDraws(workload)
     times, rest = divmod(rows[0], EXAMPLE_ROWS)
     return BatchRows(
-        _learnt(*inputs, examples),
-        _learnt(small[1], large[1], examples),
+        _learnt(*inputs, _Examples(rows, lengths, may_count=may_count, others=others.inputs)),
+        _learnt(small[1], large[1], _Examples(rows, lengths, may_count=may_count, others=others.targets)),
         1 if rest or rows[1] != 2 * rows[0] else times,
     )
+
+
+class _OtherDraws:
+    """Further batches of both row counts, of other draws, made when they are asked for.
+
+    Args:
+        workload: Makes them.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload, self._made = workload, list["tuple[Batch, Batch]"]()
+
+    def _all(self) -> Iterator[tuple[Batch, Batch]]:
+        for n in range(_OTHERS):
+            if n == len(self._made):
+                seed = self._workload.seed + 1 + n
+                small, large = (self._workload.make_batch(times * EXAMPLE_ROWS, seed) for times in (1, 2))
+                self._made.append((small, large))
+            yield self._made[n]
+
+    def inputs(self) -> Iterator[tuple[Any, Any]]:
+        """The model's arguments in each."""
+        for small, large in self._all():
+            yield call_arguments(small[0]), call_arguments(large[0])
+
+    def targets(self) -> Iterator[tuple[Any, Any]]:
+        """The targets in each."""
+        for small, large in self._all():
+            yield small[1], large[1]
 
 
 def _sizes(one: Any, other: Any) -> Iterator[list[Sizes]]:
@@ -239,11 +274,27 @@ class _Examples:
         lengths: Sizes of other dimensions, as the length that sequences are padded to.
         may_count: What is counted of all rows is right beside some of them: the losses of parts are added up, or one is
             computed of the whole batch.
+        others: Makes more such batches, of other draws.
+        path: Keys and positions down to the parts that are looked at.
     """
 
     rows: Sizes
     lengths: set[Sizes]
     may_count: bool
+    others: Callable[[], Iterator[tuple[Any, Any]]]
+    path: tuple[Any, ...] = ()
+
+    def elsewhere(self) -> Iterator[tuple[Any, Any]]:
+        """The same part of other batches."""
+        for pair in self.others():
+            yield _part(pair[0], self.path), _part(pair[1], self.path)
+
+
+def _part(tree: Any, path: Sequence[Any]) -> Any:
+    """What lies at the end of keys and positions; None: there is nothing."""
+    for key in path:
+        tree = dict(entries_of(tree) or ()).get(key)
+    return tree
 
 
 def _learnt(one: Any, other: Any, examples: _Examples) -> RowLeaves:
@@ -260,7 +311,7 @@ def _learnt(one: Any, other: Any, examples: _Examples) -> RowLeaves:
     pairs = _paired(one, other)
     if pairs is None:
         return _learnt_object(one, other, examples)
-    children = {key: _learnt(a, b, examples) for key, (a, b) in pairs.items()}
+    children = {key: _learnt(a, b, replace(examples, path=(*examples.path, key))) for key, (a, b) in pairs.items()}
     if mine and all(map(is_plain, one)) and not any(child.why for child in children.values()):
         return RowLeaves(Carry.WHOLE, children)  # a list of settings: none of its entries has to be looked at
     return RowLeaves(children=children)
@@ -273,20 +324,42 @@ def _learnt_number(one: Any, other: Any, examples: _Examples) -> RowLeaves:
         return RowLeaves(Carry.WHOLE)
     if (mine, theirs) == examples.rows:
         return RowLeaves(Carry.VARIES, why=_COUNT)
-    few, many = examples.rows
-    grows = 9 * mine <= 6 * theirs <= 16 * mine  # about twice as much: rows may have unlike numbers of tokens
-    if mine < few or not grows or examples.may_count or (mine, theirs) in examples.lengths:
+    if examples.may_count or (mine, theirs) in examples.lengths or not _grows([(mine, theirs)], examples):
         return RowLeaves(Carry.WHOLE)
-    return RowLeaves(Carry.VARIES, why=f"a number that grows with the rows, {mine} for {few} and {theirs} for {many}")
+    few, many = examples.rows
+    return RowLeaves(
+        Carry.VARIES, why=f"a number that grows with the rows, {mine:g} for {few} and {theirs:g} for {many}"
+    )
+
+
+def _grows(pairs: list[tuple[float, float]], examples: _Examples) -> bool:
+    """Whether a number is larger for more rows, by more than what is drawn anew in each batch tells.
+
+    Args:
+        pairs: The number in the two batches; those of others are added.
+        examples: The batches.
+    """
+    with contextlib.suppress(UsageError):  # what the batches at hand say counts
+        for a, b in examples.elsewhere():
+            mine, theirs = map(_counted, (a, b))
+            if mine is None or theirs is None:
+                return False
+            pairs.append((mine, theirs))
+            if len(pairs) > _FEW_PAIRS and len({each for pair in pairs for each in pair}) == 1:
+                return False  # a setting
+    few, many = (np.array(each) for each in zip(*pairs, strict=True))
+    spread = math.sqrt((few.var() + many.var()) / max(len(pairs) - 1, 1))
+    more = abs(many.mean()) - abs(few.mean())
+    return bool(more >= _GROWTH * abs(few.mean()) and more > _CERTAIN * spread)
 
 
 def _counted(value: Any) -> float | None:
-    """What may be a count; None: it is none."""
+    """What may count or add up; None: it does not."""
     if isinstance(value, torch.Tensor):
-        value = None if value.is_meta else value.item()
+        value = None if value.is_meta or value.is_complex() else value.item()
     elif isinstance(value, np.generic):
         value = value.item()
-    return value if type(value) is int or (type(value) is float and value.is_integer()) else None
+    return value if type(value) in (int, float) and math.isfinite(value) else None
 
 
 def _learnt_object(one: Any, other: Any, examples: _Examples) -> RowLeaves:

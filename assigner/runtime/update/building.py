@@ -116,10 +116,11 @@ def _check_empty(workload: Workload, model: StandInParameters, empty: Sequence[i
     """A group that shall have `[p for p in parameters if id(p) in ids]` is empty where the ids are of the model's own.
 
     One that is empty also where the builder is given these is meant so, as the biases of a model that has none; but
-    not where it can reach the parameters of a model beside it, or their ids.
+    not where it is given no names and can reach the parameters of a model beside it, or their ids.
     """
     with contextlib.suppress(Exception), unwatched():
-        if empty == _empty(workload.make_optimizer(model.originals)) and not _reaches_others(workload, model):
+        is_meant = empty == _empty(workload.make_optimizer(model.originals))
+        if is_meant and (workload.names_parameters or not _reaches_others(workload, model)):
             return
     raise UsageError(
         f"param group {empty[0]} of Workload.optimizer has no parameter",
