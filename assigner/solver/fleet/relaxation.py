@@ -129,18 +129,17 @@ class KindRelaxation:
 
     @cached_property
     def low(self) -> tuple[float, float]:
-        """No slowest server forward, backward is faster: everything is shared out perfectly among all workers."""
-        counts = np.array([kind.count for kind in self.kinds])
-        ways = self._work(self._seconds[:, :, 0]), self._work(self._seconds[:, :, 1])
-        found = [(float(work.behind[0]), float(work.weights @ counts)) for work in ways]
-        forward, backward = (seconds / total if total else 0.0 for seconds, total in found)
-        return forward, backward
+        """Of GPipe: no slowest server forward, backward is faster; all is shared out perfectly among all workers."""
+        return self.level, self._level(self._work(self._seconds[:, :, 1]))
 
     @property
     def level(self) -> float:
         """No slowest server is faster, by what `work` has of it."""
-        total = float(self.work.weights @ np.array([kind.count for kind in self.kinds]))
-        return float(self.work.behind[0]) / total if total else 0.0
+        return self._level(self.work)
+
+    def _level(self, work: WorkSplit) -> float:
+        total = float(work.weights @ np.array([kind.count for kind in self.kinds]))
+        return float(work.behind[0]) / total if total else 0.0
 
     @cached_property
     def trips(self) -> Floats:
