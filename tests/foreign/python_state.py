@@ -62,6 +62,65 @@ class RootCounter(Net):
         return super().forward(x / (1 + 0.1 * self.calls))
 
 
+@case("the root notes how many rows it has, and reads that behind", *MARKS)
+class NotesRows(Net):
+    def forward(self, x):
+        self.rows = x.shape[0]
+        self.kept = [x.new_ones(self.rows, 1)]
+        return super().forward(x) * self.kept[0]
+
+
+@case("states of a recurrence that the root makes anew", *MARKS)
+class NotesStates(Net):
+    rows, states = 0, None
+
+    def begin(self, rows):
+        self.rows, self.states = rows, (torch.zeros(rows, WIDTH), [rows])
+
+    def forward(self, x):
+        self.begin(len(x))
+        self.states = (torch.tanh(self.first(x) + self.states[0]), self.states[1])
+        return self.last(self.second(self.states[0]))
+
+
+@case("rows noted in training, read in evaluations", *MARKS, refusal=STATE)
+class ReadsRowsElsewhere(Net):
+    rows = 1
+
+    def forward(self, x):
+        if self.training:
+            self.rows = x.shape[0]
+        return super().forward(x) / self.rows
+
+
+@case("the rows of the forward before", *MARKS, refusal=STATE)
+class ReadsRowsBefore(Net):
+    rows = 1
+
+    def forward(self, x):
+        before, self.rows = self.rows, len(x)
+        return super().forward(x) / before
+
+
+@case("the rows of the forward before, by vars", *MARKS, refusal=STATE)
+class ReadsRowsByVars(Net):
+    def forward(self, x):
+        before = vars(self).get("rows", 1)
+        self.rows = len(x)
+        return super().forward(x) / before
+
+
+@case("rows that a marked module reads of the root", *MARKS, refusal=STATE)
+class RowsReadInside(Net):
+    def __init__(self):
+        super().__init__()
+        self.second.register_forward_hook(lambda module, args, output: output / self.rows)
+
+    def forward(self, x):
+        self.rows = x.shape[0]
+        return super().forward(x)
+
+
 @inside("call counter", inherent=True, refusal=STATE)
 class Counter(nn.Linear):
     calls = 0

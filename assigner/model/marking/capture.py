@@ -36,7 +36,7 @@ from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions
 from assigner.model.marking.isolation import CrossingError
-from assigner.model.marking.leftovers import Attribute, attributes_read, left_behind
+from assigner.model.marking.leftovers import FirstReads, attribute_of, left_behind
 from assigner.model.marking.modules import opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone
 from assigner.model.marking.observation import LearntCall, ValueDependence
@@ -70,7 +70,8 @@ class Capture:
         domain: The inputs that it holds for.
         left: Who changes what in Python (see `left_behind`).
         settled: What of it is a module's flag, number or text, which the first forward sets and later ones leave.
-        settled_read: Which of these attributes a forward reads.
+        noted: What of it each forward sets to something else, and no such forward reads before.
+        reads: What the forward reads before it sets it.
         read_elsewhere: What code outside of partitions reads of their modules (see `Leftovers.read`).
         flags: What code outside of partitions was told of parameters' `requires_grad`.
         deferred_statistics: Names of BatchNorm modules' running statistics, which the runtime moves at a step's end.
@@ -88,7 +89,8 @@ class Capture:
     domain: Domain
     left: dict[tuple[int, str], str]
     settled: list[StateChange]
-    settled_read: set[Attribute]
+    noted: list[StateChange]
+    reads: FirstReads
     read_elsewhere: frozenset[tuple[str, str]]
     flags: dict[str, bool]
     deferred_statistics: frozenset[str]
@@ -302,9 +304,9 @@ def _export_once(
     with kept, ready, calls, watched, mode, casting(autocast, "cpu"), ctc_losses(), on_cpu():
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
-        changes, settled, settled_read = caught.changes, list[StateChange](), set[Attribute]()
+        changes, settled, noted = caught.changes, list[StateChange](), list[StateChange]()
         if changes or caught.made:
-            settled, settled_read = _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
+            settled, noted = _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic, strict=False
             ))  # fmt: skip
     _check_ways_out(model, program)
@@ -319,7 +321,7 @@ def _export_once(
     )
     return Capture(
         functional.graph, functional.together, program, opaque.names, opaque.calls, checks.known, leaves, rows,
-        carriers, domain, left_behind(opaque.leftovers, changes), settled, settled_read,
+        carriers, domain, left_behind(opaque.leftovers, changes), settled, noted, caught.reads,
         opaque.leftovers.read, caught.flags, statistics,
     )  # fmt: skip
 
@@ -330,15 +332,16 @@ def _check_repeated(
     opaque: OpaqueCalls,
     caught: Interceptions,
     again: Callable[[], ExportedProgram],
-) -> tuple[list[StateChange], set[Attribute]]:
+) -> tuple[list[StateChange], list[StateChange]]:
     """The forward leaves Python state changed: a second call must do the same, and change nothing more.
 
     So it must where a cached function has made objects: of those that were there before, changes are seen. A tensor
-    that follows from the inputs' shapes alone (a mask that is kept) is none of that: it is made anew.
+    that follows from the shapes of inputs alone (a mask that is kept) is none of that: it is made anew. Nor is what a
+    forward notes in an attribute that it does not read before (the number of rows, states of a recurrence).
 
     Returns:
         The flags, numbers and texts of modules that the first call has set: for the graph, they always were so.
-        And those of these attributes that the second call reads: without the others it is the same whatever they are.
+        And the attributes that the second call has set to something else, and has not read before that.
 
     Raises:
         MarkingError: it does not.
@@ -346,21 +349,23 @@ def _check_repeated(
     changes = [change for change in caught.changes if not _is_kept_mask(change, program)]
     made = [f"what {name} has made" for name in caught.made]
     if not changes and not made:
-        return [], set()
+        return [], []
     had = (each for each in changes if isinstance(each.holder, nn.Module) and each.before is not ABSENT)
     settled = [each for each in had if type(each.now) in ATOMS]
     for change in settled:  # torch.export has put back what was there before, but leaves what was not
         vars(change.holder)[change.key] = change.now
     first, calls = _in_words(program, opaque), len(opaque.calls)
     hooks = list(caught.hooks)
-    with attributes_read(settled) as read:
-        second = again()
+    second = again()
     same = _in_words(second, opaque) == first
     del opaque.calls[calls:]
     caught.hooks[:] = hooks
-    further = [change for change in caught.changes if not _is_replaced_tensor(change)]
-    if same and not further and not _reads_replaced(program, changes) and not _reached(settled, opaque):
-        return settled, read
+    odd = [change for change in caught.changes if not _is_replaced_tensor(change)]
+    read = caught.reads.among(map(attribute_of, odd))
+    further = [change for change in odd if attribute_of(change) in read]
+    noted = [change for change in odd if attribute_of(change) not in read]
+    if same and not further and not _reads_replaced(program, changes) and not _reached([*settled, *noted], opaque):
+        return settled, noted
     found = [*(change.name for change in (*further, *changes)), *made]
     called = {call.module for call in opaque.calls}
     passed = [each for each in opaque.names if each not in called and found[0].startswith(f"{each}.")]

@@ -25,7 +25,7 @@ from assigner.model.marking.domain import input_key
 from assigner.model.marking.glue import Ownership, is_size, value_bytes
 from assigner.model.marking.gradients import asked, requiring, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
-from assigner.model.marking.leftovers import attribute_of, attributes_read, check_loss, left_by_module
+from assigner.model.marking.leftovers import attribute_of, check_loss, left_by_module
 from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.piece import PieceBuilder
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from torch.utils._pytree import TreeSpec
 
-    from assigner.model.marking.leftovers import Attribute
     from assigner.model.marking.observation import LearntCall
     from assigner.model.marking.rows import RowLeaves
     from assigner.model.workload import Workload
@@ -80,7 +79,8 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     order = {label: _together(each) for label, each in calls.items()}
     return replace(
         cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, order=order,
-        settled=captured.settled, settled_read=captured.settled_read, rows=rows, examples=examples,
+        settled=captured.settled, noted={attribute_of(each) for each in captured.noted}, reads=captured.reads,
+        rows=rows, examples=examples,
     )  # fmt: skip
 
 
@@ -180,39 +180,38 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
     deferred = graph.deferred
     marked = find_marks(deferred.model, graph.marks)
     settled = [(vars(each.holder), each.key, each.now) for each in graph.settled]
-    with deferred.mode(training=training), placed(settled), attributes_read(graph.settled) as read:
+    with deferred.mode(training=training), placed(settled):
         captured = _captured(
             deferred, marked, inputs, graph.examples, graph.rows.inputs,
             autocast=graph.last.autocast, any_rows=False, training=training,
         )  # fmt: skip
-    _settle(graph, captured, read)
+    _settle(graph, captured)
     keep_left(deferred.model, left_by_module(deferred.model, captured.left))
     autocast = graph.last.autocast
     return Cutter(deferred, marked, captured, autocast, rows=graph.rows, base=graph, training=training).cut()
 
 
-def _settle(graph: PartitionGraph, captured: Capture, read: set[Attribute]) -> None:
-    """What the forward has set once for all (see `_check_repeated`) may differ between captures if none reads it.
+def _settle(graph: PartitionGraph, captured: Capture) -> None:
+    """What forwards set otherwise in another capture may differ between captures if no forward reads it first.
 
     Args:
         graph: The first capture's, which learns of this one.
         captured: Another one.
-        read: What that reads of what the first one has set.
 
     Raises:
         MarkingError: a forward may find what the one before has set, by which the graph was not captured.
     """
-    read = graph.settled_read | captured.settled_read | read
-    anew = graph.settled_anew | {attribute_of(each) for each in captured.settled}
-    odd = anew & read | anew - {attribute_of(each) for each in graph.settled}
-    if found := [each.name for each in (*captured.settled, *graph.settled) if attribute_of(each) in odd]:
+    changes = [*captured.settled, *captured.noted]
+    noted = graph.noted.union(map(attribute_of, changes))
+    if odd := graph.reads.among(noted) | captured.reads.among(noted):
+        name = next((each.name for each in (*changes, *graph.settled) if attribute_of(each) in odd), "an attribute")
         raise MarkingError(
-            f"the forward of {type(graph.deferred.model).__name__} sets {found[0]} outside its partitions to another"
+            f"the forward of {type(graph.deferred.model).__name__} sets {name} outside its partitions to another"
             " value for these inputs than for those before, and may read it: a captured graph would go on with its own",
             hint="mark a larger module that contains the line, or set it in the model's builder",
         )
-    graph.settled_read.update(read)
-    graph.settled_anew.update(anew)
+    graph.noted.update(noted)
+    graph.reads.join(captured.reads)
 
 
 def _on_cpu(leaf: Any) -> Any:

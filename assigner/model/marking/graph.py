@@ -24,7 +24,7 @@ from assigner.model.deferred.memento import Memento, StateChange
 from assigner.model.deferred.mutation import is_view
 from assigner.model.deferred.originals import unwatched
 from assigner.model.marking.domain import Domain
-from assigner.model.marking.leftovers import Attribute
+from assigner.model.marking.leftovers import Attribute, FirstReads
 from assigner.model.marking.marks import Mark
 from assigner.model.marking.nodes import is_item
 from assigner.model.marking.partitionmodule import around_module, build_module
@@ -200,8 +200,8 @@ class PartitionGraph:
         order: Of the operations of what partitions call, by its name, in all of its calls: see `Operations`. How calls
             follow each other, the graph says.
         settled: Flags, numbers and texts of modules that the first forward sets and later ones leave.
-        settled_read: Which of these attributes forwards read, of all captures so far.
-        settled_anew: Which of them other captures than the first set to something else.
+        noted: Attributes that each forward sets to something else, or another capture than the first.
+        reads: What forwards read before they set it, of all captures so far.
         rows: What carries the rows of a batch.
         examples: Batches with values, for partitions whose forward needs them to be captured; None: there are none.
         recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
@@ -219,8 +219,8 @@ class PartitionGraph:
     left: Mapping[tuple[int, str], str] = field(default_factory=dict, repr=False, compare=False)
     order: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
     settled: Sequence[StateChange] = field(default=(), repr=False, compare=False)
-    settled_read: set[Attribute] = field(default_factory=set, repr=False, compare=False)
-    settled_anew: set[Attribute] = field(default_factory=set, repr=False, compare=False)
+    noted: set[Attribute] = field(default_factory=set, repr=False, compare=False)
+    reads: FirstReads = field(default_factory=lambda: FirstReads(()), repr=False, compare=False)
     rows: BatchRows = field(default_factory=BatchRows)
     examples: Examples | None = field(default=None, repr=False, compare=False)
     recuts: dict[bool, list[PartitionGraph]] = field(

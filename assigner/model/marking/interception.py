@@ -45,7 +45,8 @@ from assigner.model.deferred.mutation import branched
 from assigner.model.marking.checks import stating
 from assigner.model.marking.conversions import unmoved
 from assigner.model.marking.fakeforward import is_tensor
-from assigner.model.marking.modules import check_hooks
+from assigner.model.marking.leftovers import FirstReads
+from assigner.model.marking.modules import check_hooks, modules_outside
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
 from assigner.model.marking.writing import hooked, still_required, wanted
 from assigner.model.members import named_parameters
@@ -88,6 +89,7 @@ class Interceptions:
         changes: Python state that the last forward left changed.
         made: The cached functions that have made objects in it, of which nobody knows what it then did to them.
         flags: The parameters that it has asked for `requires_grad`, and what they said.
+        reads: What it reads of modules whose code is followed.
     """
 
     def __init__(self, model: nn.Module, opaque: OpaqueCalls, checks: Checks) -> None:
@@ -96,6 +98,7 @@ class Interceptions:
         self.changes: list[StateChange] = []
         self.made: list[str] = []
         self.flags: dict[str, bool] = {}
+        self.reads = FirstReads(module for _, module in modules_outside(model, opaque.names))
         parameters = named_parameters(model, remove_duplicate=False)
         self._hung = {name: {**vars(each)} for name, each in parameters if vars(each)}
 
@@ -112,7 +115,8 @@ class Interceptions:
                 vars(self.model.get_parameter(name)).update(attributes)
             before = clear_caches(self.model)
             self.opaque.begin()
-            with self._watched(), self._caught(), as_single_process(), self.checks.answered((args, kwargs)):
+            watched, answered = self._watched(), self.checks.answered((args, kwargs))
+            with watched, self._caught(), as_single_process(), answered, self.reads.noted():
                 output = original(*args, **kwargs)
             self.made = that_made(self.model, before)
             register_dataclasses(output)

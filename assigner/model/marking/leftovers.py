@@ -27,7 +27,7 @@ from assigner.model.deferred.reach import reach
 from assigner.usercode import is_asked_by_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from assigner.model.deferred.memento import Memento, StateChange
     from assigner.model.marking.fakeforward import Named
@@ -128,28 +128,59 @@ _UNLIKE = _ASKED | {"forward"}
 """What is another on a rank's modules: evaluations set the mode, and deferred BatchNorm a forward."""
 
 
-@contextlib.contextmanager
-def attributes_read(changes: Sequence[StateChange]) -> Iterator[set[Attribute]]:
-    """Which attributes of modules, of those that forwards have changed, code reads while the block runs."""
-    wanted = {attribute_of(each) for each in changes}
-    found = set[Attribute]()
+class FirstReads:
+    """Which attributes of modules a forward reads before it sets them: what it finds there is of the one before.
 
-    def watch(kind: type) -> None:
-        plain: Callable[[Any, str], Any] = kind.__getattribute__  # type: ignore[assignment]
+    An attribute that each forward sets before it reads it is a local variable (`self.rows = x.shape[0]`): whatever
+    it holds, forwards do the same.
 
-        def reading(module: Any, name: str) -> Any:
-            if name == _ALL and is_asked_by_user():
-                found.update(each for each in wanted if each[0] == id(module))
-            elif (id(module), name) in wanted:
-                found.add((id(module), name))
-            return plain(module, name)
+    Args:
+        modules: Whose attributes; of others nothing is known.
+    """
 
-        stack.enter_context(mock.patch.object(kind, "__getattribute__", reading))
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = {id(module): module for module in modules}
+        self._read: set[Attribute] = set()
 
-    with contextlib.ExitStack() as stack:
-        for kind in dict.fromkeys(type(each.holder) for each in changes):
-            watch(kind)
-        yield found
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note those of the forward in the block, and forget those of the last one."""
+        self._read.clear()
+        written: set[Attribute] = set()
+
+        def watch(kind: type) -> None:
+            read: Callable[[Any, str], Any] = kind.__getattribute__  # type: ignore[assignment]
+            write: Callable[[Any, str, Any], None] = kind.__setattr__  # type: ignore[assignment]
+
+            def reading(module: Any, name: str) -> Any:
+                place = id(module), name
+                if place not in written and (name != _ALL or is_asked_by_user()):
+                    self._read.add(place)
+                return read(module, name)
+
+            def writing(module: Any, name: str, value: Any) -> None:
+                written.add((id(module), name))
+                write(module, name, value)
+
+            stack.enter_context(mock.patch.object(kind, "__getattribute__", reading))
+            stack.enter_context(mock.patch.object(kind, "__setattr__", writing))
+
+        with contextlib.ExitStack() as stack:
+            for kind in dict.fromkeys(map(type, self._modules.values())):
+                watch(kind)
+            yield
+
+    def join(self, other: FirstReads) -> None:
+        """These are of both forwards now."""
+        self._modules = {key: module for key, module in self._modules.items() if key in other._modules}
+        self._read |= other._read
+
+    def among(self, attributes: Iterable[Attribute]) -> set[Attribute]:
+        """Those that the forward may have read before it set them."""
+        return {
+            each for each in attributes
+            if each[0] not in self._modules or not self._read.isdisjoint({each, (each[0], _ALL)})
+        }  # fmt: skip
 
 
 def attribute_of(change: StateChange) -> Attribute:
