@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import pytest
+
 TESTS = Path(__file__).resolve().parent
 PORT_BYTES = 8
 ANSWER_S = 300.0  # beyond a run's own time: the server's start, and the run's end
@@ -68,6 +70,12 @@ class End:
     code: int
     output: str
     errors: str
+
+
+def cases_of(request: pytest.FixtureRequest, name: str) -> list[str]:
+    """The values of a parameter that the tests of the asking file have in this run, each once."""
+    calls = [item.callspec for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    return list(dict.fromkeys(call.params[name] for call in calls if name in call.params))
 
 
 class ForkedRanks:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from forked_ranks import cases_of
 from workloads import graph_of, make_plan, skips
 
 from assigner import Pipeline
@@ -28,10 +29,12 @@ def parts(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 @pytest.fixture(scope="module")
-def disagreements(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What tests/runs/disagreeing.py saw."""
+def disagreements(
+    request: pytest.FixtureRequest, forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What tests/runs/disagreeing.py saw, of the ways that this run of the tests has."""
     made = tmp_path_factory.mktemp("disagreements")
-    forked.run("disagreeing.py", made)
+    forked.run("disagreeing.py", made, *cases_of(request, "way"))
     found: dict[str, Any] = json.loads((made / "found.json").read_text())
     return found
 
@@ -108,6 +111,7 @@ def test_both_sides_of_a_disagreement_are_told_on_every_rank(disagreements, way,
         assert f"worker:{3 - int(finder)} is like worker:{0 if rank else finder}" in text
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("way", "alone", "others"),
@@ -125,6 +129,7 @@ def test_where_rank_0_alone_has_left_out_or_added_a_call(disagreements, way, alo
         assert f" calls {others}" in text
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(("way", "leaver"), [("leaves", 1), ("leaves on rank 0", 0)])
 def test_whoever_leaves_early_is_told_of_with_both_lines(disagreements, way, leaver):
@@ -135,6 +140,7 @@ def test_whoever_leaves_early_is_told_of_with_both_lines(disagreements, way, lea
         assert f"while worker:{leaver} " not in text
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("way", "words"),
@@ -150,6 +156,7 @@ def test_a_rank_that_lacks_what_it_needs_is_told_why(disagreements, way, words):
     assert 0 not in disagreements[way]["codes"]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("way", "what"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from forked_ranks import cases_of
 from safetensors.torch import load_file
 from workloads import language, make_plan
 
@@ -38,10 +39,12 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def failures(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What tests/runs/failures.py saw."""
+def failures(
+    request: pytest.FixtureRequest, forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What tests/runs/failures.py saw, of the failures that this run of the tests has."""
     made = tmp_path_factory.mktemp("failures")
-    forked.run("failures.py", made)
+    forked.run("failures.py", made, *cases_of(request, "failure"))
     found: dict[str, Any] = json.loads((made / "found.json").read_text())
     return found
 
@@ -122,10 +125,10 @@ def test_a_checkpoint_of_three_ranks_on_one(ranks, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_exception_in_a_partition(failures, rank):
+@pytest.mark.parametrize(("failure", "rank"), [("raises on rank 0", 0), ("raises on rank 1", 1)])
+def test_an_exception_in_a_partition(failures, failure, rank):
     """Every rank ends by itself with the same type and message, worker, partition, micro-batch and traceback."""
-    found = failures[f"raises on rank {rank}"]
+    found = failures[failure]
     assert found["codes"] == [1 if each == rank else 7 for each in range(3)]
     for each, text in enumerate(found["stderr"]):
         caught = f"caught as an ArithmeticError of worker:{rank}/cpu: the trap snapped"
@@ -135,41 +138,51 @@ def test_an_exception_in_a_partition(failures, rank):
         assert 'failures.py", line' in text
 
 
-def test_a_rank_that_stands_still_meanwhile_learns_the_cause(failures):
+@pytest.mark.long
+@pytest.mark.parametrize("failure", ["raises while one stands still"])
+def test_a_rank_that_stands_still_meanwhile_learns_the_cause(failures, failure):
     """Another one fails, and rank 0, which hosts the store, does not leave before it could read why."""
-    found = failures["raises while one stands still"]
+    found = failures[failure]
     assert found["codes"] == [7, 1, 7]
     assert all("the user's own" in text for text in found["stderr"])
 
 
-def test_an_exception_among_ranks_that_share_a_stage(failures):
+@pytest.mark.long
+@pytest.mark.parametrize("failure", ["raises on a rank that shares"])
+def test_an_exception_among_ranks_that_share_a_stage(failures, failure):
     """Those that wait for the sum of gradients which it has begun to add up end with its error."""
-    found = failures["raises on a rank that shares"]
+    found = failures[failure]
     assert found["codes"] == [7, 7, 1]
     for text in found["stderr"]:
         assert "ArithmeticError: the trap snapped" in text
         assert "backward of partition '0', micro-batch 3 on worker:2/cpu" in text
 
 
-@pytest.mark.parametrize(("case", "rank"), [("killed rank 0", 0), ("killed rank 1", 1), ("killed rank that shares", 1)])
-def test_a_killed_rank(failures, case, rank):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("failure", "rank"), [("killed rank 0", 0), ("killed rank 1", 1), ("killed rank that shares", 1)]
+)
+def test_a_killed_rank(failures, failure, rank):
     """The others end by themselves and name it, also where the job's store died with it."""
-    found = failures[case]
+    found = failures[failure]
     assert found["codes"] == [-9 if each == rank else 7 for each in range(3)]
     assert all(f"worker:{rank}" in text and "its process is gone" in text for text in found["stderr"] if text)
 
 
-def test_a_rank_that_stalls(failures):
+@pytest.mark.long
+@pytest.mark.parametrize("failure", ["stalls"])
+def test_a_rank_that_stalls(failures, failure):
     """A wait ends after the time-out with the name of the rank that did not answer, and that rank ends too."""
-    found = failures["stalls"]
+    found = failures[failure]
     assert found["codes"] == [7, 7, 7]
     cause = r"worker:1/cpu failed: others wait for it in vain: it is in no call of the pipeline"
     assert all(re.search(cause, text) for text in found["stderr"])
 
 
-def test_an_exception_in_the_training_script(failures):
+@pytest.mark.parametrize("failure", ["script raises"])
+def test_an_exception_in_the_training_script(failures, failure):
     """What the script raises between two steps reaches the other ranks as well."""
-    found = failures["script raises"]
+    found = failures[failure]
     assert found["codes"] == [7, 7, 1]
     assert all("in the training script" in text and "the user's own" in text for text in found["stderr"])
 
@@ -180,11 +193,12 @@ def of_this_package(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not re.match(torchs, line))
 
 
-@pytest.mark.parametrize("case", ["ends apart", "never closed"])
-def test_a_quiet_end(failures, case):
+@pytest.mark.slow
+@pytest.mark.parametrize("failure", ["never closed", "ends apart"])
+def test_a_quiet_end(failures, failure):
     """Ranks that end seconds apart, or never close their pipeline, end without an error."""
-    assert failures[case]["codes"] == [0, 0, 0]
-    assert [of_this_package(text) for text in failures[case]["stderr"]] == ["", "", ""]
+    assert failures[failure]["codes"] == [0, 0, 0]
+    assert [of_this_package(text) for text in failures[failure]["stderr"]] == ["", "", ""]
 
 
 def test_pipelines_one_after_another(forked):

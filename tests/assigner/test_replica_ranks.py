@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from forked_ranks import cases_of
 
 if TYPE_CHECKING:
     from forked_ranks import ForkedRanks
@@ -44,13 +45,8 @@ def ranks(
     request: pytest.FixtureRequest, forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
     """What each rank of tests/runs/replicas.py found, of the cases that this run of the tests has."""
-    mine = [
-        item.callspec.params
-        for item in request.session.items
-        if item.path == request.path and hasattr(item, "callspec")
-    ]
-    cases = [case for case in USUAL if {"case": case} in mine]
-    return forked.found("replicas.py", tmp_path_factory.mktemp("replicas"), *cases, DIVIDED, "refusals", ranks=3)
+    cases = cases_of(request, "case")
+    return forked.found("replicas.py", tmp_path_factory.mktemp("replicas"), *cases, DIVIDED, ranks=3)
 
 
 @pytest.mark.slow
@@ -89,6 +85,7 @@ def test_equal_to_distributed_data_parallel(forked, tmp_path):
         assert_equal(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "words"),
     [

@@ -537,8 +537,7 @@ def main(folder: Path, parts: Sequence[str]) -> None:
                 found[case.__name__] = case()
         if "checkpoints" in parts:
             found["checkpoints"] = checkpoints(folder)
-        if "refusals" in parts:
-            found["refusals"] = refusals()
+        found["refusals"] = refusals(parts)
         dist.destroy_process_group()
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 

@@ -1,4 +1,4 @@
-"""What several workers cannot share, each refused where `replicas.py refusals` runs it."""
+"""What several workers cannot share, each refused where `replicas.py CASE` runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from assigner import Pipeline
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from assigner.formats.plan import Plan
     from assigner.model.workload import Workload
@@ -213,8 +213,8 @@ class Together(torch.optim.SGD):
         return super().step(closure)
 
 
-def refusals() -> dict[str, str]:
-    """What several workers cannot share, and what is said of it."""
+def refusals(cases: Collection[str]) -> dict[str, str]:
+    """What several workers cannot share, by its name, and what is said of it."""
     made = skips()
     buffered = workload(lambda: nn.Sequential(Counting(in_buffer=True), nn.Linear(WIDTH, 1)))
     counted = workload(lambda: nn.Sequential(Counting(in_buffer=False), nn.Linear(WIDTH, 1)))
@@ -234,36 +234,37 @@ def refusals() -> dict[str, str]:
     tied = language()
     names = names_of(tied)
     looked_up = replace(lookups(), optimizer=torch.optim.SparseAdam)
-    return {
-        "a counter in a buffer": refused(buffered, everywhere(buffered)),
-        "a counter in Python": refused(counted, everywhere(counted)),
-        "a normaliser": refused(running, everywhere(running)),
-        "a mean between partitions": refused(outer, everywhere(outer)),
-        "a loss that counts": refused(remembering, everywhere(made)),
-        "weights of their own": refused(apart, everywhere(apart)),
-        "a loss over the batch": refused(over, everywhere(made)),
-        "carried state": refused(words(), everywhere(words())),
-        "LBFGS": refused(searching, everywhere(made)),
-        "LBFGS, one updates for all": refused(searching, by_one(everywhere(made))),
-        "frozen on one": refused(made, everywhere(made), begin=frozen),
-        "no number on one": refused(made, everywhere(made), begin=spoiled),
-        "a counter of large values": refused(late, everywhere(late), begin=large),
-        "a counter of evaluations": refused(
+    every = {
+        "a counter in a buffer": lambda: refused(buffered, everywhere(buffered)),
+        "a counter in Python": lambda: refused(counted, everywhere(counted)),
+        "a normaliser": lambda: refused(running, everywhere(running)),
+        "a mean between partitions": lambda: refused(outer, everywhere(outer)),
+        "a loss that counts": lambda: refused(remembering, everywhere(made)),
+        "weights of their own": lambda: refused(apart, everywhere(apart)),
+        "a loss over the batch": lambda: refused(over, everywhere(made)),
+        "carried state": lambda: refused(words(), everywhere(words())),
+        "LBFGS": lambda: refused(searching, everywhere(made)),
+        "LBFGS, one updates for all": lambda: refused(searching, by_one(everywhere(made))),
+        "frozen on one": lambda: refused(made, everywhere(made), begin=frozen),
+        "no number on one": lambda: refused(made, everywhere(made), begin=spoiled),
+        "a counter of large values": lambda: refused(late, everywhere(late), begin=large),
+        "a counter of evaluations": lambda: refused(
             evaluated, everywhere(evaluated), begin=lambda pipeline: pipeline.evaluate(evaluated.make_batch(8, 0))
         ),
-        "a hook that counts": refused(hooks, everywhere(hooks)),
-        "attributes of their own": refused(scaled, everywhere(scaled)),
-        "weights of the script": refused(made, everywhere(made), begin=drawn),
-        "noise of the script": refused(made, everywhere(made), begin=noisy),
-        "noise of the script, tied": refused(
+        "a hook that counts": lambda: refused(hooks, everywhere(hooks)),
+        "attributes of their own": lambda: refused(scaled, everywhere(scaled)),
+        "weights of the script": lambda: refused(made, everywhere(made), begin=drawn),
+        "noise of the script": lambda: refused(made, everywhere(made), begin=noisy),
+        "noise of the script, tied": lambda: refused(
             tied, make_plan(tied, [(0, names[:2]), ({1: 2, 2: 2}, names[2:])]), begin=noisy
         ),
-        "clipped on one": refused(made, everywhere(made), begin=clipped),
-        "clipped on one, divided": refused(made, divided(everywhere(made)), begin=clipped),
-        "momentum that one worker forgets": refused(made, everywhere(made), begin=forgetful),
-        "noise, and weights handed out": refused(made, everywhere(made), begin=handed_out),
-        "SparseAdam": refused(looked_up, everywhere(looked_up)),
-        "SparseAdam, divided": refused(looked_up, divided(everywhere(looked_up))),
-        "a norm of all in the optimizer": refused(together, divided(everywhere(made))),
-        "statistics of micro-batches": refused(norms, everywhere(norms), batch_norm="micro_batch"),
+        "clipped on one": lambda: refused(made, everywhere(made), begin=clipped),
+        "clipped on one, divided": lambda: refused(made, divided(everywhere(made)), begin=clipped),
+        "momentum that one worker forgets": lambda: refused(made, everywhere(made), begin=forgetful),
+        "noise, and weights handed out": lambda: refused(made, everywhere(made), begin=handed_out),
+        "SparseAdam": lambda: refused(looked_up, everywhere(looked_up)),
+        "SparseAdam, divided": lambda: refused(looked_up, divided(everywhere(looked_up))),
+        "a norm of all in the optimizer": lambda: refused(together, divided(everywhere(made))),
+        "statistics of micro-batches": lambda: refused(norms, everywhere(norms), batch_norm="micro_batch"),
     }
+    return {name: found() for name, found in every.items() if name in cases}
