@@ -44,10 +44,10 @@ class WrittenTensors:
 
     Args:
         modules: The partitions.
-        elsewhere: By their ids the tensors that others have too, who would not see a change, in words.
+        elsewhere: By their ids the tensors that others have too, who would not see a change: that in words, and a hint.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], elsewhere: Mapping[int, str] | None = None) -> None:
+    def __init__(self, modules: Iterable[nn.Module], elsewhere: Mapping[int, tuple[str, str]] | None = None) -> None:
         self._elsewhere = elsewhere or {}
         families: dict[int, list[torch.Tensor]] = defaultdict(list)
         for tensor in {id(each): each for module in modules for each in _tensors(module)}.values():
@@ -70,12 +70,8 @@ class WrittenTensors:
         family = self.family(tensor)
         shared = next((self._elsewhere[id(each)] for each in family if id(each) in self._elsewhere), None)
         if shared is not None:
-            raise UsageError(
-                f"its forward writes {shared}",
-                hint="run it on one worker, in a stage without replicas (assigner solve --max-replicas 1); partitions"
-                " that share it, too (assigner.partition(..., colocate=LABEL)), in one stage or with one micro-batch;"
-                " or mark one larger module",
-            )
+            what, hint = shared
+            raise UsageError(f"its forward writes {what}", hint=f"{hint}; or mark one larger module")
         self._found.update((id(each), each) for each in family)
         return family
 

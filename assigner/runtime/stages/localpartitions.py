@@ -96,8 +96,8 @@ class LocalPartitions:
                     found[workers][name] = parameter
         return {workers: dict(sorted(held.items())) for workers, held in found.items()}
 
-    def held_elsewhere(self, plan: Plan) -> dict[int, str]:
-        """This rank's tensors that others have too, by their ids: what they are called, and who has them, in words.
+    def held_elsewhere(self, plan: Plan) -> dict[int, tuple[str, str]]:
+        """This rank's tensors that others have too, by their ids: their names and who has them, in words, and a hint.
 
         Others are other workers, and with several micro-batches this one's other stages, which come when a later
         micro-batch may have been in the first.
@@ -108,13 +108,19 @@ class LocalPartitions:
             for name in piece.state:
                 workers[memory[name]].update(plan.holders[piece.name])
                 stages[memory[name]].add(plan.stage_of[piece.name])
-        found = dict[int, str]()
+        found = dict[int, tuple[str, str]]()
+        together = "the partitions that share it (assigner.partition(..., colocate=LABEL))"
         for name, tensor in self.held().items():
             if len(workers[memory[name]]) > 1:
-                found[id(tensor)] = f"{name}, which another worker holds too and would not see"
+                found[id(tensor)] = (
+                    f"{name}, which another worker holds too and would not see",
+                    f"have {together} on one worker, in a stage without replicas (assigner solve --max-replicas 1)",
+                )
             elif len(stages[memory[name]]) > 1 and plan.micro_batches > 1:
-                other = "another stage of its worker has too and may find as a later micro-batch leaves it"
-                found[id(tensor)] = f"{name}, which {other}"
+                found[id(tensor)] = (
+                    f"{name}, which another stage of its worker has too and may find as a later micro-batch leaves it",
+                    f"have {together} in one stage, or the batch in one micro-batch",
+                )
         return found
 
     def attributes(self, partition: str) -> dict[str, Any]:
