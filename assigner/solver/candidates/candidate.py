@@ -56,7 +56,8 @@ class CandidateSearch(ABC):
         with_wires: The best of those offered at prices with wires; None: no links share one, or there is none.
         bound: No plan of this candidate has a lower value; inf: it has none.
         proof: How that was proven.
-        decided: There is nothing left to find.
+        decided: There is nothing left to find at the gap that holds now: its bound has reached the target, which is
+            inf where nothing fits. `Search` opens it again where the target moves, as for a gap of 0.
         effort: How many times what it counts by itself it may spend: nodes, labels, cuts.
         cut_short: It stopped where that count was used up, so that with more of it it would know more.
     """

@@ -1,4 +1,28 @@
-"""The search: candidates in order of promise, each bounded by the best plan of all."""
+"""The search: candidates in order of promise, each bounded by the best plan of all.
+
+A candidate is a schedule with a number of micro-batches, along each order of the graph that is looked at. Who finds its
+plans, and what proves how good they are (who "closes" has the last word, where that takes seconds):
+
+    plans                       class              found by                bounded by               closed by
+    one stage a worker
+      chain, GPipe              GPipeCandidate     dynamic program, or      the same                 the ILP
+                                                   kinds (fleet/hierarchy)
+      1F1B; graphs along their  PipelineCandidate  dynamic program, or      the same, and depths by  the ILP
+        orders; throughput and                     kinds                    branch and bound
+        latency                                    (fleet/kind_sweeps)      (pipelines/depth_search)
+      branched graph, GPipe     ConvexCandidate    annealing of convex      relaxation               all placements
+        1F1B, latency           BranchedCandidate  stages; along orders     (ilp/placements)         if few
+        throughput              SteadyCandidate    annealing                the same                 the same
+    several workers a stage     SharedCandidate    dynamic program of sets  pipelines/share_search   the same
+    several stages a worker
+      breadth first             FreeCandidate      annealing                relaxation               all placements
+                                                                            (ilp/placements)         if few
+      in any order              none: orders/search.py looks for them behind all others
+
+Local search makes the best of each better. Kinds of workers go first where workers are many and unlike
+(`GPipeCandidate._by_kinds`, `PipelineCandidate._sweeps`), and what is small is closed (`closable`): by counts of options
+and visits, never by time; they stand in limits/tuning.py. What has proven a bound is `CandidateSearch.proof`.
+"""
 
 from __future__ import annotations
 
