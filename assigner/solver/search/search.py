@@ -5,11 +5,11 @@ plans, and what proves how good they are (who "closes" has the last word, where 
 
     plans                       class              found by                bounded by               closed by
     one stage a worker
-      chain, GPipe              GPipeCandidate     dynamic program, or      the same                 the ILP
+      GPipe along an order      GPipeCandidate     dynamic program, or      the same                 the ILP
                                                    kinds (fleet/hierarchy)
-      1F1B; graphs along their  PipelineCandidate  dynamic program, or      the same, and depths by  the ILP
-        orders; throughput and                     kinds                    branch and bound
-        latency                                    (fleet/kind_sweeps)      (pipelines/depth_search)
+      1F1B along an order;      PipelineCandidate  dynamic program, or      the same, and depths by  the ILP
+        throughput, latency                        kinds                    branch and bound
+                                                   (fleet/kind_sweeps)      (pipelines/depth_search)
       branched graph, GPipe     ConvexCandidate    annealing of convex      relaxation               all placements
         1F1B, latency           BranchedCandidate  stages; along orders     (ilp/placements)         if few
         throughput              SteadyCandidate    annealing                the same                 the same
@@ -20,8 +20,8 @@ plans, and what proves how good they are (who "closes" has the last word, where 
       in any order              none: orders/search.py looks for them behind all others
 
 Local search makes the best of each better. Kinds of workers go first where workers are many and unlike
-(`GPipeCandidate._by_kinds`, `PipelineCandidate._sweeps`), and what is small is closed (`closable`): by counts of options
-and visits, never by time; they stand in limits/tuning.py. What has proven a bound is `CandidateSearch.proof`.
+(`GPipeCandidate._by_kinds`, `PipelineCandidate._sweeps`), and what is small is closed (`closable`): by counts of
+options and visits, never by time; they stand in limits/tuning.py. What has proven a bound is `CandidateSearch.proof`.
 """
 
 from __future__ import annotations
