@@ -6,6 +6,22 @@ state of its modules then, and runs its forward again right before its backward.
 the second one: a model may ask.
 
 A backward may come in two parts (splitbackward.py). A recompute belongs to the first of them that needs a graph.
+
+What the first passes of a partition show, so that later ones cost less:
+
+    what                          shown by                          from then on
+    state.was_watched             the first forward, each of its    forwards run unwatched; counts of changes tell what
+                                  operations looked at              they write beside what is known
+    state.writes, state._loose    any forward that writes more:     parameters and buffers, and other attributes, that
+                                  `end` returns it as late          are copied where a graph or a recompute needs them
+    state._silent less ._plain    its modules; the first forward    buffers that BatchNorm may move uncounted: copied
+                                  (which others it gives them to)   as if every forward wrote them
+    _is_plain                     the first graph that is kept      whether `joins` may hang it on its neighbours'
+    _draws                        the first forward, where no code  Python's and NumPy's generators are left unseeded
+                                  of the user's own can draw later
+    moves_values                  the first forward                 a graph whose hooks may run code keeps its values
+    was_watched_back              the first backward of a graph     Python values are compared behind a backward only
+                                                                    where a forward has registered hooks
 """
 
 from __future__ import annotations
