@@ -73,8 +73,13 @@ def is_own_call() -> bool:
 
 
 def is_asked_by_user() -> bool:
-    """Whether the code that asks the caller is neither torch's nor this package's."""
-    return str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "assigner")
+    """Whether the code that asks the caller, if no other function of the caller's file does, is not torch's or ours."""
+    asked = sys._getframe(1).f_code.co_filename
+    at: FrameType | None = sys._getframe(2)
+    while at is not None and at.f_code.co_filename == asked:
+        at = at.f_back
+    name = "" if at is None else str(at.f_globals.get("__name__", ""))
+    return name.partition(".")[0] not in ("torch", "assigner")
 
 
 @cache

@@ -310,7 +310,7 @@ class HookOverRoot(Net):
         self.first.register_forward_hook(lambda module, args, output: output * 2 if self.training else output)
 
 
-LEFT = "changes its attribute 'out', and code outside of it reads that"
+LEFT = "changes its attribute 'out', and code outside of it reads or sets that"
 
 
 @case("a hook that leaves a marked layer of torch's its output, for the root to read", *MARKS, refusal=LEFT)
@@ -378,7 +378,7 @@ class Late(nn.Linear):
 
 
 @case("the root reads an attribute that a marked layer's forward changes from the third call on", *MARKS,
-      inherent=True, refusal="changes its attribute 'aux', and code outside of it reads that")  # fmt: skip
+      inherent=True, refusal="changes its attribute 'aux', and code outside of it reads or sets that")  # fmt: skip
 class LateLeft(Net):
     def __init__(self):
         super().__init__()
@@ -389,7 +389,7 @@ class LateLeft(Net):
 
 
 @case("the root reads vars(layer) in which a marked layer's forward counts", *MARKS,
-      refusal="changes its attribute 'calls', and code outside of it reads that")  # fmt: skip
+      refusal="changes its attribute 'calls', and code outside of it reads or sets that")  # fmt: skip
 class VarsRead(LateLeft):
     def forward(self, x):
         return Net.forward(self, x) + vars(self.first)["calls"]
@@ -402,7 +402,7 @@ class Flipping(nn.Linear):
 
 
 @case("the root reads the mode of a marked layer whose forward changes it", *MARKS,
-      refusal="changes its attribute 'training', and code outside of it reads that")  # fmt: skip
+      refusal="changes its attribute 'training', and code outside of it reads or sets that")  # fmt: skip
 class FlippingMode(Net):
     def __init__(self):
         super().__init__()

@@ -121,6 +121,203 @@ class RowsReadInside(Net):
         return super().forward(x)
 
 
+class RevIN(nn.Module):
+    """Instance normalisation that is taken back at the end, as PatchTST has it: called twice."""
+
+    def forward(self, x, mode):
+        if mode == "norm":
+            self.mean, self.deviation = x.mean(1, keepdim=True).detach(), x.std(1, keepdim=True).detach()
+            return (x - self.mean) / self.deviation
+        return x * self.deviation + self.mean
+
+
+class NormedBuffers(RevIN):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1, WIDTH))
+        self.register_buffer("deviation", torch.ones(1, WIDTH))
+
+    def forward(self, x, mode):
+        if mode == "norm":
+            self.mean, self.deviation = x.detach()[:1] * 0.5, x.detach()[:1] ** 2 + 1
+            return (x - self.mean) / self.deviation
+        return x * self.deviation.mean() + self.mean.mean()
+
+
+class NormedNumbers(RevIN):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.deviation = 0.0, 1.0
+
+
+class Renormed(Net):
+    kind = RevIN
+
+    def __init__(self):
+        super().__init__()
+        self.around = self.kind()
+
+    def forward(self, x):
+        return self.around(super().forward(self.around(x, "norm")), "denorm")
+
+
+for each in (RevIN, NormedBuffers, NormedNumbers):
+    made = type(f"Renormed{each.__name__}", (Renormed,), {"kind": each, "__module__": __name__})
+    case(f"{each.__name__}, unmarked, called at both ends", *MARKS, inherent=each is NormedBuffers)(made)
+    case(f"{each.__name__}, marked, called at both ends", *MARKS, "around", refusal="called again")(made)
+
+
+class Centred(nn.Module):
+    """A container of marked modules that follows their outputs in a buffer of its own, which it replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("centre", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        x = self.inner(x) - self.centre
+        if self.training:
+            self.centre = 0.5 * self.centre + 0.5 * x.detach().mean(0)
+        return x
+
+
+@case("a buffer that a container of marked modules replaces", "first", "second.inner", "last", inherent=True)
+class CentredNet(Net):
+    def make(self):
+        return Centred()
+
+
+@case("a buffer that a container of marked modules replaces by one of another shape", "first", "second.inner", "last",
+      refusal="in the place of 'second.centre'", inherent=True)  # fmt: skip
+class WidenedNet(Net):
+    def make(self):
+        class Widened(Centred):
+            def forward(self, x):
+                y = super().forward(x)
+                self.centre = torch.stack([self.centre.mean()] * WIDTH)[None]
+                return y
+
+        return Widened()
+
+
+class Integrating(nn.Module):
+    """A neuron that leaks, reset by whoever has it."""
+
+    potential = None
+
+    def reset(self):
+        self.potential = None
+
+    def forward(self, x):
+        self.potential = x if self.potential is None else 0.5 * self.potential + x
+        return torch.sigmoid(self.potential)
+
+
+class Spiking(Net):
+    def make(self):
+        return Integrating()
+
+    def forward(self, x):
+        self.second.reset()
+        return sum(self.last(self.second(self.first(x) * n)) for n in range(1, 4))
+
+
+case("a neuron with a potential that the root resets, unmarked", "first", "last")(Spiking)
+case("a neuron with a potential that the root resets, marked", *MARKS, refusal="from outside|code outside")(Spiking)
+
+
+class Patient(nn.Module):
+    """It does something else from its tenth call since the last reset on."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x if self.calls > 10 else torch.tanh(x)
+
+
+@case("a count that the root sets to what it is, marked", *MARKS, refusal="code outside of it reads or sets")
+class ResetCount(Net):
+    def make(self):
+        return Patient()
+
+    def forward(self, x):
+        self.second.calls = 0
+        return super().forward(x)
+
+
+@case("a count that the root sets to what it is, unmarked", "first", "last")
+class ResetCountUnmarked(ResetCount):
+    pass
+
+
+class Twice(Net):
+    def forward(self, x):
+        return self.last(self.second(torch.tanh(self.second(self.first(x)))))
+
+
+@case("doubled by the first call alone, unmarked, called twice", "first", "last", refusal=STATE)
+class FirstDoubled(Twice):
+    def make(self):
+        class First(nn.Linear):
+            first = True
+
+            def forward(self, x):
+                y = super().forward(x) * (2 if self.first else 1)
+                self.first = False
+                return y
+
+        return First(WIDTH, WIDTH)
+
+
+@case("a table for the width, kept by the first call for the second, unmarked", "first", "last")
+class KeptTable(Twice):
+    def make(self):
+        class Turned(nn.Module):
+            width, table = 0, None
+
+            def forward(self, x):
+                if self.width != x.shape[1]:
+                    self.width, self.table = x.shape[1], torch.cos(torch.arange(x.shape[1], dtype=x.dtype))
+                return x * self.table
+
+        return Turned()
+
+
+@case("the last output, which nobody reads, kept by a module called twice, unmarked", "first", "last")
+class KeptOutput(Twice):
+    def make(self):
+        class Keeping(nn.Linear):
+            def forward(self, x):
+                self.seen = super().forward(x)
+                return self.seen
+
+        return Keeping(WIDTH, WIDTH)
+
+
+@case("what the first call pushes and the second pops, unmarked", "first", "last")
+class PushedAndPopped(Net):
+    def make(self):
+        class Stack(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.held = []
+
+            def forward(self, x):
+                if not self.held:
+                    self.held.append(x)
+                    return x
+                return x + self.held.pop()
+
+        return Stack()
+
+    def forward(self, x):
+        return self.last(self.second(torch.tanh(self.second(self.first(x)))))
+
+
 @inside("call counter", inherent=True, refusal=STATE)
 class Counter(nn.Linear):
     calls = 0

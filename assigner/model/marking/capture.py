@@ -161,7 +161,9 @@ def capture(
         checks = Checks(model)
         while True:
             names, dependence = opaque_modules(model, marked, opened), ValueDependence()
-            export = partial(_export, model, names, inputs, autocast=autocast, known=row_leaves, checks=checks)
+            export = partial(
+                _export, model, names, inputs, marked=marked, autocast=autocast, known=row_leaves, checks=checks
+            )
             try:
                 try:
                     return _first_export(export, learnt, dependence, type(model).__name__, any_rows=any_rows)
@@ -276,6 +278,7 @@ def _export_once(
     dims: _Dims,
     *,
     checks: Checks,
+    marked: Sequence[str],
     autocast: str | None,
     known: RowLeaves | None,
     learnt: Mapping[str, Sequence[LearntCall]],
@@ -294,7 +297,9 @@ def _export_once(
             shapes[fake] = {
                 n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
             }
-    opaque = OpaqueCalls(model, names, autocast, learnt, dependence)
+    opaque = OpaqueCalls(
+        model, names, autocast, learnt, dependence, unmarked=[each for each in names if each not in marked]
+    )
     caught = Interceptions(model, opaque, checks)
     with mode:
         anchor = torch.empty((), requires_grad=True, device="cpu")

@@ -25,7 +25,7 @@ from assigner.model.marking.domain import input_key
 from assigner.model.marking.glue import Ownership, is_size, value_bytes
 from assigner.model.marking.gradients import asked, requiring, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
-from assigner.model.marking.leftovers import attribute_of, check_loss, left_by_module
+from assigner.model.marking.leftovers import attribute_of, check_apart, check_loss, left_by_module
 from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.piece import PieceBuilder
@@ -186,6 +186,8 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
             autocast=graph.last.autocast, any_rows=False, training=training,
         )  # fmt: skip
     _settle(graph, captured)
+    check_apart(deferred.model, graph.left, captured.read_elsewhere)
+    check_apart(deferred.model, captured.left, graph.read_elsewhere)
     keep_left(deferred.model, left_by_module(deferred.model, captured.left))
     autocast = graph.last.autocast
     return Cutter(deferred, marked, captured, autocast, rows=graph.rows, base=graph, training=training).cut()

@@ -116,7 +116,7 @@ class Interceptions:
             before = clear_caches(self.model)
             self.opaque.begin()
             watched, answered = self._watched(), self.checks.answered((args, kwargs))
-            with watched, self._caught(), as_single_process(), answered, self.reads.noted():
+            with watched, self._caught(), as_single_process(), answered, self._stored(), self.reads.noted():
                 output = original(*args, **kwargs)
             self.made = that_made(self.model, before)
             register_dataclasses(output)
@@ -130,6 +130,37 @@ class Interceptions:
         finally:
             clear_caches(self.model, kept)
             values.restore()
+
+    @contextlib.contextmanager
+    def _stored(self) -> Iterator[None]:
+        """What the forward puts in the place of a buffer is written to that, at its end: export knows it of the root.
+
+        Raises:
+            MarkingError: it is of another shape or type, or stands in the place of a parameter.
+        """
+        before = [
+            (f"{name}.{key}".lstrip("."), space, key, each)
+            for name, module in self.model.named_modules()
+            for space in (module._parameters, module._buffers)
+            for key, each in space.items()
+        ]
+        yield
+        found = [(name, space, key, old) for name, space, key, old in before if space.get(key) is not old]
+        for name, space, key, old in found:
+            new = space.get(key)
+            alike = old is not None and new is not None and old.dtype == new.dtype and _sizes(old) == _sizes(new)
+            if not alike or isinstance(old, nn.Parameter):
+                raise MarkingError(
+                    f"the forward of {type(self.model).__name__} puts another tensor in the place of {name!r}, of"
+                    " another shape or type, or of a parameter",
+                    hint="a buffer may be replaced by one of its own shape and type; keep others in an attribute, or"
+                    " mark a module that contains the line",
+                )
+        with torch.no_grad():
+            values = [space[key].clone() for _, space, key, _ in found]
+            for (_, space, key, old), value in zip(found, values, strict=True):
+                assert old is not None
+                space[key] = old.copy_(value)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -300,6 +331,11 @@ class Interceptions:
 
     def _set_requires_grad(self, tensor: torch.Tensor, requires_grad: bool) -> None:
         self._require(_TRUE_REQUIRES_GRAD.__set__)(tensor, requires_grad)
+
+
+def _sizes(tensor: torch.Tensor) -> list[str]:
+    """Of its dimensions; symbols by their names, so that no two are taken to be equal."""
+    return [str(size) for size in tensor.shape]
 
 
 class _Handle:

@@ -87,7 +87,8 @@ class Isolation:
         """The module runs elsewhere with its own weights and its own state: nobody may have given it others.
 
         Raises:
-            MarkingError: its tensors or its attributes are not those that it had when the model's forward began.
+            MarkingError: its tensors are not those that it had when the model's forward began.
+            CrossingError: nor are its attributes.
         """
         before, now = self._tensors[name], self._tensors_of(name)
         if [each for each, _ in now.values()] != [each for each, _ in before.values()]:
@@ -106,11 +107,11 @@ class Isolation:
         changed += self._around.changes()
         changed += [f"requires_grad of {each!r}" for each in now if now[each] != before.get(each)]
         if changed or fakes:
-            raise MarkingError(
+            raise CrossingError(
                 f"{(changed or fakes)[0]} is set from outside before {name!r} is called: the worker that runs"
                 " it would not see that",
                 hint=f"{_FILLED if changes and _is_filled(changes[0]) else ''}give the value as an argument of the"
-                " module's forward, or mark a larger module that contains both",
+                " module's forward, leave the module unmarked, or mark a larger one that contains both",
             )
 
     def check_own(self, label: str, inside: Named, read: set[int], known: Sequence[torch.Tensor]) -> None:

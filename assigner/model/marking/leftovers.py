@@ -24,6 +24,7 @@ from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.keepers import ABSENT
 from assigner.model.deferred.ownership import STANDARD
 from assigner.model.deferred.reach import reach
+from assigner.model.marking.isolation import CrossingError
 from assigner.usercode import is_asked_by_user
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Leftovers:
         self._changed.clear()
         self._read.clear()
 
-    def note(self, partition: str, inside: Named, values: Memento) -> None:
+    def note(self, partition: str, inside: Named, values: Memento) -> set[Attribute]:
         """A partition's forward is done, and what it left was not taken back yet.
 
         Args:
@@ -84,9 +85,13 @@ class Leftovers:
             inside: Its modules.
             values: Of these before.
 
+        Returns:
+            The attributes of its modules that it has changed.
+
         Raises:
-            MarkingError: it has changed what other code has read.
+            CrossingError: it has changed what other code has read.
         """
+        found = set[Attribute]()
         changes = values.changes()
         changed = {id(each.holder) for each in changes}
         deep = [each.name for each in changes if not isinstance(each.holder, nn.Module)]
@@ -98,25 +103,42 @@ class Leftovers:
             keys |= {key for key, value in module.__dict__.items() if id(value) in changed}
             keys |= {key for key in module.__dict__ if any(_is_within(name, f"{path}.{key}") for name in deep)}
             for key in keys - _OTHERS:
+                found.add((id(module), key))
                 self._changed[id(module), key] = partition
                 if not self._read.isdisjoint({(id(module), key), (id(module), _ALL)}):
                     raise _read_elsewhere(partition, key)
+        return found
 
     def _watch(self, kind: type) -> None:
         plain: Callable[[Any, str], Any] = kind.__getattribute__  # type: ignore[assignment]
 
+        set_plainly: Callable[[Any, str, Any], None] = kind.__setattr__  # type: ignore[assignment]
+
         def reading(module: Any, name: str) -> Any:
-            homes = self._homes.get(id(module))
-            is_other = homes is not None and name not in _OTHERS and self._running() not in homes
-            if is_other and (name not in _ASKED or is_asked_by_user()):
-                keys = (key for each, key in self._changed if each == id(module)) if name == _ALL else (name,)
-                for key in keys:
-                    if (id(module), key) in self._changed:
-                        raise _read_elsewhere(self._changed[id(module), key], key)
-                self._read.add((id(module), name))
+            if self._is_other(module, name) and (name not in _ASKED or is_asked_by_user()):
+                self._touch(module, name)
             return plain(module, name)
 
+        def setting(module: Any, name: str, value: Any) -> None:
+            if self._is_other(module, name) and name not in _ASKED:
+                self._touch(module, name)
+            set_plainly(module, name, value)
+
         self._stack.enter_context(mock.patch.object(kind, "__getattribute__", reading))
+        self._stack.enter_context(mock.patch.object(kind, "__setattr__", setting))
+
+    def _is_other(self, module: Any, name: str) -> bool:
+        """Whether the code that runs is none of the partitions that have a module, which has such an attribute."""
+        homes = self._homes.get(id(module))
+        return homes is not None and name not in _OTHERS and self._running() not in homes
+
+    def _touch(self, module: Any, name: str) -> None:
+        """Other code reads an attribute, or sets it: if only to what it has been, where a forward has changed that."""
+        keys = (key for each, key in self._changed if each == id(module)) if name == _ALL else (name,)
+        for key in keys:
+            if (id(module), key) in self._changed:
+                raise _read_elsewhere(self._changed[id(module), key], key)
+        self._read.add((id(module), name))
 
 
 _ALL = "__dict__"
@@ -257,6 +279,25 @@ def check_loss(loss: Callable[..., Any] | None, model: nn.Module, left: Mapping[
             )
 
 
+def check_apart(model: nn.Module, left: Mapping[tuple[int, str], str], read: Collection[tuple[str, str]]) -> None:
+    """What code outside of partitions reads or sets in one capture, as in eval mode, none of them changes in another.
+
+    Args:
+        model: The builder's.
+        left: What forwards change in the one, as `left_behind` gives it.
+        read: What is read or set in the other, as `Leftovers.read` has it.
+
+    Raises:
+        CrossingError: they do.
+    """
+    for path, key in sorted(read):
+        module = id(model.get_submodule(path))
+        keys = [each for holder, each in left if holder == module and each] if key == _ALL else [key]
+        for each in keys:
+            if partition := left.get((module, each)):
+                raise _read_elsewhere(partition, each)
+
+
 def left_by_module(model: nn.Module, left: Mapping[tuple[int, str], str]) -> dict[nn.Module, dict[str, str]]:
     """The attributes that forwards change, by the builder's module that has them, each in words."""
     found: dict[nn.Module, dict[str, str]] = {}
@@ -273,9 +314,11 @@ def _forward_of(partition: str) -> str:
     return f"the forward of {partition!r}" if partition else "the model's forward"
 
 
-def _read_elsewhere(partition: str, name: str) -> MarkingError:
-    return MarkingError(
-        f"the forward of {partition!r} changes its attribute {name!r}, and code outside of it reads that:"
-        " nobody sends it from the worker that runs it",
-        hint="return it from the marked module, or mark a larger module that contains both",
+def _read_elsewhere(partition: str, name: str) -> CrossingError:
+    error = CrossingError(
+        f"the forward of {partition!r} changes its attribute {name!r}, and code outside of it reads or sets that:"
+        " nobody sends it from the worker that runs it, or to that",
+        hint="return it from the marked module, leave that module unmarked, or mark a larger one that contains both",
     )
+    error.module = partition
+    return error

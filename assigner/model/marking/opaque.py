@@ -12,7 +12,7 @@ import contextvars
 import dataclasses
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -28,6 +28,8 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred import placed
+from assigner.model.deferred.contents import ATOMS
+from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import Writes, storage_of, tensor_leaves
 from assigner.model.marking.casting import casting_within
 from assigner.model.marking.collecting import collect, switched_off
@@ -85,6 +87,26 @@ class OpaqueCall:
     def label(self) -> str:
         """What is called, for people."""
         return repr(self.module) if self.function is None else getattr(self.function, "__qualname__", "a function")
+
+
+@dataclass(frozen=True)
+class _AfterCall:
+    """What a call has left.
+
+    Args:
+        values: In Python.
+        own: Of parameters and buffers.
+        operations: What it has run.
+    """
+
+    values: Memento
+    own: dict[str, torch.Tensor]
+    operations: Operations
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """By their ids, what the tensors are made of that it has made."""
+        return self.operations.names
 
 
 @dataclass
@@ -206,6 +228,7 @@ class OpaqueCalls:
         autocast: The type that autocast computes in.
         learnt: The calls of modules whose forward needs values, by the module's name, in order.
         dependence: Where such modules are taken down.
+        unmarked: Of the modules those whose calls may run on several workers.
 
     Attributes:
         calls: Those made so far, by their number in the graph.
@@ -218,8 +241,10 @@ class OpaqueCalls:
         autocast: str | None,
         learnt: Mapping[str, Sequence[LearntCall]] | None = None,
         dependence: ValueDependence | None = None,
+        *,
+        unmarked: Collection[str] = (),
     ) -> None:
-        self.model, self.names, self.autocast = model, list(names), autocast
+        self.model, self.names, self.autocast, self.unmarked = model, list(names), autocast, unmarked
         self.learnt = learnt or {}
         self.calls: list[OpaqueCall] = []
         self.dependence = dependence or ValueDependence()
@@ -227,11 +252,14 @@ class OpaqueCalls:
         self.isolation = Isolation(model, self.names)
         self.leftovers = Leftovers(lambda: _session.running, self.isolation.inside)
         self._made: dict[str, int] = {}
+        self._left: dict[str, _AfterCall] = {}  # by module, what its calls in this forward have changed
+        self._shown: list[Any] = []  # of the last call: of each way, by what its results are made
 
     def begin(self) -> None:
         """The model's forward begins."""
         self.isolation.begin()
         self._made.clear()
+        self._left.clear()
 
     def module(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A forward of a module that makes an opaque call."""
@@ -239,8 +267,8 @@ class OpaqueCalls:
         def call(*args: Any, **kwargs: Any) -> Any:
             if within_call():
                 return forward(*args, **kwargs)
-            self.isolation.check_unchanged(name)
             try:
+                self.isolation.check_unchanged(name)
                 with switched_off(name, self.isolation.inside[name]):
                     result = self._call(name, None, forward, args, kwargs)
                 collect(name, self.model.get_submodule(name), args, result)
@@ -281,7 +309,7 @@ class OpaqueCalls:
             inner_args, inner_kwargs = fill(arguments, tensor=fakes, size=numbers)
             with _told(label), self._noticed(name, fakes):
                 effects, made, strange = contextvars.copy_context().run(
-                    self.examine, name, label, partial(forward, *inner_args, **inner_kwargs), fakes, environment
+                    self._examined, name, label, partial(forward, *inner_args, **inner_kwargs), fakes, environment
                 )
             plain = plain_leaves(effects.results)
             if strange or any(isinstance(each, torch.SymFloat | torch.SymBool) for each in plain):
@@ -313,6 +341,69 @@ class OpaqueCalls:
         self._made[name] = number + 1
         return None if known is None or number >= len(known) else known[number]
 
+    def _keep_left(
+        self, name: str, values: Memento, own: Mapping[str, torch.Tensor], ran: Sequence[Operations]
+    ) -> None:
+        """Keep how a call leaves its module, if that is not as it found it.
+
+        Args:
+            name: The module's.
+            values: Of it before, in Python.
+            own: Its parameters and buffers then.
+            ran: What it has run, of each way; none: it has failed.
+        """
+        inside = self.isolation.inside.get(name, [])
+        changed, now = self.leftovers.note(name, inside, values), own_tensors(inside)
+        is_left = bool(changed) or now.keys() != own.keys() or any(now[key] is not own[key] for key in own)
+        if ran and is_left:
+            self._left[name] = _AfterCall(self.isolation.values_of(inside), now, ran[-1])
+
+    def _examined(
+        self,
+        name: str,
+        label: str,
+        forward: Callable[[], Any],
+        given: Sequence[torch.Tensor],
+        environment: ShapeEnv | None,
+    ) -> tuple[CallEffects, list[torch.Tensor], list[Any]]:
+        """As `examine`, of a module's first call or of a further one.
+
+        Each call is captured, and of an unmarked module may run on a worker of its own, as if there were no other. So
+        a further one must give the same, by what its results are made of, as where the one before has left its module.
+
+        Raises:
+            CrossingError: it does not.
+        """
+        before, missing = self._left.get(name), self.dependence.failed
+        if before is None:
+            return self.examine(name, label, forward, given, environment)
+        failed: Exception | None = None
+        try:
+            found = self.examine(name, label, forward, given, environment)
+        except Exception as error:  # noqa: BLE001 - it may lack what the call before has left
+            failed = error
+        alone, inside = self._shown, self.isolation.inside[name]
+        self._left[name], own = before, own_tensors(inside)
+        try:
+            with before.values.restored():
+                put_back(inside, before.own)
+                self.examine(name, label, forward, given, environment, known=before.names)
+        except Exception:
+            if failed is not None:
+                raise failed from None
+            raise
+        finally:
+            put_back(inside, own)
+        if failed is None and (self._shown == alone or name not in self.unmarked):
+            return found
+        self.dependence.failed = missing  # it is not the values of tensors that it lacks
+        raise CrossingError(
+            f"{name!r} is called again in one forward, and reads what the call before has left in its attributes:"
+            " nobody sends that from one call to the other",
+            hint="return it from the one call and give it to the other, leave the module unmarked, or mark a larger one"
+            " that contains both calls",
+        ) from failed
+
     def examine(
         self,
         name: str,
@@ -320,6 +411,8 @@ class OpaqueCalls:
         forward: Callable[[], Any],
         given: Sequence[torch.Tensor],
         environment: ShapeEnv | None,
+        *,
+        known: Mapping[int, str] | None = None,
     ) -> tuple[CallEffects, list[torch.Tensor], list[Any]]:
         """Run a forward and see what it does; what it leaves in Python and on its module is taken back.
 
@@ -331,6 +424,7 @@ class OpaqueCalls:
             forward: With its arguments.
             given: The tensors among them.
             environment: Of the sizes of tensors without values; None: they have values, and are trained with.
+            known: By their ids, what other tensors are made of that it can read.
 
         Returns:
             What it does; the tensors that it returned, and the symbolic sizes.
@@ -339,8 +433,11 @@ class OpaqueCalls:
         values, draws, around = self.isolation.values_of(inside), GeneratorStates.now(), Surroundings()
         own = own_tensors(inside)
         trains = any(each.requires_grad for each in (*given, *own.values()))
-        names = {id(each): f"given {n}" for n, each in enumerate(given)} | {id(each): key for key, each in own.items()}
-        written, graphs, seen = set[int](), list[str](), list[CallEffects]()
+        turn = f" of call {number}" if (number := self._made.get(name, 1)) > 1 else ""
+        names = {id(each): f"given {n}{turn}" for n, each in enumerate(given)}
+        names = {**names, **{id(each): key for key, each in own.items()}, **(known or {})}
+        written, graphs, seen, ran = set[int](), list[str](), list[CallEffects](), list[Operations]()
+        self._shown = []
 
         def attempt() -> Any:
             writes = Writes()
@@ -362,6 +459,9 @@ class OpaqueCalls:
             leaves = tensor_leaves(found)
             is_written = [storage_of(each) in writes.storages for each in leaves]
             records, now = torch.is_grad_enabled(), own_tensors(inside)
+            plain = [repr(each) for each in pytree.tree_leaves(found) if type(each) in ATOMS]
+            self._shown.append((operations.shown(leaves), plain))
+            ran.append(operations)
             kept = [("", each) for each in values.tensors]
             seen.append(CallEffects(
                 results=None,
@@ -383,7 +483,7 @@ class OpaqueCalls:
 
         def undo() -> None:
             self.isolation.check_shared(name, values, written, around)
-            self.leftovers.note(name, inside, values)
+            self._keep_left(name, values, own, ran)
             values.restore()
             put_back(inside, own)
             draws.put_back()

@@ -31,10 +31,13 @@ class Operations:
     Args:
         known: By id, the names of the tensors that it is given, and of its parameters and buffers.
         writes: Sees what torch makes of them.
+
+    Attributes:
+        names: By id, what tensors are called: of those that are made, by what has made them.
     """
 
     def __init__(self, known: Mapping[int, str], writes: Writes) -> None:
-        self._names, self._writes, self._effects = {**known}, writes, 0
+        self.names, self._writes, self._effects = {**known}, writes, 0
         self._kept: list[Any] = []  # an id stays that of one tensor
         self._kinds: list[str] = []
         self._made: list[str] = []
@@ -47,21 +50,25 @@ class Operations:
             return
         leaves = pytree.tree_leaves((args, sorted(kwargs.items())))
         kind = " ".join((_name(function), *map(_plain, leaves)))
-        read = [self._names.get(id(each), "") for each in leaves if isinstance(each, torch.Tensor)]
+        read = [self.names.get(id(each), "") for each in leaves if isinstance(each, torch.Tensor)]
         name = str(digest([kind, *read]))
         has_effect, self._effects = self._writes.effects != self._effects, self._writes.effects
         for n, each in enumerate(made):
-            if has_effect or id(each) not in self._names:
-                self._names[id(each)] = f"{name} {n}"
+            if has_effect or id(each) not in self.names:
+                self.names[id(each)] = f"{name} {n}"
         self._kept += made
         self._kinds.append(kind)
         self._made.append(name)
         if has_effect:
             self._in_turn.append(name)
 
+    def shown(self, returned: Sequence[torch.Tensor]) -> tuple[list[str], list[str]]:
+        """By what the results are made, and what it has written or drawn, in turn; it may run more for its own sake."""
+        return [self.names.get(id(each), "") for each in returned], self._in_turn
+
     def order(self, returned: Sequence[torch.Tensor]) -> tuple[int, int]:
         """Of what it runs, and of how that follows each other, which is alike where forwards are."""
-        results = [self._names.get(id(each), "") for each in returned]
+        results = [self.names.get(id(each), "") for each in returned]
         return digest(sorted(self._kinds)), digest([*sorted(self._made), *self._in_turn, *results])
 
 
