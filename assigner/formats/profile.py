@@ -75,6 +75,8 @@ class Worker:
         cost_per_hour: Its price, in any currency.
         allocator_share: What its allocator takes beyond the bytes of the tensors in it, as a share of them.
         reference: How fast it did fixed pieces of work while it was measured; None: nobody looked.
+        slower: How many times as long it computed while it was measured as it would with the other workers of its host
+            idle, for they have fewer cores than threads.
     """
 
     name: Name
@@ -87,6 +89,7 @@ class Worker:
     cost_per_hour: float | None = None
     allocator_share: float = 0.0
     reference: ReferenceTimes | None = None
+    slower: Annotated[float, Range(1)] = 1.0
 
     @property
     def capacity_bytes(self) -> float:
@@ -399,7 +402,7 @@ class Profile(OnScreen):
     """
 
     kind: Literal["profile"] = "profile"
-    format_version: str = f"{MAJOR}.4"
+    format_version: str = f"{MAJOR}.5"
     created_at: str = ""
     tool_version: str = ""
     environment: dict[str, Any] = field(default_factory=dict)

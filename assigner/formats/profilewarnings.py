@@ -103,6 +103,7 @@ def limits(profile: Profile) -> tuple[str, ...]:
     return (
         *_per_micro_batch(profile.workload),
         *_busy(profile),
+        *_crowded(profile),
         *_one_size(profile),
         *_apart(profile),
         *_unmeasured(profile),
@@ -155,6 +156,24 @@ def _busy(profile: Profile) -> Iterator[str]:
     text = busy_text(profile)
     if text is not None:
         yield f"{text}; its figures are too high, and unevenly so: measure again when it is quiet"
+
+
+def crowded_text(profile: Profile) -> str | None:
+    """Which workers share fewer cores than they have threads, and what plans get wrong of it; None: none do by much."""
+    found = [each for each in profile.workers if each.slower >= 1 + NOTICED]
+    if not found:
+        return None
+    return (
+        f"{_ranks_text(sorted(each.rank for each in found))} have fewer cores than threads: each computed up to"
+        f" {max(each.slower for each in found):.1f}x as long as it does while others idle, and plans that leave workers"
+        " out are predicted too slow"
+    )
+
+
+def _crowded(profile: Profile) -> Iterator[str]:
+    text = crowded_text(profile)
+    if text is not None:
+        yield f"{text}: profile with fewer --workers or --threads"
 
 
 def _one_size(profile: Profile) -> Iterator[str]:

@@ -89,7 +89,22 @@ def cores_shared(mine: Sequence[int], others: Iterable[Sequence[int]]) -> None:
         mine: The cores on which this process may run.
         others: The same of the host's other ranks.
     """
-    _sharing[:] = [1 + sum(not {*mine}.isdisjoint(each) for each in others)]
+    _sharing[:] = [_ranks_on(mine, others)]
+
+
+def slower_together(threads: int, mine: Sequence[int], others: Iterable[Sequence[int]]) -> float:
+    """How many times as long this rank computes as it would if the other ranks were idle; 1: there are cores for all.
+
+    Args:
+        threads: Compute threads of each rank.
+        mine: The cores on which this process may run.
+        others: The same of the host's other ranks that compute on cores.
+    """
+    return allowed_share(threads, 1) / allowed_share(threads, _ranks_on(mine, others))
+
+
+def _ranks_on(mine: Sequence[int], others: Iterable[Sequence[int]]) -> int:
+    return 1 + sum(not {*mine}.isdisjoint(each) for each in others)
 
 
 def allowed_share(threads: int, ranks: int | None = None) -> float:

@@ -142,11 +142,12 @@ def renew(old: Profile, reports: Sequence[RankReport]) -> Profile:
 
 
 def _looked_at_again(old: Profile, reports: Sequence[RankReport]) -> Iterator[Worker]:
-    """The workers, with new reference times where all points are new: the others' times are of the earlier machine."""
+    """The workers, with what was seen of the machine where all points are new: the others' are of the earlier one."""
     for worker, report in zip(old.workers, reports, strict=True):
         points = {(each.partition, each.micro_batch) for each in old.measurements if each.worker == worker.name}
         again = {(each.partition, each.micro_batch) for each in report.measurements}
-        yield replace(worker, reference=report.reference) if points and points <= again else worker
+        all_new = points and points <= again
+        yield replace(worker, reference=report.reference, slower=report.facts.slower) if all_new else worker
 
 
 def _workers(reports: Sequence[RankReport], reserve: float) -> tuple[Worker, ...]:
@@ -156,7 +157,7 @@ def _workers(reports: Sequence[RankReport], reserve: float) -> tuple[Worker, ...
         Worker(
             name, report.facts.kind, host, report.facts.device, report.facts.memory_bytes, report.facts.threads,
             int(reserve * report.facts.memory_bytes), allocator_share=allocator_share(report.facts.device),
-            reference=report.reference,
+            reference=report.reference, slower=report.facts.slower,
         )
         for name, host, report in zip(worker_names(facts), hosts, reports, strict=True)
     )  # fmt: skip

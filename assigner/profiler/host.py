@@ -43,6 +43,7 @@ class HostFacts:
         memory_bytes: What is free for this rank.
         threads: Compute threads.
         interface: The network interface that messages leave by; empty: not known.
+        slower: What `slower_together` gives; of a GPU 1.
     """
 
     host: str
@@ -52,9 +53,10 @@ class HostFacts:
     memory_bytes: int
     threads: int
     interface: str = ""
+    slower: float = 1.0
 
 
-def host_facts(device: torch.device, *, sharing: int = 1) -> HostFacts:
+def host_facts(device: torch.device, *, sharing: int = 1, slower: float = 1.0) -> HostFacts:
     """Read this rank's worker off the machine.
 
     A host's free memory is shared out evenly among its ranks on the CPU, a GPU's among the ranks that it has.
@@ -62,6 +64,7 @@ def host_facts(device: torch.device, *, sharing: int = 1) -> HostFacts:
     Args:
         device: Of this rank.
         sharing: Ranks that have the same one.
+        slower: For the result.
     """
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_kind()
     return HostFacts(
@@ -72,6 +75,7 @@ def host_facts(device: torch.device, *, sharing: int = 1) -> HostFacts:
         memory_bytes=free_bytes(device, sharing=sharing),
         threads=torch.get_num_threads(),
         interface=_interface(),
+        slower=slower,
     )
 
 

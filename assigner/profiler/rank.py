@@ -13,7 +13,7 @@ from assigner.formats.selection import LINKS, Selection
 from assigner.location import Location
 from assigner.machine.heap import keep_freed_memory
 from assigner.machine.kernel import core_numbers
-from assigner.machine.starvation import cores_shared
+from assigner.machine.starvation import cores_shared, slower_together
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.profiler.assembly import RankReport, main_dtype, optimizer_name
 from assigner.profiler.collectives import SIZES, measure_collectives
@@ -85,9 +85,11 @@ class RankSession:
         cores = table.to_all("cores", core_numbers(), tuple[int, ...])
         beside = [rank for rank, each in enumerate(seen) if each.host == seen[self.rank].host and rank != self.rank]
         cores_shared(cores[self.rank], [cores[rank] for rank in beside])
-        self.facts = host_facts(
-            self.device, sharing=self.sharing
-        )  # with all that training has loaded too, on every rank of the host
+        computing = [cores[rank] for rank in beside if places[rank] == places[self.rank]]
+        slower = slower_together(torch.get_num_threads(), cores[self.rank], computing)
+        self.facts = host_facts(  # with all that training has loaded too, on every rank of the host
+            self.device, sharing=self.sharing, slower=slower if self.device.type == "cpu" else 1.0
+        )
         self.meet()
 
     def tell(self, what: str) -> None:

@@ -12,6 +12,7 @@ from assigner.formats.profilewarnings import (
     WIDE_SPREAD,
     WideFigure,
     busy_text,
+    crowded_text,
     limits,
     other_warnings,
     profile_warnings,
@@ -77,11 +78,13 @@ def weighed(groups: Sequence[PartitionGroup], wide: Sequence[WideFigure]) -> tup
 def doubt(profile: Profile) -> str | None:
     """One sentence on a profile that no plan's prediction can rest on; None: it is sound.
 
-    A busy machine comes first, then partitions that plans hang on and whose times vary much.
+    A busy machine and workers that share too few cores come first, then partitions that plans hang on and whose times
+    vary much.
     """
-    busy = busy_text(profile)
-    if busy is not None:
-        return f"the profile was {busy}"
+    busy, crowded = busy_text(profile), crowded_text(profile)
+    told = [*([f"the profile was {busy}"] if busy else []), *([f"in the profile {crowded}"] if crowded else [])]
+    if told:
+        return "; ".join(told)
     heavy = [each for each in weighed(grouped(profile), wide_figures(profile)) if each.spread > DOUBTFUL_SPREAD]
     if not heavy:
         return None

@@ -52,7 +52,7 @@ def test_collectives_are_kept_and_may_be_left_out(tmp_path) -> None:
     save_profile(replace(PROFILE, collectives=(REDUCED,)), path)
     assert load_profile(path).collectives == (REDUCED,)
     document = json.loads(path.read_text())
-    assert document["format_version"] == "1.4"
+    assert document["format_version"] == "1.5"
     del document["collectives"]
     path.write_text(json.dumps({**document, "format_version": "1.0"}))
     assert load_profile(path).collectives == ()

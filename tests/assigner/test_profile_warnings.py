@@ -70,6 +70,19 @@ def test_an_infeasible_point_gives_no_spread():
     assert profile_warnings(replace(profile, measurements=(*profile.measurements, point))) == ()
 
 
+def test_workers_that_share_too_few_cores_are_told():
+    """Those that are slowed by much, and how a profile without that is made; a newer look takes the warning away."""
+    profile = make_profile(work=[1e-3], slowness=[1.0, 1.0, 2.0])
+    crowded = replace(profile, workers=(*(replace(each, slower=2.0) for each in profile.workers[:2]),
+                                        replace(profile.workers[2], slower=1.1)))  # fmt: skip
+    told = (
+        "worker:0, worker:1 have fewer cores than threads: each computed up to 2.0x as long as it does while others"
+        " idle, and plans that leave workers out are predicted too slow: profile with fewer --workers or --threads"
+    )
+    assert profile_warnings(crowded) == (told,)
+    assert with_warnings(profile, other_warnings(with_warnings(crowded))).warnings == ()
+
+
 def test_a_busy_machine_is_the_first_warning():
     """The most that others had, of which workers, by points, links or all-reduces; little is not worth one."""
     profile = make_profile(work=[1e-3, 1e-3], slowness=[1.0, 2.0])

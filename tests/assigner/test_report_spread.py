@@ -98,12 +98,15 @@ def test_json_has_every_figure():
 
 
 def test_a_bad_profile_is_doubted_in_one_sentence():
-    """A busy machine first, then what plans hang on and varies much; a profile of steady figures is sound."""
+    """A busy machine first, too few cores, then what plans hang on and varies much; one of steady figures is sound."""
     sound = loud({("p1", "worker:0/cpu"): 0.2, ("p0", "worker:0/cpu"): 0.9})
     assert doubt(sound) is None
     varying = loud({("p1", "worker:0/cpu"): 0.4, ("p2", "worker:1/cpu"): 0.5})
     assert doubt(varying) == (
         "what this plan hangs on varies in the profile: p2 by 50 % on worker:1/cpu and 1 more (assigner show says more)"
     )
-    busy = replace(varying, measurements=tuple(replace(each, starved=0.4) for each in varying.measurements))
+    crowded = replace(varying, workers=tuple(replace(each, slower=2.0) for each in varying.workers))
+    assert str(doubt(crowded)).startswith("in the profile worker:0, worker:1 have fewer cores than threads: each")
+    busy = replace(crowded, measurements=tuple(replace(each, starved=0.4) for each in varying.measurements))
     assert str(doubt(busy)).startswith("the profile was measured on a busy machine: other programs had up to 40 %")
+    assert str(doubt(busy)).endswith(f"; {doubt(crowded)}")

@@ -69,6 +69,7 @@ def test_ranks_that_a_launcher_has_bound_have_their_own_cores(
     monkeypatch.setattr(cgroup, "core_limit", lambda: 1.5)
     starvation.cores_shared(cores[0], cores[1:])
     assert allowed_share(1) == pytest.approx(share)
+    assert starvation.slower_together(1, cores[0], cores[1:]) == pytest.approx(1 / share)
 
 
 def test_the_system_tells_of_this_process_and_of_none_that_is_gone() -> None:
