@@ -182,6 +182,11 @@ def _describe(cause: Deviation) -> str:
     return f"{what} took {fmt.percent(abs(change - 1))} {'longer' if change > 1 else 'less'} than profiled"
 
 
+def _both(unit: fmt.Unit, once: Compared) -> str:
+    """In one cell, so that neither is left out without the other."""
+    return f"{unit.show(once.predicted_s)} / {unit.show(once.measured_s)}"
+
+
 def _error(once: Compared) -> str:
     return fmt.points(once.error, sign=True)
 
@@ -202,19 +207,19 @@ def _stages(found: Agreement) -> Sheet:
     for (n, worker), mine in once.items():
         cells = [str(n), worker, fmt.ranges(found.plan.stages[n].partitions)]
         for one in map(mine.get, kinds):
-            shown = (unit.show(one.predicted_s), unit.show(one.measured_s), _error(one)) if one else ("", "", "")
-            cells += shown
+            cells += (_both(unit, one), _error(one)) if one else ("", "")
         rows.append((*cells, _signed(whole, differences[n, worker])))
     columns = (
         Column("#"), Column("worker", "name"), Column("partitions", "text", rank=4),
         *(
             column
             for kind in kinds
-            for column in (Column(f"{kind} {unit.name}", rank=1), Column("measured"), Column("error %", rank=2))
+            for column in (Column(f"{kind} {unit.name}", rank=1), Column("error %", rank=2))
         ),
         Column(f"in a step {whole.name}", rank=3),
     )  # fmt: skip
-    return Sheet("stages: one micro-batch predicted and measured, and the difference in a step", columns, tuple(rows))
+    what = "stages: one micro-batch as predicted / measured, and the difference in a step"
+    return Sheet(what, columns, tuple(rows))
 
 
 def _messages(found: Agreement) -> Report:
@@ -251,7 +256,7 @@ def _workers(found: Agreement) -> Sheet:
     rows = tuple(
         (
             each.worker,
-            *(f"{unit.show(one.predicted_s)} / {unit.show(one.measured_s)}" for one in beside[each.worker]),
+            *(_both(unit, one) for one in beside[each.worker]),
             memory.show(each.predicted_bytes), memory.show(each.measured_bytes),
             fmt.points(each.memory_error, sign=True), limit.show(each.capacity_bytes),
         )

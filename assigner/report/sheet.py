@@ -154,7 +154,7 @@ def draw(report: Iterable[Part], *, width: int) -> Group:
             parts += [Text(printable(fitted.title), style="bold")] if fitted.title else []
             parts.append(_table(fitted))
             if fitted.left_out:
-                names = ", ".join(fitted.left_out)
+                names = ", ".join(dict.fromkeys(fitted.left_out))
                 text = f"no room at {width} columns for: {names}; a wider screen or a pipe shows them"
                 parts.append(Text(text, style="dim"))
         previous = part
