@@ -225,6 +225,7 @@ class Installation:
         if good and self.plan.is_divided:
             self.member.before_sums()
             self.gathering.run(self.member, self.executor.recorder, gradients=optimizer.changes_gradients)
+        self.gradients.note_applied()
         if good:
             self.tell_settings(optimizer)
 

@@ -126,19 +126,16 @@ class Pipeline(ModelState):
             self._outside.note_held(self._installed.share.held())
             model = self.graph.deferred.model.named_parameters()
             self._rank_optimizer = RankOptimizer(
-                workload,
-                model,
-                self._installed.updated,
-                shares=shares_of(self.graph, self.plan),
-                beside=self._installed.updated_elsewhere,
-                holders=holder_counts(self.graph, self.plan),
-                ranks=self._member.world,
-            )
+                workload, model, self._installed.updated,
+                shares=shares_of(self.graph, self.plan), beside=self._installed.updated_elsewhere,
+                holders=holder_counts(self.graph, self.plan), ranks=self._member.world,
+            )  # fmt: skip
             self._rank_optimizer.agree(self._member.numbers)
             self._scaling.applied = self._rank_optimizer.gradients
             self._optimizer = PipelineOptimizer(
                 self._rank_optimizer, apply=self._update, note=self._note, called=self._note_called
             )
+        self._member.settle()
 
     @property
     def optimizer(self) -> PipelineOptimizer:
@@ -213,6 +210,7 @@ class Pipeline(ModelState):
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded("the move to another plan"):
             earlier, attributes = self._relocate(old, remat)
+        self._member.settle()
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
         earlier.warn(self._installed.share, self._rank_optimizer, but=attributes)
 
@@ -300,8 +298,7 @@ class Pipeline(ModelState):
         """Train on one batch: all micro-batches forward and backward, then one optimizer update.
 
         An optimizer that needs a closure (LBFGS) runs the batch as often as it asks for. The gradients stay until the
-        next step begins, which drops them. With `update=False` the rest is the caller's,
-        as in a plain loop, and gradients add up until they are dropped:
+        next step begins. With `update=False` the rest is the caller's, and gradients add up until they are dropped:
 
             pipeline.step(batch, update=False)
             pipeline.optimizer.step()
@@ -489,12 +486,13 @@ class Pipeline(ModelState):
         with self._member.guarded("an update"):
             call = f"optimizer.step() with {self._rank_optimizer.settings}"
             is_by_hand = not self._updated  # behind a step's backwards: the script may have changed the gradients
-            self._installed.comparison.check(call, exchanges=is_by_hand or self.scaler.is_enabled())
+            is_again = bool(self._updated) and not self._waiting
+            self._installed.comparison.check(call, exchanges=is_by_hand or is_again or self.scaler.is_enabled())
             self._rank_optimizer.check_tried(self._member.numbers)
             if is_by_hand:
                 self._installed.gradients.factor.check([each["params"] for each in self._rank_optimizer.param_groups])
             self._scaling.check_by(self._optimizer)
-            good = self._installed.gradients.ready()
+            good = self._installed.gradients.ready(again=is_again)
             self._installed.watch.copies.note_gradients()
             self._waiting = False
             self._installed.update(self._rank_optimizer, self.steps, good=good)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import math
 import threading
 import weakref
 from dataclasses import replace
@@ -12,7 +14,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from single_rank import be_only_rank
 from torch import nn
 from workloads import (
     Block,
@@ -107,6 +111,27 @@ def test_a_summed_loss():
         batch = made.make_batch(7, 1)
         assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
         assert reference.gradient_distance(pipeline.gradients()) < EXACT
+
+
+@pytest.mark.parametrize(("between", "refused"), [
+    (lambda _: None, True),
+    (lambda pipeline: pipeline.clip_grad_norm_(1e-3), True),
+    (lambda pipeline: pipeline.clip_grad_value_(1e-3), True),
+    (lambda pipeline: pipeline.optimizer.zero_grad(), False),
+    (lambda pipeline: pipeline.optimizer.zero_grad(set_to_none=False), False),
+    (lambda pipeline: pipeline.step(skips().make_batch(8, 0), update=False), False),
+    (lambda pipeline: next(iter(pipeline.named_parameters()))[1].grad.mul_(2), False),
+])  # fmt: skip
+def test_an_update_behind_that_of_a_step(between, refused):
+    """It is refused where it would apply the same gradients again: a loop has kept its `optimizer.step()`."""
+    made = skips()
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        between(pipeline)
+        with pytest.raises(UsageError, match="apply gradients again") if refused else contextlib.nullcontext():
+            pipeline.optimizer.step()
+        assert pipeline.steps == 2 - refused
+        pipeline.step(made.make_batch(8, 1))
 
 
 def test_accumulation_over_steps():
@@ -321,6 +346,30 @@ def test_a_failed_step_keeps_nothing():
     gc.collect()
     assert alive[0]() is None
     pipeline.close()
+
+
+def test_the_only_rank_of_a_run_goes_on_behind_a_batch_that_it_leaves_out(monkeypatch):
+    """A launcher or none: the script catches the error. Once the pipeline is closed it says so."""
+    be_only_rank(monkeypatch)
+    made = workload(
+        lambda: nn.Sequential(nn.Linear(8, 1)), loss=lambda output, target: F.mse_loss(output, checked(target))
+    )
+    reference = Reference(made)
+    inputs, targets = made.make_batch(8, 0)
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        assert dist.get_world_size() == 1
+        with pytest.raises(ValueError, match="bad targets"):
+            pipeline.step((inputs, targets.index_fill(0, torch.tensor(7), math.nan)))
+        assert pipeline.step((inputs, targets)) == pytest.approx(reference.step((inputs, targets)), abs=EXACT)
+        assert reference.distance(pipeline.named_parameters()) < EXACT
+    with pytest.raises(UsageError, match="left its run: it was closed"):
+        pipeline.step((inputs, targets))
+
+
+def checked(target: torch.Tensor) -> torch.Tensor:
+    if target.isnan().any():
+        raise ValueError("bad targets")
+    return target
 
 
 def test_closing_twice_is_harmless():

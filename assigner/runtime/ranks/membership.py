@@ -20,6 +20,7 @@ from assigner.errors import FormatError, UsageError
 from assigner.launch.failurereport import JOINED, leave_mark
 from assigner.launch.stopping import StopSignals
 from assigner.location import rank_of
+from assigner.runtime.failures.cause import words_of
 from assigner.runtime.failures.inquiry import answer, ask
 from assigner.runtime.failures.joining import watched_run
 from assigner.runtime.failures.waiting import awaited
@@ -75,7 +76,7 @@ class Membership:
         groups: Those of this rank with others that share a stage of the plan, or a parameter, by their workers.
         at: What is being done, for errors: in words, or what has words for it once it is asked.
         calls: The last calls that were compared with those of other ranks, which may ask for them.
-        on_leaving: Called first when this process leaves the run.
+        on_leaving: Called first when this process leaves the run, or drops a call that has failed.
 
     Raises:
         UsageError: fewer ranks than the plan needs, or a device that this rank has not.
@@ -89,7 +90,7 @@ class Membership:
         self.groups: Mapping[tuple[str, ...], WorkerGroup] = {}
         self._groups: WorkerGroups | None = None
         self._watch: FailureWatch | None = None
-        self._left = False
+        self._left, self._settled = "", False
         self._stop: StopSignals | None = None
         self._thread = threading.get_ident()
         self._owns_group = join_run(plan, timeout_s, backend)
@@ -127,7 +128,11 @@ class Membership:
         return worker, device
 
     def take_place(self, plan: Plan) -> None:
-        """Be the worker that a plan has for this rank, on its device and with its threads; errors as `place`."""
+        """Be the worker that a plan has for this rank, on its device and with its threads; errors as `place`.
+
+        Until `settle` is called its share is half built, and a failure ends the run.
+        """
+        self._settled = False
         self.worker, device = self.place(plan)
         if self.transport is None:
             self.device = device
@@ -135,6 +140,13 @@ class Membership:
         if self._watch is not None:
             self._watch.worker = self.name
         self._open_groups(plan)
+
+    def settle(self) -> None:
+        """This rank has its share of the plan: a call that fails on the only rank of a run leaves that as it is.
+
+        Its script may catch the error and go on; among several, others may be in the middle of the same call.
+        """
+        self._settled = self.world == 1
 
     def _open_groups(self, plan: Plan) -> None:
         if self._groups is not None:
@@ -218,7 +230,7 @@ class Membership:
             UsageError: this process has left the run.
         """
         if self._left:
-            raise UsageError("this pipeline has left its run: it was closed, or it failed", hint="make a new one")
+            raise UsageError(f"this pipeline has left its run: {self._left}", hint="make a new one")
         self.at = at
         self._thread = threading.get_ident()
         if self._watch is not None:
@@ -228,10 +240,14 @@ class Membership:
         except LostConnectionError as error:
             assert self._watch is not None
             failure = self._watch.lost(error.peer, str(self.at), error)
-            self._leave(failed=True)
+            self._leave("another rank is gone", failed=True)
             raise failure.to_error(traced=not self._watch.printed) from None  # the cause says it all
         except BaseException as error:
-            self.fail(str(self.at), error)
+            if not self._settled:
+                self.fail(str(self.at), error)
+            elif self.on_leaving is not None:
+                _noted(str(self.at), error, self.name)
+                self.on_leaving()
             raise
         finally:
             awaited.pop(self._thread, None)
@@ -249,10 +265,10 @@ class Membership:
         """This rank failed: tell the others, and leave the run."""
         if self._left:
             return
-        error.add_note(f"in {at} on {self.name}")
+        at = _noted(at, error, self.name)
         if self._watch is not None:
             self._watch.report(at, error)
-        self._leave(failed=True)
+        self._leave(f"it failed in {at}: {words_of(error)}", failed=True)
 
     def number_from(self, rank: int, number: float) -> float:
         """One rank's number, on every rank; what this one has sent has left when it returns."""
@@ -352,14 +368,18 @@ class Membership:
                 check()
                 if self.transport is not None:
                     self.transport.meet()
-        self._leave()
+        self._leave("it was closed")
         if goodbye is not None:
             goodbye()  # the rank that hosts the job's store must not be gone before the others are done
 
-    def _leave(self, *, failed: bool = False) -> None:
+    def _leave(self, why: str, *, failed: bool = False) -> None:
         """Drop an unfinished step, leave the process group if this membership joined it, and stop the threads.
 
         In this order: a thread that waits for a message wakes up when the group's connections are closed.
+
+        Args:
+            why: For calls that come behind it.
+            failed: Other ranks may be in the middle of something.
         """
         if failed and self.transport is not None and self.transport.direct is not None:
             self.transport.direct.abort()
@@ -373,10 +393,20 @@ class Membership:
             leave_group()
             self._owns_group = False
         if self.transport is not None:
-            self._left = True
+            self._left = why
             self.transport.close(failed=failed)
         if self._groups is not None:
             self._groups.close()
             self.groups = {}
         if self._watch is not None:
             self._watch.close()
+
+
+def _noted(at: str, error: BaseException, name: str) -> str:
+    """Where an error came up first: what its note says, or this, which it gets as its note."""
+    begin, end = "in ", f" on {name}"
+    for note in getattr(error, "__notes__", ()):
+        if note.startswith(begin) and note.endswith(end):
+            return str(note.removeprefix(begin).removesuffix(end))
+    error.add_note(f"{begin}{at}{end}")
+    return at

@@ -22,6 +22,7 @@ Where its backwards have added to gradients of steps before, these are no more t
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,6 +89,7 @@ class Gradients:
         self._aside: dict[str, torch.Tensor | None] = {}
         self._before: dict[str, tuple[torch.Tensor | None, int]] = {}
         self._is_spoilt = False
+        self._applied: list[tuple[nn.Parameter, Callable[[], torch.Tensor | None], int]] = []
 
     def _reduced(self, graph: PartitionGraph, plan: Plan) -> Iterator[tuple[int, SharedStage]]:
         """What this rank shares of a stage with others, by the stage's number: of its partitions, what is their own."""
@@ -127,6 +129,7 @@ class Gradients:
                 its gradients added to those that there are.
         """
         self.check_whole()
+        self._applied = []
         self._wanting = {name: each.requires_grad for name, each in self.parameters.items()}
         if self._wanting != self._wanted:
             self._check_wanted()
@@ -272,24 +275,60 @@ class Gradients:
         share = max_norm / (norm + 1e-6)
         if share >= 1:
             return
+        was_applied = self._is_applied()
         for gradient in self._elements(
             without=self._unlisted
         ):  # also where the norm is not a number: then the gradients are none either
             gradient.mul_(share)
+        if was_applied:
+            self.note_applied()
 
     def clamp(self, limit: float) -> None:
         """Cut every element to within plus or minus `limit`."""
         self.scaling.unscale(self._elements())
+        was_applied = self._is_applied()
         for gradient in self._elements(without=self._unlisted):
             gradient.clamp_(-limit, limit)
+        if was_applied:
+            self.note_applied()
 
-    def ready(self) -> bool:
+    def note_applied(self) -> None:
+        """They were applied as they are now; held weakly, for the script may drop them."""
+        found = [(each, each.grad) for each in self.parameters.values()]
+        self._applied = [
+            (each, (lambda: None) if grad is None else weakref.ref(grad), -1 if grad is None else grad._version)
+            for each, grad in found
+        ]
+
+    def _is_applied(self) -> bool:
+        """Since `note_applied` no backward has run, no other tensor has come, and nobody has written to one."""
+        return bool(self._applied) and all(
+            each.grad is noted() and (each.grad is None or each.grad._version == version)
+            for each, noted, version in self._applied
+        )
+
+    def _check_others(self) -> None:
+        """Refuse an update if no rank has other gradients than those that were applied last, and some has any."""
+        some = any(each.grad is not None for each in self.parameters.values())
+        others = self._member.numbers(float(some) if self._is_applied() else -float(some))
+        if min(others) >= 0 and any(others):
+            raise UsageError(
+                "pipeline.optimizer.step() would apply gradients again that pipeline.step(batch) has applied already",
+                hint="leave it out; or call pipeline.step(batch, update=False), which only adds to the gradients",
+            )
+
+    def ready(self, *, again: bool = False) -> bool:
         """Whether they can be applied: unscaled, and finite on all ranks where they were scaled.
 
+        Args:
+            again: A step has made an update behind its backwards, and none have come since; on all ranks alike.
+
         Raises:
-            UsageError: as of `check_whole`.
+            UsageError: as of `check_whole`; or it would be by the gradients that the step has applied.
         """
         self.check_whole()
+        if again:
+            self._check_others()
         if self.scaling.scaled:
             self.scaling.unscale(self._elements())
         for parameter in self.parameters.values():
