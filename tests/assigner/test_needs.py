@@ -89,7 +89,7 @@ TOGETHER = "(pipeline.evaluate if evaluating else pipeline.step)"
         ("other targets", 2, "the values of targets (float64[8, 1])", f"{STEP} at {at('make_batch(8, 2)')}"),
         ("fewer rows", 1, "the shape of inputs: float64[6, 8] on worker:1, float64[8, 8] on worker:0", STEP),
         ("evaluate", 1, "the call", f"evaluate() at {at('pipeline.evaluate(MADE')}"),
-        ("an update", 2, "the call", f"optimizer.step() at {at('optimizer.step')}, then {STEP} at"),
+        ("an update", 2, "the call", f"optimizer.step() at {at('optimizer.step')}"),
         ("learning rate", 1, "the settings of the optimizer", f"{STEP} with lr 0.5"),
         ("gradients dropped", 2, "the call", f"optimizer.zero_grad() at {at('optimizer.zero_grad')}, then {STEP} at"),
         ("save", 1, "the call", f"save('saved') at {at('pipeline.save')}"),
