@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 2**30
 """The largest file that is read."""
+_GZIP = b"\x1f\x8b"
 
 
 def read_bytes(path: Path, *, hint: str) -> bytes:
@@ -59,6 +60,11 @@ def read_text(path: Path, *, hint: str) -> str:
     try:
         return read_bytes(path, hint=hint).decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
+        if error.object.startswith(_GZIP):
+            raise FormatError(
+                f"{path}: compressed by gzip, as timelines for ui.perfetto.dev are",
+                hint="no command of assigner reads a timeline; gunzip unpacks a profile, a plan or a trace",
+            ) from error
         raise FormatError(f"{path}: not UTF-8 text (byte {error.start})") from error
 
 

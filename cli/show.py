@@ -8,11 +8,13 @@ import typer
 
 from assigner.errors import FormatError, UsageError
 from assigner.files import read_bytes
-from assigner.formats.document import shown
+from assigner.formats.document import other_kind
 
 from . import console
 from .options import Json
 from .provenance import behind
+
+_KINDS = "'profile' or 'plan'"
 
 
 def show_command(
@@ -67,7 +69,7 @@ def _kind(file: Path) -> str:
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind not in ("profile", "plan"):
         raise FormatError(
-            f"{file}: kind: {shown(kind)} is not allowed; expected 'profile' or 'plan'",
+            f"{file}: {other_kind(document, _KINDS)}",
             hint="assigner show reads what assigner profile and assigner solve write",
         )
     return str(kind)

@@ -31,6 +31,8 @@ _NAME, _LEFT_OUT = "name", "left out"
 LARGEST = 1e18
 """The largest number of a file: more than any time in seconds, memory in bytes or price is, and sums and products of
 some of them are finite."""
+_LEAST = 1e-200
+"""What is nearer to 0 is no figure of anything, and read as 0: quotients by it may not be finite."""
 _EXACT = 2**53
 _DEEPEST = 20
 """Objects and lists in each other, in a field that may hold anything."""
@@ -92,6 +94,8 @@ def _number(value: Any, *, whole: bool, limits: Range, path: str) -> Any:
         raise _bad(path, value, f"{name}, {f'at most {limits.high:g}' if value > limits.high else limits}")
     if whole:
         return int(value)
+    if abs(value) < _LEAST and limits.low == 0:
+        return 0
     return float(value) if abs(value) > _EXACT else value  # a whole number that no int64 may hold
 
 
@@ -335,14 +339,19 @@ def parse_json(text: str, path: Path, *, name: str, hint: str | None = None) -> 
         raise FormatError(f"{path}: a number in it cannot be read: {why}") from error
 
 
+def other_kind(document: Any, expected: str) -> str:
+    """What is wrong with a file of another kind than the expected ones; no kind is written in a timeline."""
+    if isinstance(document, dict) and "traceEvents" in document:
+        return f"a timeline for ui.perfetto.dev, which no command of assigner reads; expected {expected}"
+    kind = document.get("kind") if isinstance(document, dict) else None
+    return f"kind: {shown(kind)} is not allowed; expected {expected}"
+
+
 def _check_head(document: Any, *, name: str, majors: Sequence[int]) -> None:
     if not isinstance(document, dict):
         raise _bad("", document, "an object")
     if document.get("kind") != name:
-        raise FormatError(
-            f"kind: {shown(document.get('kind'))} is not allowed; expected {name!r}",
-            hint=f"this command reads a {name} here",
-        )
+        raise FormatError(other_kind(document, repr(name)), hint=f"this command reads a {name} here")
     version = document.get("format_version")
     parts = version.split(".") if isinstance(version, str) else []
     if len(parts) != 2 or not all(re.fullmatch("[0-9]{1,4}", part) for part in parts):

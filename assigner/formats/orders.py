@@ -208,7 +208,8 @@ def load_orders(path: Path, workers: Sequence[str]) -> dict[str, str]:
         try:
             return decode(dict[str, str], found, "orders")  # type: ignore[no-any-return]
         except FormatError as error:
-            raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
+            hint = "assigner schedule PLAN --list -o FILE writes a file of orders"
+            raise FormatError(f"{path}: {error.message}", hint=hint) from error
     rows = [row for row in text.splitlines() if row.strip()]
     if len(rows) != len(workers):
         raise FormatError(

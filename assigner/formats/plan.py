@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from assigner.errors import FormatError, UsageError
-from assigner.formats.document import Count, Name, left_out, read, write
+from assigner.formats.document import Count, Name, decode, encode, left_out, read, write
 from assigner.formats.orders import ListedStep, check_orders, cut_orders, forwards_taken, parse_order
-from assigner.formats.prediction import LEAST_STEP_S, Prediction, WorkerPrediction, check_prediction
+from assigner.formats.prediction import Prediction, WorkerPrediction, check_prediction
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.screen import OnScreen
 from assigner.formats.solverreport import Baseline, Candidate, SolverReport, WhatIf, check_bound
@@ -292,12 +292,14 @@ def save_plan(plan: Plan, path: Path | str, *, force: bool = False) -> None:
 
     Raises:
         UsageError: the file exists, or its folder does not.
-        FormatError: its step takes less than a plan's file can say: the profile has times that nobody has measured.
+        FormatError: it has figures that no plan's file may have: the profile has times that nobody has measured.
     """
-    if plan.predicted is not None and plan.predicted.step_s < LEAST_STEP_S:
+    try:
+        decode(Plan, encode(plan))
+    except FormatError as error:
         raise FormatError(
-            f"the profile's measurements, forward_s and backward_s, make a step of {plan.predicted.step_s} s; that of a"
-            f" plan takes {LEAST_STEP_S} s or more",
+            "the profile's measurements, forward_s and backward_s, make a plan that nobody could read:"
+            f" {error.message}",
             hint="give these times in seconds, or profile again",
-        )
+        ) from error
     write(Path(path), plan, force=force)

@@ -127,8 +127,8 @@ def test_a_collective_that_cannot_be_is_refused(tmp_path, change: dict, message:
         ("links", {"backend": "pigeons"}, r"links\[0\].backend: 'pigeons' is unknown"),
         (
             "links",
-            {"points": [{"bytes": 5e-324, "seconds": 1}]},
-            r"links\[0\].points\[0\].bytes: 5e-324 is not allowed",
+            {"points": [{"bytes": 0.25, "seconds": 1}]},
+            r"links\[0\].points\[0\].bytes: 0.25 is not allowed",
         ),
         ("workers", {"device": "abacus"}, r"workers\[0\].device: 'abacus' is unknown"),
     ],
@@ -144,13 +144,21 @@ def test_what_contradicts_itself_or_is_no_measurement_is_refused(tmp_path, secti
         load_profile(path)
 
 
-def test_a_plan_that_nobody_could_read_is_not_written(tmp_path) -> None:
-    """Times that nobody has measured add up to less than a plan's file can say."""
+@pytest.mark.parametrize("step_s", [0.0, 1.8e18, math.inf])
+def test_a_plan_that_nobody_could_read_is_not_written(step_s: float, tmp_path) -> None:
+    """Times that nobody has measured add up to less, or more, than a plan's file can say."""
     plan = priced(make_plan(PROFILE, [(0, ["p0", "p1", "p2", "p3"])]), PROFILE)
-    plan = replace(plan, predicted=replace(plan.predicted, step_s=0.0))
-    with pytest.raises(FormatError, match=r"the profile's measurements, .* make a step of 0.0 s"):
+    plan = replace(plan, predicted=replace(plan.predicted, step_s=step_s))
+    with pytest.raises(FormatError, match=r"the profile's measurements, .* nobody could read: predicted.step_s: "):
         save_plan(plan, tmp_path / "plan.json")
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_what_is_next_to_nothing_is_nothing(tmp_path) -> None:
+    """A quotient by it would not be finite."""
+    path = tmp_path / "profile.json"
+    save_profile(replace(PROFILE, measurements=(replace(PROFILE.measurements[0], activation_bytes=1e-320),)), path)
+    assert load_profile(path).measurements[0].activation_bytes == 0
 
 
 def test_a_set_of_workers_has_one_collective() -> None:

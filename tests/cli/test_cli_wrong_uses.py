@@ -49,6 +49,8 @@ def bench(folder, profile, solved):
         "strange.json": json.dumps(strange),
         "nan.json": text.replace('"forward_s": 0.008', '"forward_s": NaN', 1),
         "empty.json": "",
+        "timeline.json": '{"traceEvents": []}',
+        "timeline.json.gz": b"\x1f\x8b\x08\x00",
         "list.json": "[1, 2]",
         "number.json": "3",
         "nothing.json": "{}",
@@ -102,6 +104,9 @@ CASES = [
     # files that are not what they should be
     (2, "show dir", "dir"),
     (5, "show empty.json", "empty.json"),
+    (5, "show timeline.json", "timeline.json: a timeline for ui.perfetto.dev"),
+    (5, "show timeline.json.gz", "timeline.json.gz: compressed by gzip"),
+    (5, "simulate solved.json --profile profile.json --against timeline.json", "a timeline for ui.perfetto.dev"),
     (5, "show list.json", "list.json"),
     (5, "show number.json", "number.json"),
     (5, "show nothing.json", "nothing.json"),
