@@ -16,6 +16,7 @@ Every error says what is wrong, the offending value and where; `hint` is the nex
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 from assigner.formatting import LONGEST, printable
 
@@ -54,6 +55,34 @@ class UsageError(AssignerError, ValueError):
 
 class MarkingError(UsageError):
     """The model's forward cannot be cut at the modules that were marked."""
+
+
+class OtherwiseError(UsageError, AttributeError):
+    """A name of plain torch's that has another way here; `hasattr` finds nothing."""
+
+
+class Otherwise:
+    """A name of plain torch's in the class body of what has another way for it.
+
+    Args:
+        whose: What has no such name.
+        hint: The way that it has.
+        why: Why it has another.
+    """
+
+    def __init__(self, whose: str, hint: str, why: str = "") -> None:
+        self._whose, self._hint, self._why, self._name = whose, hint, why, ""
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, *_: object) -> NoReturn:
+        """Refused.
+
+        Raises:
+            OtherwiseError: always.
+        """
+        raise OtherwiseError(f"{self._whose} has no {self._name}(){self._why and f': {self._why}'}", hint=self._hint)
 
 
 @dataclass(frozen=True)

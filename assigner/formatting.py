@@ -131,6 +131,11 @@ def spread(share: float) -> str:
     return f"{100 * share:.0f} %" if share <= 1 else f"{share:.1f} times the median"
 
 
+def spread_points(share: float) -> str:
+    """The same in a column that says percent: `35.0`, and above the median `2.5x`."""
+    return points(share) if share <= 1 else ratio(share, digits=1)
+
+
 def points(share: float | None, *, sign: bool = False, digits: int | None = None) -> str:
     """A share of one in percent, without the sign for percent: for a column that says so; one decimal unless said."""
     if share is None:

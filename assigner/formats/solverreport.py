@@ -81,8 +81,8 @@ class Candidate:
         micro_batch_size: In samples.
         objective_s: Of the best plan found under it; None: none was found.
         bound_s: No plan under it is better than this, updates undivided; None: nothing fits.
-        status: `chosen`, or why it was not: `proven worse`, `gains ... at most`, `needs more memory` (and is faster by
-            less than the gap asked for), `infeasible: ...`, `not decided`.
+        status: `chosen`, or why it was not: `proven worse`, `proven no better`, `gains ... at most`, `needs more
+            memory` (and is faster by less than the gap asked for), `infeasible: ...`, `not decided`.
     """
 
     schedule: Schedule

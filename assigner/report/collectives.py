@@ -55,7 +55,7 @@ def _row(each: Collective, sizes: Sequence[float], unit: fmt.Unit, said_s: Seque
         fmt.ranges(each.workers),
         each.backend,
         *(unit.show(took.get(size)) for size in sizes),
-        fmt.points(max(point.spread for point in each.points)),
+        fmt.spread_points(max(point.spread for point in each.points)),
         fmt.ratio(_factor(each, said_s)),
         fmt.points(each.busy),
     )

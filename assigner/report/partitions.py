@@ -169,7 +169,7 @@ def _cells(row: Timing, share: float, units: tuple[fmt.Unit, fmt.Unit], longest:
         fmt.count(point.micro_batch),
         time.show(point.forward_s),
         time.show(point.backward_s),
-        fmt.points(point.spread),
+        fmt.spread_points(point.spread),
         kept.show(point.activation_bytes),
         fmt.points(share),
         fmt.bar(row.sample_s / longest if longest else 0.0, rest=" "),

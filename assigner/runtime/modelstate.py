@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from assigner.errors import FormatError, UsageError
+from assigner.errors import FormatError, Otherwise, UsageError
 from assigner.launch.stopping import GRACE_S, SIGNALS
 from assigner.model.marking.marks import matches
 from assigner.model.members import named_buffers
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.update.rankoptimizer import RankOptimizer
     from assigner.runtime.update.scaling import GradientScaling
+
+
+_MODES = "leave it out: step trains, evaluate and forward run in eval mode"
+_PLACES = "leave it out: the plan says where partitions are, and each rank moves what it reads of a batch"
 
 
 class ModelState:
@@ -132,17 +136,31 @@ class ModelState:
         """
         yield from self._installed.share.parameters.items()
 
-    def parameters(self) -> NoReturn:
-        """Refused: what plain scripts do with a model's parameters all together would be done with one rank's.
+    parameters = Otherwise(
+        "a pipeline",
+        "clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...); the optimizer is pipeline.optimizer; this"
+        " rank's parameters, for what is done to each by itself, are pipeline.named_parameters()",
+        "every rank holds its own part of the model, and a norm, a count or an optimizer over that would be another one"
+        " on every rank",
+    )
+    train = Otherwise("a pipeline", _MODES)
+    eval = Otherwise("a pipeline", _MODES)
+    to = Otherwise("a pipeline", _PLACES)
+    cuda = Otherwise("a pipeline", _PLACES)
+    zero_grad = Otherwise(
+        "a pipeline", "step drops gradients by itself; behind update=False, pipeline.optimizer.zero_grad()"
+    )
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused, as `Otherwise` refuses names.
 
         Raises:
             UsageError: always.
         """
         raise UsageError(
-            "a pipeline has no parameters(): every rank holds its own part of the model, and a norm, a count or an"
-            " optimizer over that would be another one on every rank",
-            hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...); the optimizer is pipeline.optimizer;"
-            " this rank's parameters, for what is done to each by itself, are pipeline.named_parameters()",
+            "a pipeline is not called as a model is: its forwards run micro-batch by micro-batch, on several workers",
+            hint="pipeline.step(batch) trains, pipeline.evaluate(batch) gives the loss, pipeline.forward(inputs) the"
+            " output",
         )
 
     def gradients(self) -> dict[str, torch.Tensor]:

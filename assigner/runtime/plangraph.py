@@ -218,7 +218,7 @@ def _check_inputs(workload: Workload, plan: Plan) -> None:
             f"the plan is for workload {plan.workload.name!r} with other inputs: for {EXAMPLE_ROWS} rows its batches"
             f" had ({plan.workload.inputs}), and Workload.batch gives ({now}){_changed(workload, plan)}",
             hint="give Workload.batch's inputs the types and shapes that were profiled; or profile and solve again"
-            if plan.workload.name == workload.name
+            if workload.name in ("", plan.workload.name)
             else f"this workload is {workload.name!r}: give a plan that was solved for it",
         )
 

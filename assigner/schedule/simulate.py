@@ -287,4 +287,5 @@ def check_fit(plan: Plan, profile: Profile) -> None:
             )
     missing = set(profile.partition) - set(plan.partitions)
     if missing:
-        raise FormatError(f"the plan places {len(missing)} partitions nowhere, {min(missing)!r} among them")
+        among = " among them" if len(missing) > 1 else ""
+        raise FormatError(f"the plan places {fmt.plural(len(missing), 'partition')} nowhere: {min(missing)!r}{among}")

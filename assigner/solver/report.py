@@ -160,7 +160,7 @@ def _candidate(search: Search, candidates: Sequence[CandidateSearch], best: Prop
     elif math.isinf(bound):
         status = "infeasible: nothing fits"
     elif bound >= best.value * (1 - PROVEN):
-        status = "proven worse"
+        status = "proven worse" if bound > best.value * (1 + PROVEN) else "proven no better"
     elif value < best.value * (1 - PROVEN):
         status = "needs more memory"
     elif all(candidate.decided for candidate in candidates) or bound >= best.value * (1 - gap - PROVEN):

@@ -89,3 +89,4 @@ def test_bars_have_one_width(share):
 def test_spreads_above_the_median_are_said_as_multiples():
     """A share up to all of it, then how many times the median: 350 % of what, nobody would know."""
     assert [fmt.spread(share) for share in (0.354, 1.0, 2.5)] == ["35 %", "100 %", "2.5 times the median"]
+    assert [fmt.spread_points(share) for share in (0.354, 1.0, 10.448)] == ["35.4", "100.0", "10.4x"]

@@ -62,6 +62,10 @@ def test_nothing_marked():
     with pytest.raises(MarkingError, match="no partition is marked in Model") as caught:
         find_marks(Model())
     assert "assigner.partition" in caught.value.hint
+    assert caught.value.hint.endswith("--mark 'blocks.*'")
+    with pytest.raises(MarkingError) as caught:
+        find_marks(nn.TransformerEncoderLayer(4, 1))
+    assert caught.value.hint.endswith("--mark 'self_attn'")
 
 
 def test_a_pattern_without_a_match():

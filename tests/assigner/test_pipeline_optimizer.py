@@ -457,6 +457,21 @@ def test_parameters_all_together_are_refused():
         assert "pipeline.clip_grad_norm_" in (caught.value.hint or "")
 
 
+def test_what_plain_scripts_call_has_a_hint():
+    """Of a model and of its loss: the message says what stands in its place; `hasattr` finds nothing."""
+    made = skips()
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        loss = pipeline.step(made.make_batch(8, 0))
+        for of, name in ((pipeline, "train"), (pipeline, "eval"), (pipeline, "to"), (loss, "backward"), (loss, "item")):
+            assert not hasattr(of, name)
+            with pytest.raises(AttributeError, match=rf"has no {name}\(\)\n?") as caught:
+                getattr(of, name)
+            assert isinstance(caught.value, UsageError)
+            assert caught.value.hint
+        with pytest.raises(UsageError, match="is not called as a model is"):
+            pipeline(made.make_batch(8, 0)[0])
+
+
 def test_gradients_are_seen_without_the_scale():
     """gradients() is the same with and without a scaler, before and after they are unscaled."""
     made = overflowing()

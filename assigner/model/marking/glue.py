@@ -89,7 +89,8 @@ class Ownership:
             raise MarkingError(
                 f"{missing[0]!r} is marked, and the model's forward never calls it",
                 hint=f"mark a module that is called{f', as {others}' if others else ''} (a ModuleList is not: mark"
-                " 'blocks.*'); where the batch decides, mark one module that holds them all and picks in its forward",
+                f" '{missing[0]}.*'); where the batch decides, mark one module that holds them all and picks in its"
+                " forward",
             )
         self.counted = {node for node in self.nodes if _is_counted(node)}
         self.free = self._find_free()

@@ -78,6 +78,13 @@ def matches(pattern: str, name: str) -> bool:
     return re.fullmatch("".join(wild.get(part, re.escape(part)) for part in parts), name) is not None
 
 
+def _example(model: nn.Module) -> str:
+    """A pattern that matches something in a model: the items of its first list, or its first submodule."""
+    lists = (f"{name}.*" for name, each in model.named_modules()
+             if name and isinstance(each, nn.ModuleList | nn.Sequential))  # fmt: skip
+    return next(lists, next((name for name, _ in model.named_children()), "blocks.*"))
+
+
 def find_marks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, Mark]:
     """The marked submodules by their names in the model.
 
@@ -107,7 +114,7 @@ def find_marks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, Mark
     if not marks:
         raise MarkingError(
             f"no partition is marked in {type(model).__name__}",
-            hint="wrap submodules in assigner.partition(...), or name them: --mark 'blocks.*'",
+            hint=f"wrap submodules in assigner.partition(...), or name them: --mark '{_example(model)}'",
         )
     for name in marks:
         outer = next((other for other in marks if name.startswith(other + ".")), None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from assigner.errors import UsageError
+from assigner.errors import Otherwise, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -53,6 +53,9 @@ class MetricTotal(NamedTuple):
         return self.total / self.number if self.number else math.nan
 
 
+_LOSS = "the loss that a step returns"
+
+
 class StepResult(float):
     """The loss of a step or of an evaluation, a float, with what else is known of the batch.
 
@@ -64,6 +67,9 @@ class StepResult(float):
         weight: What the batch counts for beside others: the sum of `Workload.weight` over it, else its rows.
     """
 
+    backward = Otherwise(_LOSS, "leave it out: step has run all backwards, and updated unless it got update=False")
+    item = Otherwise(_LOSS, "it is a number already, the same on every rank: float(loss)")
+    detach = Otherwise(_LOSS, "it is a number already, the same on every rank: float(loss)")
     metrics: dict[str, float]
     outputs: Any
     weight: float
