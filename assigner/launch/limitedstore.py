@@ -3,7 +3,8 @@
     this thread     asks ············· 10 s: StoreSilentError     asks: the same at once      asks
     its lane        in the store, which is stopped ······································· an answer
 
-A call is made by a thread of its own, the lane, which may stay in it: the process can go on, and end.
+A call is made by a thread of its own, the lane, which may stay in it: the process can go on, and end. A store is opened
+in the same way: torch waits for ever for the answer of a program that has the store's port, and is none.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import queue
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # without `__all__`
+
+from assigner.launch.sockets import connected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LIMIT_S = 10.0  # a thread of torch answers, which may get little of a busy processor
+STARTING_S = 30.0  # where ranks begin, processors are busy
 _SLICE_S = 0.25
 _END_S = 10.0
+
+S = TypeVar("S", bound=Store)
 
 
 class StoreSilentError(DistError):
@@ -53,24 +59,27 @@ class _StoreLane:
         self._thread = threading.Thread(target=self._run, name="assigner-store", daemon=True)
         self._thread.start()
 
-    def made(self, make: Callable[[], Any], limit_s: float) -> Any:
+    def made(self, make: Callable[[], Any], limit_s: float, is_owed: Callable[[], bool] = lambda: True) -> Any:
+        """What a call returns, or raise its error; `limit_s` begins anew where `is_owed` says that none is awaited."""
         call = _StoreCall(make)
         self._calls.put(call)
         # in slices: a process that was stopped itself, as by Ctrl-Z, has not waited meanwhile
-        for _ in range(0 if self.is_silent else math.ceil(limit_s / _SLICE_S)):
+        most = left = 0 if self.is_silent else math.ceil(limit_s / _SLICE_S)
+        while left:
             if call.done.wait(_SLICE_S):
                 if call.error is not None:
                     raise call.error
                 return call.found
             if self.closed.is_set():
                 break
+            left = left - 1 if is_owed() else most
         call.is_given_up = self.is_silent = True
         raise StoreSilentError(f"the run's store has not answered for {limit_s:g} s")
 
-    def close(self) -> None:
+    def close(self, within_s: float = _END_S) -> None:
         self.closed.set()
         self._calls.put(None)
-        until = time.monotonic() + _END_S
+        until = time.monotonic() + within_s
         while self._thread.is_alive() and not self.is_silent and time.monotonic() < until:
             self._thread.join(_SLICE_S)  # whoever waits for a call gives it up meanwhile, where there is one
 
@@ -135,6 +144,37 @@ class LimitedStore(Store):
     def close(self) -> None:
         """Make no more calls; whoever waits for one is told that it took too long."""
         self._lane.close()
+
+
+def opened(make: Callable[[], S], port: int, *, limit_s: float = STARTING_S) -> S:
+    """A store, once a program at its port answers as one.
+
+    Args:
+        make: Connects to it; it ends by itself where nothing takes the connection.
+        port: The store's.
+        limit_s: How long one connection may stay without an answer.
+
+    Raises:
+        StoreSilentError: it did. (On Linux, where connections can be seen.)
+        DistError, OSError: what `make` raises.
+    """
+    lane, others = _StoreLane(), connected(port)
+    seen: set[int] = set()
+
+    def is_owed() -> bool:
+        """Whether a connection of the last look is there: one that was refused or ended is made again."""
+        nonlocal seen
+        before, seen = seen, connected(port) - others
+        return bool(before & seen)
+
+    try:
+        found: S = lane.made(make, limit_s, is_owed)
+    except StoreSilentError as error:
+        said = f"it takes connections, and has not answered for {limit_s:g} s as a run's store does"
+        raise StoreSilentError(said) from error
+    finally:
+        lane.close(within_s=0.0)
+    return found
 
 
 @contextmanager

@@ -11,6 +11,7 @@ ends those that do not end by themselves.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined] 
 from assigner.errors import WorkerError
 from assigner.formats.document import Name
 from assigner.launch.hostnames import wait_for_name
-from assigner.launch.limitedstore import LIMIT_S, limited
+from assigner.launch.limitedstore import LIMIT_S, limited, opened
 from assigner.launch.seal import seal, seal_first, unseal
 
 if TYPE_CHECKING:
@@ -200,10 +201,11 @@ def leaving_together(*, nodes: int, node: int, address: str, port: int) -> Itera
         yield OtherHosts(store, node, alone=True)
         return
     wait_for_name(address, source="--master-addr", limit_s=MEETING_S)
-    store = TCPStore(
-        address, port, is_master=node == 0, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False,
+    meet = functools.partial(
+        TCPStore, address, port, is_master=node == 0, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False,
         multi_tenant=True,
     )  # fmt: skip
+    store = opened(meet, port)
     others = OtherHosts(store.clone(), node)  # type: ignore[attr-defined]
     try:
         yield others

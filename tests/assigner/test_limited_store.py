@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,7 @@ import pytest
 from stopped_store import StoppedStore, stopped_store
 from torch.distributed import DistError, HashStore, PrefixStore
 
-from assigner.launch.limitedstore import LimitedStore, StoreSilentError, limited
+from assigner.launch.limitedstore import LimitedStore, StoreSilentError, limited, opened
 from assigner.launch.shutdown import take_leave
 
 if TYPE_CHECKING:
@@ -58,3 +60,24 @@ def test_what_the_store_says_is_passed_on() -> None:
 def test_whoever_leaves_does_not_wait_for_a_stopped_store(stopped: StoppedStore) -> None:
     """Its time is that of a store which is there."""
     take_leave(stopped, 2, stays=True, limit_s=0.5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="connections are looked at in /proc")
+def test_a_program_that_has_the_port_and_says_nothing_is_no_store() -> None:
+    """One connection that stays without an answer is told; those that end, and are made again, are torch's to count."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+
+        def meets(tries: int, wait_s: float) -> HashStore:
+            for _ in range(tries):
+                with socket.create_connection(("127.0.0.1", port)) as each:
+                    each.settimeout(wait_s)
+                    try:
+                        each.recv(1)
+                    except TimeoutError:
+                        continue
+            return HashStore()
+
+        assert opened(lambda: meets(10, 0.1), port, limit_s=0.5) is not None
+        with pytest.raises(StoreSilentError, match=r"takes connections, and has not answered for 0.5 s"):
+            opened(lambda: meets(1, 5.0), port, limit_s=0.5)

@@ -31,7 +31,7 @@ from assigner.formats.terms import Backend
 from assigner.launch.failurereport import LEFT, LEFT_HINT
 from assigner.launch.hostnames import wait_for_name
 from assigner.launch.launcherwatch import end_with_launcher
-from assigner.launch.limitedstore import limited
+from assigner.launch.limitedstore import STARTING_S, StoreSilentError, limited, opened
 from assigner.launch.seal import clean, seal, unseal
 from assigner.launch.shutdown import is_done, local_store, take_leave
 from assigner.launch.sockets import Connections
@@ -55,11 +55,14 @@ _COMMON_PORT = 29_500  # torchrun's
 _FAREWELL_S = 5.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.002, 0.25
 _MOST_NAMES = 8
-_STORE_S = 30.0  # where ranks begin, processors are busy
 _SECOND_S = 1.0  # four looks of the first one
 _JOIN_S = 300.0  # a rank that takes longer to come has died, or was never started
 
 _DIED = "a rank may have died before it came: its own output says why; srun -K and torchrun then end the others at once"
+_HELD = (
+    "another program may have the port there: set MASTER_PORT to one that is free on rank 0's host, the same on every"
+    " rank; or rank 0 is stopped, or torchrun, which keeps the store"
+)
 
 _groups = itertools.count()  # the n-th group of every rank is the same one
 _smaller_groups = itertools.count()  # likewise, of those of some ranks
@@ -137,7 +140,8 @@ def job_store(place: Launched, timeout_s: float) -> Store:
         url = f"tcp://{host}:{port}?rank={place.rank}&world_size=1"
         try:
             _keep_to_this_host(place, address, port)
-            store = next(rendezvous(url, timeout=timedelta(seconds=min(timeout_s, _JOIN_S))))[0]
+            meet = rendezvous(url, timeout=timedelta(seconds=min(timeout_s, _JOIN_S)))
+            store: Store = opened(lambda: next(meet)[0], port)
             store.set_timeout(timedelta(seconds=timeout_s))
             _stores[key] = store
         except (DistError, OSError) as error:
@@ -147,9 +151,12 @@ def job_store(place: Launched, timeout_s: float) -> Store:
                     f"port {port} of this host is taken: rank 0 cannot host the run's store there",
                     hint="set MASTER_PORT to a free port, the same on every rank; or is another process rank 0, too?",
                 ) from error
+            named = "MASTER_PORT" if os.environ.get("MASTER_PORT") else "the job"
             raise WorkerError(
-                f"the {place.ranks} ranks did not meet at {host}:{port}: {reason}",
-                hint="rank 0's host must be reachable there from all ranks; MASTER_ADDR and MASTER_PORT say where."
+                f"the {place.ranks} ranks did not meet at {host}:{port} ({source} and {named} say so): {reason}",
+                hint=_HELD
+                if isinstance(error, StoreSilentError)
+                else "rank 0's host must be reachable there from all ranks; MASTER_ADDR and MASTER_PORT say where."
                 f" {_DIED}",
             ) from error
     return _stores[key]
@@ -185,7 +192,7 @@ def join_group(place: Launched, timeout_s: float) -> None:
         name = f"assigner/{'' if place.launcher == 'torchrun' else place.job} group {next(_groups)}"
         own = PrefixStore(name, store)
         with joining(store.clone(), name, f"worker:{place.rank}", place.ranks) as watch:  # type: ignore[attr-defined]
-            with limited(own, limit_s=_STORE_S) as limited_own, limited(store, limit_s=_STORE_S) as jobs:
+            with limited(own, limit_s=STARTING_S) as limited_own, limited(store, limit_s=STARTING_S) as jobs:
                 _wait_for_all(limited_own, jobs, place, min(timeout_s, _JOIN_S), watch)
             dist.init_process_group("gloo", store=own, rank=place.rank, world_size=place.ranks, timeout=timeout)
             opened.settle(_ends_of_others(own, place.rank, range(place.ranks), opened.ends()))
