@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
@@ -10,6 +11,9 @@ def main() -> None:
     try:
         from .app import app
 
-        app()
+        app(prog_name="assigner")
     except KeyboardInterrupt:  # while the program was still loading
+        sys.stderr.write("error: interrupted\n")
         sys.exit(130)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: the interpreter's end changes nothing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .app import app
+from . import main
 
 if __name__ == "__main__":
-    app(prog_name="assigner")
+    main()

@@ -23,18 +23,21 @@ from assigner.errors import AssignerError, FormatError, NoPlanError, UsageError
 from assigner.formatting import printable
 from assigner.launch.failurereport import hand_over, report_of
 from assigner.launch.stopping import SignalledExit
+from assigner.machine.launchedrank import launched_rank
 from assigner.usercode import user_trace
 
 from . import completion, console
 from .configuration import named_by_origin, origin
 from .console import Settings, configure, explain, fail, settings
 from .help import Helped
+from .signals import raised
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INTERRUPTED = 130
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+_WAITING = ("run", "bench", "profile", "lab")  # for processes; in other commands C code may hold up a signal
 _ANYWHERE = ("-q", "--quiet", "-v", "--verbose", "--no-color")
 
 
@@ -80,6 +83,13 @@ class Commands(Helped, TyperGroup):
             code = _fail_writing(error)
         sys.exit(_flushed(code if isinstance(code, int) else 0))
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; from here on signals are exceptions."""
+        found = super().resolve_command(ctx, args)
+        waits = found[0] in _WAITING and launched_rank() is None
+        ctx.with_resource(raised(("SIGINT", "SIGTERM") if waits else ("SIGINT",)))
+        return found
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command; turn what it raises into a message and an exit code."""
         as_json = "--json" in ctx.args
@@ -101,7 +111,7 @@ class Commands(Helped, TyperGroup):
             fail("interrupted", None)
             raise typer.Exit(INTERRUPTED) from error
         except SignalledExit as error:
-            fail(f"ended by {error.name}, and the ranks with it", None)
+            fail(f"ended by {error.name}, and what it had started with it", None)
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _UNWRITABLE:

@@ -22,6 +22,7 @@ from .configuration import settings_file
 from .given import Given
 from .group import INTERRUPTED
 from .options import Config, Force
+from .signals import kept_from_children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -137,17 +138,26 @@ def _merge_files(paths: "Iterable[Path]", output: Path, *, force: bool) -> None:
 def _apart(body: "Callable[..., Result]", *args: Any, **kwargs: Any) -> "Result":
     """Call it in a process of its own: the memory that it takes is free again when the workers' is measured.
 
+    Ctrl-C and SIGTERM end it, too.
+
     Raises:
         MeasurementError: the process was killed.
     """
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
+    from multiprocessing import active_children, get_context
 
     begin = functools.partial(_begin_apart, console.settings(), os.getpid())
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=begin) as process:
-            return process.submit(body, *args, **kwargs).result()
+            try:
+                with kept_from_children():
+                    found = process.submit(body, *args, **kwargs)
+                return found.result()
+            except (KeyboardInterrupt, SignalledExit):
+                for each in active_children():  # the block waits for its end
+                    each.kill()
+                raise
     except BrokenProcessPool as error:
         raise MeasurementError(
             "the process that looks at the model was killed; where it was the memory, the model does not fit here",

@@ -223,11 +223,12 @@ def test_a_signal_ends_the_lab_and_cleans_up(tmp_path, number):
     lab.send_signal(number)
     _, said = lab.communicate(timeout=1200)
     assert not [name for name in remains() if f"{PREFIX}{lab.pid}-" in name]
-    if number is signal.SIGINT:
-        assert lab.returncode == 130
-        assert said == "error: interrupted\n"
-    else:
-        assert lab.returncode == -number
+    code, line = {
+        signal.SIGINT: (130, "error: interrupted\n"),
+        signal.SIGTERM: (143, "error: ended by SIGTERM, and what it had started with it\n"),
+        signal.SIGHUP: (-signal.SIGHUP, said),
+    }[number]
+    assert (lab.returncode, said) == (code, line)
 
 
 def test_what_a_killed_lab_left_goes_with_the_next_start(tmp_path):

@@ -111,7 +111,7 @@ def test_ranks_that_do_not_end_in_order_are_ended(root: Path, programs: Path, tm
     if how == "unasked":
         assert code == 128 + signal.SIGTERM
         assert "asked to stop" not in said
-        assert said.splitlines()[-1] == "error: ended by SIGTERM, and the ranks with it"
+        assert said.splitlines()[-1] == "error: ended by SIGTERM, and what it had started with it"
     else:
         assert code == 7
         assert "error: the ranks had 2 s to end after SIGTERM, and took longer: ended" in said

@@ -114,7 +114,7 @@ def test_a_signal_that_ends_it_is_told(assigner, folder, monkeypatch, kept, word
     assert result.exit_code == 143
     told, error = result.stderr.splitlines()
     assert words in told
-    assert error == "error: ended by SIGTERM, and the ranks with it"
+    assert error == "error: ended by SIGTERM, and what it had started with it"
 
 
 @pytest.mark.long
