@@ -181,7 +181,7 @@ def _check_before(
     from assigner.model.workload import load_workload
     from assigner.profiler.assembly import workload_reference
     from assigner.profiler.host import rank_device, visible_gpus
-    from assigner.profiler.session import check_sizes
+    from assigner.profiler.session import check_sizes, without_single_rows
 
     if not files.only:
         refuse_existing(files.path, force=files.force)
@@ -196,7 +196,8 @@ def _check_before(
         with console.under_way("looking for the model's partitions"):
             graph = partition_graph(workload, options.marks or None)
         Selection(files.only).check([piece.name for piece in graph.pieces], workers)
-        here, kinds = workload_reference(workload, graph, entry), {piece.name: piece.kind for piece in graph.pieces}
+        measured = without_single_rows(workload, graph)
+        here, kinds = workload_reference(measured, graph, entry), {piece.name: piece.kind for piece in graph.pieces}
         for name, profile in others:
             check_same_workload(here, kinds, profile, names=(entry, name))
         found = len({*kinds.values()})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]
+from torch.utils._pytree import tree_map_only
 
 from assigner.errors import AssignerError, MeasurementError, UsageError
 from assigner.files import refuse_existing
@@ -21,6 +22,8 @@ from assigner.formats.profile import Profile, load_profile, save_profile
 from assigner.formats.selection import Selection
 from assigner.launch.limitedstore import StoreSilentError
 from assigner.machine.launchedrank import launched
+from assigner.model.marking.modules import TOO_FEW_VALUES, batch_norms
+from assigner.model.workload import call_arguments
 from assigner.profiler.assembly import RankReport, assemble, renew, verified, workload_reference
 from assigner.profiler.exchange import OTHERS, Exchange
 from assigner.profiler.rank import RankSession
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from assigner.formats.fineness import Fineness
     from assigner.formats.profile import Verification
     from assigner.launch.sockets import Connections
+    from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
     from assigner.profiler.options import ProfileDestination, ProfileOptions
     from assigner.profiler.rankprogress import RankProgress
@@ -88,6 +92,25 @@ def check_sizes(workload: Workload, sizes: Iterable[int]) -> None:
             raise UsageError(
                 f"micro-batch size {size}: no plan uses it: {obstacle}", hint=f"{least} is the smallest that is allowed"
             )
+
+
+def without_single_rows(workload: Workload, graph: PartitionGraph) -> Workload:
+    """The workload with `min_rows=2` where its BatchNorm has one value of a channel in one row; else as it is.
+
+    The model is called on one row without memory; one that fails of anything else there is not asked.
+    """
+    norms = batch_norms(graph.deferred.model)
+    if norms is None or workload.fineness.most(workload.batch_size) < workload.batch_size:
+        return workload
+    try:
+        args, kwargs = call_arguments(workload.make_batch(1, workload.seed)[0])
+        args, kwargs = tree_map_only(torch.Tensor, lambda each: each.to("meta"), (args, kwargs))
+        with graph.deferred.mode(training=True), torch.no_grad():
+            graph.deferred.model(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - of the user's code
+        if TOO_FEW_VALUES in str(error):
+            return replace(workload, min_rows=2)
+    return workload
 
 
 def profile_workload(
@@ -142,6 +165,12 @@ def profile_workload(
     try:
         with process_state_kept():
             session = RankSession(workload, entry, options, table, progress or (lambda _: None))
+            session.workload = without_single_rows(workload, session.graph)
+            if session.workload is not workload and output is not None and rank == 0:
+                output.notice(
+                    "micro-batches of one row are neither measured nor planned, as with Workload.min_rows=2: one row"
+                    " has one value of each channel, which BatchNorm cannot normalise"
+                )
             profile = _measure(session, output, verification)
             for each in (watch, heart, table):
                 each.close()

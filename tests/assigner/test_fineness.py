@@ -20,7 +20,7 @@ from assigner.formats.plan import load_plan, save_plan
 from assigner.formats.profile import Verification
 from assigner.formats.profilewarnings import other_warnings, profile_warnings
 from assigner.profiler.assembly import verified, workload_reference
-from assigner.profiler.session import check_sizes, default_micro_batches
+from assigner.profiler.session import check_sizes, default_micro_batches, without_single_rows
 from assigner.report.candidates import candidates
 from assigner.report.page.splits import splits
 from assigner.report.placementchanges import settings
@@ -280,3 +280,20 @@ def test_the_page_prices_what_is_allowed():
     profile = limited(min_rows=4)
     plan = solve(profile, SolveOptions()).plan
     assert {each.micro_batches for each in splits(plan, CostModel(profile))} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("norm", "least"),
+    [
+        (lambda: nn.BatchNorm1d(WIDTH), 2),
+        (lambda: nn.Sequential(nn.Unflatten(1, (2, -1)), nn.BatchNorm1d(2), nn.Flatten()), None),
+        (lambda: nn.LayerNorm(WIDTH), None),
+    ],
+)
+def test_one_row_is_left_out_where_batchnorm_needs_two(norm, least):
+    """A profile is then as with min_rows=2; several values of a channel within a row are enough."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), norm(), nn.Linear(WIDTH, 1)), "*", rows=8)
+    graph = graph_of(made)
+    assert without_single_rows(made, graph).min_rows == least
+    limited = replace(made, max_micro_batches=4)
+    assert without_single_rows(limited, graph) is limited
