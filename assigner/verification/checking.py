@@ -191,6 +191,7 @@ class _Check:
         above = [[each for each in some if each.counts()] for some in found]
         if any(above):
             cautions += self._explained(above)
+        moving = self._moving()
         if not self._uncertain:
             of_cutting = list(self._of_cutting())
             cautions += [said for _, said in of_cutting]
@@ -198,7 +199,7 @@ class _Check:
         return Verification(
             result="uncertain" if self._uncertain else "equal", exact=not any(found),
             partitions=len(exercise.graph.pieces), rows=exercise.rows, micro_batches=exercise.micro_batches,
-            trained=exercise.trains, cautions=tuple(cautions), per_micro_batch=tuple(alone), moving=self._moving(),
+            trained=exercise.trains, cautions=tuple(cautions), per_micro_batch=tuple(alone), moving=moving,
         )  # fmt: skip
 
     def _moving(self) -> tuple[str, ...]:
@@ -328,44 +329,67 @@ class _Check:
         """That a batch and its micro-batches do not give one loss and its gradients; None: they do.
 
         Compared in training mode, then in eval mode, which tells of a model that draws noise in training. A model that
-        fails in a way of training that no step has is none to refuse.
+        fails in a way of training that no step has is none to refuse. The last look is at the model as it was built:
+        what takes its initial values from the first rows that it sees has had them from a micro-batch before.
         """
         if self._given.trains:
             with contextlib.suppress(UsageError):
-                if found := self._exactly_mixed(plain, training=True):
+                if found := self._exactly_mixed(lambda: plain, training=True):
                     return found
-        return self._exactly_mixed(plain, training=False) if self._evaluates else None
+        if self._evaluates and (found := self._exactly_mixed(lambda: plain, training=False)):
+            return found
+        if self._given.trains and not plain.per_micro_batch:
+            with contextlib.suppress(UsageError):
+                return self._exactly_mixed(self._model, training=True)
+        return None
 
-    def _exactly_mixed(self, plain: PlainModel, *, training: bool) -> tuple[str, str] | None:
+    def _exactly_mixed(self, made: Callable[[], PlainModel], *, training: bool) -> tuple[str, str] | None:
         """Without autocast, whose rounding would hide what mixed rows make of a loss, if the model can do so."""
         if self._given.epsilon:
             with contextlib.suppress(UsageError):
-                return self._of_parts_and_whole(plain, self._given.exact(), training=training)
-        return self._of_parts_and_whole(plain, self._given, training=training)
+                return self._of_parts_and_whole(made, self._given.exact(), training=training)
+        return self._of_parts_and_whole(made, self._given, training=training)
 
-    def _of_parts_and_whole(self, plain: PlainModel, given: Exercise, *, training: bool) -> tuple[str, str] | None:
+    def _of_parts_and_whole(
+        self, made: Callable[[], PlainModel], given: Exercise, *, training: bool
+    ) -> tuple[str, str] | None:
         """Shortly what differs between micro-batches and the whole batch, and what that means.
 
         Where forwards change or draw something, the two may differ by that: then nothing is known. Gradients may also
         differ by rounding as large as they are, where what adds up to them cancels.
+
+        Args:
+            made: Gives the model for each side: the same one, or one as it was built.
+            given: What is computed.
+            training: In training mode.
         """
 
-        def figures(exercise: Exercise, draws: int = -1) -> Mapping[Item, torch.Tensor | None]:
-            return plain.figures(exercise, training=training, draws=draws)
+        def figures(side: PlainModel, exercise: Exercise, draws: int = -1) -> Mapping[Item, torch.Tensor | None]:
+            return side.figures(exercise, training=training, draws=draws)
 
-        parts, whole = figures(given), figures(given.whole())
-        epsilon = plain.epsilon
+        parts = figures(one := made(), given)
+        whole = figures(other := made(), given.whole())  # behind the first: a loss may read the model built last
+        epsilon = other.epsilon
         near = math.sqrt(epsilon)  # half of the digits
         found = [each for each in _apart(parts, whole) if each.largest > max(near * each.scale, epsilon)]
         if not found:
             return None
-        again = (*_apart(parts, figures(given)), *_apart(whole, figures(given.whole(), draws=-2)))
+        alike = one is other
+        before = (parts, whole) if alike else (figures(one, given), figures(other, given.whole()))
+        again = (
+            *_apart(before[0], figures(one, given)),
+            *_apart(before[1], figures(other, given.whole(), draws=-2)),
+        )
         if any(each.counts() for each in again):
             return None
-        plain.nudge(epsilon)
-        noise = {each.item: each.largest for each in _apart(whole, figures(given.whole()))}
+        nudged = made()
+        nudged.nudge(epsilon)
+        noise = {each.item: each.largest for each in _apart(whole, figures(nudged, given.whole()))}
         first = next((each for each in found if each.counts(noise.get(each.item, 0.0))), None)
-        return self._mixed_words(first, parts[first.item], whole[first.item]) if first else None
+        if first is None:
+            return None
+        words = self._mixed_words if alike else _first_words
+        return words(first, parts[first.item], whole[first.item])
 
     def _mixed_words(
         self, found: Difference, parts: torch.Tensor | None, whole: torch.Tensor | None
@@ -390,6 +414,16 @@ class _Check:
             f" rows, or {blamed}; loss_over='batch' or one micro-batch is exact"
             f"{'' if summed else ', and of a sum over rows reduction=' + repr('sum')}"
         )
+
+
+def _first_words(found: Difference, parts: torch.Tensor | None, whole: torch.Tensor | None) -> tuple[str, str]:
+    """That batch and micro-batches differ only where they are the first that a model sees."""
+    figures = "" if parts is None or whole is None or parts.dim() else f" ({float(whole):.6g}, {float(parts):.6g})"
+    return "the model initialises itself from what it sees first", (
+        f"{found.item} of the first batch is not that of its micro-batches{figures}, and later they agree: the model"
+        " initialises itself from what it sees first, as Glow's ActNorm, data-dependent weight norm or a codebook does,"
+        " and with several micro-batches that is the first of them alone; one micro-batch is exact"
+    )
 
 
 def _apart(ones: Mapping[Item, torch.Tensor | None], twos: Mapping[Item, torch.Tensor | None]) -> Iterator[Difference]:

@@ -186,6 +186,62 @@ def test_rows_that_are_mixed_in_training_alone_are_told(model, said):
     assert [" mixes rows" in text for text in found.per_micro_batch] == [True]
 
 
+class ActNorm(nn.Module):
+    """Glow's: shift and scale are those of the first rows that it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift, self.is_new = nn.Parameter(torch.zeros(WIDTH)), True
+        self.register_buffer("scale", None)
+
+    def forward(self, x):
+        if self.is_new:
+            self.shift.data.copy_(-x.mean(0))
+            self.scale, self.is_new = 1 / x.detach().std(0), False
+        return (x + self.shift) * self.scale
+
+
+class Late(nn.Module):
+    """Takes its shift from its first rows, but returns them without."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(WIDTH))
+        self.register_buffer("is_new", torch.tensor(True))
+
+    def forward(self, x):
+        shift = self.shift.clone()
+        if self.is_new:
+            with torch.no_grad():
+                self.shift.copy_(x.mean(0))
+                self.is_new.fill_(False)
+        return x - shift
+
+
+@pytest.mark.parametrize("first", [ActNorm, pytest.param(Late, marks=pytest.mark.long)])
+def test_initial_values_from_the_first_micro_batch_are_told(first):
+    """Both sides of the comparison begin as the model was built; after a step they would have them already."""
+    found = checked(workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), first(), nn.Linear(WIDTH, 1)), "*"))
+    assert found.result == "equal"
+    assert [text.startswith("the loss of the first batch is not that of") for text in found.cautions] == [True]
+    assert found.per_micro_batch == ("the model initialises itself from what it sees first",)
+
+
+@pytest.mark.long
+def test_a_loss_that_reads_the_model_built_last_initialises_nothing():
+    """It is no difference between a batch and its micro-batches that it reads another model than the first."""
+    built = []
+
+    def model():
+        built.append(simple())
+        return built[-1]
+
+    def loss(made, wanted):
+        return F.mse_loss(made, wanted) + sum(each.square().sum() for each in built[-1].parameters())
+
+    assert checked(workload(model, "*", loss=loss)).per_micro_batch == ()
+
+
 class Attention(nn.Module):
     """Softmax knows nothing of a shift: the gradient of the keys' bias is rounding, another for each micro-batch."""
 
