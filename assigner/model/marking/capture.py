@@ -7,7 +7,6 @@ An unmarked module that is given or returns what nobody could send, as a functio
 
 from __future__ import annotations
 
-import contextlib
 import re
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -34,7 +33,7 @@ from assigner.model.marking.domain import Domain, find_domain, input_key, input_
 from assigner.model.marking.exportable import exportable
 from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
-from assigner.model.marking.interception import Interceptions
+from assigner.model.marking.interception import Interceptions, RowsFixedError
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.leftovers import FirstReads, attribute_of, left_behind
 from assigner.model.marking.modules import opaque_modules, unregistered_named
@@ -168,11 +167,13 @@ def capture(
                 try:
                     return _first_export(export, learnt, dependence, type(model).__name__, any_rows=any_rows)
                 except MarkingError:
-                    wanted = {name: why for name, why in dependence.modules(model, names).items() if name not in learnt}
+                    wanted = {name: why for name, why in dependence.wanting.items() if name not in learnt}
                     if learner is None or not wanted:
                         raise
-                calls = learner(names, wanted)
-                learnt.update({name: calls[name] for name in wanted})
+                kinds = {type(model.get_submodule(name)) for name in wanted}  # others of them have the same forward
+                for name, calls in learner(names, wanted).items():
+                    if calls and type(model.get_submodule(name)) in kinds:
+                        learnt.setdefault(name, calls)
             except MarkingError as error:
                 if isinstance(error, CrossingError) and error.module not in ("", *marked):
                     kind = type(model.get_submodule(error.module))  # others of it have the same forward
@@ -202,8 +203,12 @@ def _first_export(
     """The export in which the most may vary. torch.export raises many kinds of errors; the last try's is reported."""
     *tries, last = _ANY_ROWS if any_rows else _THESE_ROWS
     for dims in tries:
-        with contextlib.suppress(Exception):
+        try:
             found = export(dims, learnt=learnt, dependence=dependence)
+        except Exception as error:  # noqa: BLE001 - the last try's is reported
+            if isinstance(error, RowsFixedError):
+                break  # nor do they vary where less is asked for
+        else:
             if not any_rows or found.holds_for_any_rows:
                 return found
         if dependence.failed is not None:
@@ -297,10 +302,10 @@ def _export_once(
             shapes[fake] = {
                 n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
             }
-    opaque = OpaqueCalls(
-        model, names, autocast, learnt, dependence, unmarked=[each for each in names if each not in marked]
-    )
-    caught = Interceptions(model, opaque, checks)
+    unmarked = [each for each in names if each not in marked]
+    opaque = OpaqueCalls(model, names, autocast, learnt, dependence, unmarked=unmarked)
+    is_first = (dims.rows, dims.others) == (Dim.DYNAMIC, Dim.AUTO)  # the last try tells who takes rows for a number
+    caught = Interceptions(model, opaque, checks, carriers if is_first else ())
     with mode:
         anchor = torch.empty((), requires_grad=True, device="cpu")
     calls, watched = replaced(opaque, anchor), caught.active()

@@ -76,6 +76,10 @@ def is_hook(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and node.target is torch.ops.assigner.hook.default
 
 
+class RowsFixedError(MarkingError):
+    """A number of rows that was to vary is taken for a plain number: what runs behind it is in vain."""
+
+
 class Interceptions:
     """What happens in the root's code while one forward is captured.
 
@@ -83,6 +87,7 @@ class Interceptions:
         model: Whose forward; still with its own parameters, which may have attributes hung on them, as muP does.
         opaque: Makes the opaque calls.
         checks: Answers decisions on values.
+        varying: In which dimension each input has a number of rows that may not become a plain one; None: in none.
 
     Attributes:
         hooks: What is done to tensors, by its number in the graph; None: nothing any more.
@@ -92,8 +97,11 @@ class Interceptions:
         reads: What it reads of modules whose code is followed.
     """
 
-    def __init__(self, model: nn.Module, opaque: OpaqueCalls, checks: Checks) -> None:
-        self.model, self.opaque, self.checks = model, opaque, checks
+    def __init__(
+        self, model: nn.Module, opaque: OpaqueCalls, checks: Checks, varying: Sequence[int | None] = ()
+    ) -> None:
+        self.model, self.opaque, self.checks, self._varying = model, opaque, checks, varying
+        self._rows = set[Any]()
         self.hooks: list[Callable[[torch.Tensor], torch.Tensor] | None] = []
         self.changes: list[StateChange] = []
         self.made: list[str] = []
@@ -115,6 +123,9 @@ class Interceptions:
                 vars(self.model.get_parameter(name)).update(attributes)
             before = clear_caches(self.model)
             self.opaque.begin()
+            given = zip(pytree.tree_leaves((args, kwargs)), self._varying, strict=False)
+            rows = [each.shape[dim] for each, dim in given if dim is not None]
+            self._rows = {each.node.expr for each in rows if isinstance(each, torch.SymInt)}
             watched, answered = self._watched(), self.checks.answered((args, kwargs))
             with watched, self._caught(), as_single_process(), answered, self._stored(), self.reads.noted():
                 output = original(*args, **kwargs)
@@ -272,12 +283,14 @@ class Interceptions:
         return register_hook
 
     def _replacement(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Take down where a size that may vary is taken for a number."""
+        """Take down where a size that may vary is taken for a number; that of the rows may end the capture."""
 
         def replace(environment: ShapeEnv, symbol: Any, size: Any, *args: Any, **kwargs: Any) -> None:
             if size.is_number and not within_call():
                 self.opaque.dependence.line = self.opaque.dependence.line or running_line()
             original(environment, symbol, size, *args, **kwargs)
+            if size.is_number and symbol in self._rows:
+                raise RowsFixedError("the forward takes the number of rows for a plain number")
 
         return replace
 

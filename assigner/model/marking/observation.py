@@ -26,8 +26,6 @@ from assigner.model.marking.fakeforward import Alias, any_way
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import nn
-
 
 @dataclass
 class ValueDependence:
@@ -45,18 +43,10 @@ class ValueDependence:
     sizes: dict[Any, str] = field(default_factory=dict)
     line: str = ""
 
-    def modules(self, model: nn.Module, names: Sequence[str]) -> dict[str, Exception | None]:
-        """The modules that should run with values, and why; others of the same class have the same forward.
-
-        Args:
-            model: Whose.
-            names: Those that are one call.
-        """
-        if self.failed is None:
-            return dict.fromkeys(self.fixing)
-        name, why = self.failed
-        kind = type(model.get_submodule(name))
-        return {each: why for each in names if type(model.get_submodule(each)) is kind}
+    @property
+    def wanting(self) -> dict[str, Exception | None]:
+        """The modules that should run with values, and why."""
+        return dict.fromkeys(self.fixing) if self.failed is None else dict([self.failed])
 
 
 @dataclass(frozen=True)
