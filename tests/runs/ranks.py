@@ -91,7 +91,10 @@ def drawn() -> dict[str, float]:
 
 
 def accumulation() -> dict[str, float]:
-    """Steps without an update, then `optimizer.step()`, with weights that two workers share."""
+    """Steps without an update, then `optimizer.step()`, with weights that two workers share; and one behind an update.
+
+    That one is by the same gradients but one of a single rank's.
+    """
     made = language()
     reference = Reference(made)
     batches = [made.make_batch(rows, rows) for rows in (8, 3)]
@@ -102,6 +105,13 @@ def accumulation() -> dict[str, float]:
         for batch in batches:
             pipeline.step(batch, update=False)
         pipeline.optimizer.step()
+        for of, each in ((reference, reference.model), (pipeline, pipeline)):
+            of.optimizer.zero_grad()
+            of.step(batches[0])
+            for name, parameter in each.named_parameters():
+                if name.startswith("blocks.0."):
+                    parameter.grad.mul_(2)
+            of.optimizer.step()
         return {
             "gradients": reference.gradient_distance(pipeline.gradients()),
             "weights": reference.distance(pipeline.state_dict().items()),
