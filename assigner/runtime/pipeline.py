@@ -22,7 +22,7 @@ from assigner.runtime.forward.lossvalues import LossValues
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.forward.remat import Rematerialisation
 from assigner.runtime.installation import Installation
-from assigner.runtime.messages.rendezvous import asked_backend
+from assigner.runtime.messages.rendezvous import asked_backend, told_if_refused
 from assigner.runtime.modelstate import ModelState
 from assigner.runtime.outsidevalues import OutsideValues
 from assigner.runtime.passes import without_training
@@ -104,7 +104,8 @@ class Pipeline(ModelState):
         self._remat, self._batch_norm, self._checks_memory = remat, batch_norm, check_memory
         self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
         remat_of_plan = Rematerialisation(remat, self.plan)
-        self.graph = plan_graph(workload, self.plan, graph)
+        with told_if_refused():
+            self.graph = plan_graph(workload, self.plan, graph)
         self._member = Membership(self.plan, timeout_s=timeout_s, backend=backend or asked_backend())
         if training and self.rank == 0 and (said := left_in_eval(self.graph.deferred)) is not None:
             warnings.warn(said, stacklevel=3)  # the script's line: this is decorated
@@ -118,8 +119,7 @@ class Pipeline(ModelState):
         self._loss_values = LossValues(workload)
         with self._member.guarded("the building of the partitions"):
             check_origins(self.graph, self._member)
-            if not training:
-                workload = without_training(workload)
+            workload = workload if training else without_training(workload)
             self._scaling = GradientScaling(scaler, workload.autocast, self._member)
             self.scaler = self._scaling.scaler
             self._installed = self._install(remat_of_plan)

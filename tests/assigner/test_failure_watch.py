@@ -358,6 +358,18 @@ def test_a_rank_that_does_not_come(forked: ForkedRanks, agent: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("refused", [1, 0])
+@pytest.mark.distributed
+def test_a_rank_that_is_refused_before_it_joins(forked: ForkedRanks, refused: int) -> None:
+    """The other one waits for it, and ends with its reason, where no launcher would end it."""
+    (port,) = free_ports(1)
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ends = forked.ended("coming.py", "patient", str(refused), variables=[{**common, "RANK": rank} for rank in "01"])
+    assert all(end.code in (1, 7) for end in ends)  # of Python, or of the watch
+    assert re.search(rf"there is no such model here[^\0]*worker:{refused}", ends[1 - refused].errors), ends
+
+
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_with_one_rank_are_named(forked: ForkedRanks) -> None:
     """Three were started, of which two are rank 1: nobody waits for the third until a time-out."""

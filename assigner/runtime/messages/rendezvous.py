@@ -19,6 +19,7 @@ import re
 import socket
 import time
 import zlib
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, get_args
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, get_args
 import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore, rendezvous  # type: ignore[attr-defined]
 
-from assigner.errors import UsageError, WorkerError
+from assigner.errors import AssignerError, UsageError, WorkerError
 from assigner.formats.terms import Backend
 from assigner.launch.failurereport import LEFT, LEFT_HINT
 from assigner.launch.hostnames import wait_for_name
@@ -35,12 +36,12 @@ from assigner.launch.limitedstore import STARTING_S, StoreSilentError, limited, 
 from assigner.launch.seal import clean, seal, unseal
 from assigner.launch.shutdown import is_done, local_store, take_leave
 from assigner.launch.sockets import Connections
-from assigner.machine.launchedrank import first_host, launcher_process
+from assigner.machine.launchedrank import first_host, launched, launcher_process
 from assigner.runtime.failures.joining import joining
 from assigner.runtime.messages.mpi import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -56,6 +57,7 @@ _FAREWELL_S = 5.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.002, 0.25
 _MOST_NAMES = 8
 _SECOND_S = 1.0  # four looks of the first one
+_TELL_S = 10.0
 _JOIN_S = 300.0  # a rank that takes longer to come has died, or was never started
 
 _DIED = "a rank may have died before it came: its own output says why; srun -K and torchrun then end the others at once"
@@ -123,8 +125,13 @@ def _port(place: Launched) -> int:
     return _PORTS[zlib.crc32(job.encode()) % len(_PORTS)] if job else _COMMON_PORT
 
 
-def job_store(place: Launched, timeout_s: float) -> Store:
+def job_store(place: Launched, timeout_s: float, *, join_s: float = _JOIN_S) -> Store:
     """The run's store; the same connection at every call. Ranks wait for rank 0 here where that hosts it.
+
+    Args:
+        place: This rank.
+        timeout_s: Of its calls, and of the wait for it.
+        join_s: The longest wait for it.
 
     Raises:
         UsageError: nothing says where it is, its host's name is unknown here, or rank 0 cannot open its port.
@@ -135,12 +142,12 @@ def job_store(place: Launched, timeout_s: float) -> Store:
     if key not in _stores:
         host = f"[{address}]" if ":" in address else address
         source = "MASTER_ADDR" if os.environ.get("MASTER_ADDR") else _address(place, os.environ)[1]
-        wait_for_name(address, source=source, limit_s=min(timeout_s, _JOIN_S))
+        wait_for_name(address, source=source, limit_s=min(timeout_s, join_s))
         # rank 0 waits for itself alone here: torch says how many have come, and `_wait_for_all` which have not
         url = f"tcp://{host}:{port}?rank={place.rank}&world_size=1"
         try:
             _keep_to_this_host(place, address, port)
-            meet = rendezvous(url, timeout=timedelta(seconds=min(timeout_s, _JOIN_S)))
+            meet = rendezvous(url, timeout=timedelta(seconds=min(timeout_s, join_s)))
             store: Store = opened(lambda: next(meet)[0], port)
             store.set_timeout(timedelta(seconds=timeout_s))
             _stores[key] = store
@@ -187,9 +194,7 @@ def join_group(place: Launched, timeout_s: float) -> None:
     timeout = timedelta(seconds=timeout_s)
     opened = Connections(meeting_point(place)[1])
     try:
-        store = job_store(place, timeout_s)
-        # two jobs may derive one port; torchrun's ranks may be of several jobs, one on each host
-        name = f"assigner/{'' if place.launcher == 'torchrun' else place.job} group {next(_groups)}"
+        store, name = job_store(place, timeout_s), _next_group(place)
         own = PrefixStore(name, store)
         with joining(store.clone(), name, f"worker:{place.rank}", place.ranks) as watch:  # type: ignore[attr-defined]
             with limited(own, limit_s=STARTING_S) as limited_own, limited(store, limit_s=STARTING_S) as jobs:
@@ -200,6 +205,31 @@ def join_group(place: Launched, timeout_s: float) -> None:
         opened.close()
         raise
     _current[:], _opened[:] = [own], [opened]
+
+
+def _next_group(place: Launched) -> str:
+    # two jobs may derive one port; torchrun's ranks may be of several jobs, one on each host
+    return f"assigner/{'' if place.launcher == 'torchrun' else place.job} group {next(_groups)}"
+
+
+@contextmanager
+def told_if_refused() -> Iterator[None]:
+    """A block before this rank joins the run: where it fails, ranks that wait for this one end with its error.
+
+    That is for ranks without a launcher that ends the others. It takes some seconds where they cannot be reached.
+    """
+    try:
+        yield
+    except Exception as error:
+        place = None if dist.is_initialized() or "TORCHELASTIC_RUN_ID" in os.environ else launched()
+        if place is not None and place.ranks > 1:
+            name = _next_group(place)
+            with suppress(AssignerError, DistError):  # they have not come, or have gone
+                store = job_store(place, _JOIN_S, join_s=_TELL_S)
+                with joining(store.clone(), name, f"worker:{place.rank}", place.ranks) as watch:  # type: ignore[attr-defined]
+                    watch.stay_s = _TELL_S if place.rank == 0 else 0.0  # the store goes with rank 0
+                    watch.report("finding its part of the model", error)
+        raise
 
 
 def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, watch: FailureWatch) -> None:
