@@ -5,6 +5,7 @@ What is written is whole from the start: it gets its name when the last byte is 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -159,4 +160,15 @@ def put(path: Path, content: bytes, *, force: bool) -> None:
 
 
 def _unwritten(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"cannot write {path}: {error.strerror}", hint="make room, or name a file in another place")
+    return UsageError(f"cannot write {path}: {error.strerror}", hint=room_hint(error, "name a file in another place"))
+
+
+def room_hint(error: Exception, else_do: str) -> str:
+    """The next step after what could not be written: room helps a full disk or quota, and no read-only one.
+
+    Args:
+        error: Of a library without numbers of errors, it may be either.
+        else_do: What helps in both cases.
+    """
+    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, None)
+    return f"make room, or {else_do}" if is_full else else_do

@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from assigner.errors import AssignerError, FormatError, NoPlanError, UsageError
+from assigner.files import room_hint
 from assigner.formatting import printable
 from assigner.launch.failurereport import hand_over, report_of
 from assigner.launch.stopping import SignalledExit
@@ -139,7 +140,8 @@ def _flushed(code: int) -> int:
 def _fail_writing(error: OSError) -> int:
     """A full disk, a folder that is read-only: what could not be written, and that it was not."""
     _drop_stdout()
-    fail(f"cannot write {error.filename or 'the result'}: {error.strerror}", "make room, or write to another place")
+    what = error.filename or "the result"
+    fail(f"cannot write {what}: {error.strerror}", room_hint(error, "write to another place"))
     return UsageError.exit_code
 
 

@@ -299,6 +299,20 @@ def test_the_rank_is_blamed_that_others_wait_for(
     assert found.hint
 
 
+def test_a_rank_that_was_stopped_says_so(
+    watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are gone since they gave it up, and it knows of that alone: here each wait of the watch is a stop."""
+    monkeypatch.setattr(failure, "_ASK_S", 0.0)
+    assert "as if stopped" not in str(watching(Gone()).lost("worker:0", "a step", RuntimeError("closed")))
+    monkeypatch.setattr(failure, "_PAUSE_S", failure._POLL_S / 2)
+    watch = watching(HashStore())
+    watch.stay_s = 0.0
+    time.sleep(2 * failure._POLL_S)
+    found = str(watch.lost("worker:0", "a step", RuntimeError("closed")))
+    assert re.search("worker:0 failed: its process is gone.* after it had not run for 0 s itself, as if stopped", found)
+
+
 def test_a_rank_tells_what_it_waits_for(watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its watching thread does, once somebody asks."""
     monkeypatch.setattr(failure, "_POLL_S", 0.01)

@@ -1,5 +1,10 @@
 """Errors whatever the use: tracebacks, bugs, interrupts, variables. The table of wrong uses is another file."""
 
+import errno
+import os
+
+import pytest
+
 
 def test_verbose_shows_where(assigner):
     """-v adds the traceback, in front of the command or behind it."""
@@ -33,6 +38,18 @@ def test_interrupt_is_130(assigner, monkeypatch):
     result = assigner("show", "solved.json")
     assert result.exit_code == 130
     assert result.stderr == "error: interrupted\n"
+
+
+@pytest.mark.parametrize(("number", "begin"), [(errno.ENOSPC, "make room, or "), (errno.EROFS, "")])
+def test_room_helps_a_full_disk_alone(assigner, monkeypatch, number, begin):
+    """The hint of what cannot be written goes by the reason."""
+
+    def unwritable(_):
+        raise OSError(number, os.strerror(number), "there.json")
+
+    monkeypatch.setattr("assigner.formats.plan.load_plan", unwritable)
+    result = assigner("show", "solved.json")
+    assert (result.exit_code, result.stderr.splitlines()[1]) == (2, f"hint: {begin}write to another place")
 
 
 def test_bad_environment_variable_is_a_usage_error(assigner, monkeypatch):

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 
 from assigner.errors import UsageError
+from assigner.files import room_hint
 from assigner.runtime.checkpoints.checkpoint import FACTS, check_places, extra_part
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 from assigner.runtime.checkpoints.savedstate import check_saved, packed_state
@@ -194,4 +195,4 @@ def _written(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UsageError(f"cannot write {folder}: {why}", hint="make room, or save to another place") from error
+        raise UsageError(f"cannot write {folder}: {why}", hint=room_hint(error, "save to another place")) from error

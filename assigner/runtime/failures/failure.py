@@ -52,6 +52,7 @@ _KEY = "assigner/failure"
 _KNOWN = "assigner/failure known to"
 _WORKER = re.compile(r"worker:\d+")
 _POLL_S = 0.25
+_PAUSE_S = 5.0  # no busy machine keeps a thread from its processor for so long
 _END_S = 10.0  # its thread ends after a poll; one that starves on a busy machine must not see the interpreter's end
 _STAY_S = 10.0
 _GONE_S = 1.5
@@ -111,6 +112,8 @@ class FailureWatch:
         self._missed = ""
         self.on_question: Callable[[Store, int], bool] | None = None
         self._found: Failure | None = None
+        self._waits_since: float | None = None
+        self._paused_s = self._ran_again_at = 0.0
         self.grace_s, self.stay_s = _GRACE_S, _STAY_S
         self.known = threading.Event()  # the main thread is about to raise by itself
         self.closed = threading.Event()
@@ -152,7 +155,7 @@ class FailureWatch:
         """
         self.known.set()
         self._missed = peer
-        noticed = f"{self.worker} noticed in {where}{gloo_words(error)}"
+        noticed = f"{self.worker} noticed in {where}{gloo_words(error)}{self._paused}"
         is_late = bool(_LATE.search(str(error)))
         is_cut = self._is_cut
         mine = Failure(peer, "", f"its process is gone, cut off or stuck; {noticed}", hint=_SILENT_HINT)
@@ -208,6 +211,30 @@ class FailureWatch:
     @property
     def _is_cut(self) -> bool:
         return self.connections is not None and bool(self.connections.silent)
+
+    @property
+    def _paused(self) -> str:
+        """Whether this process has not run for long until just now, in words: others may have ended for that."""
+        if (since := self._waits_since) is not None:
+            self._note_pause(since)  # the main thread is the first to run again
+        if self._paused_s < _PAUSE_S or time.monotonic() - self._ran_again_at > _PAUSE_S:
+            return ""
+        return (
+            f" after it had not run for {self._paused_s:.0f} s itself, as if stopped: the others may have given it up"
+        )
+
+    def _note_pause(self, since: float) -> None:
+        now = time.monotonic()
+        if now - since > _PAUSE_S:
+            self._paused_s, self._ran_again_at = now - since, now
+
+    def _wait(self) -> bool:
+        """Wait for the next look; True: this watch is closed."""
+        since = self._waits_since = time.monotonic()
+        closed = self.closed.wait(_POLL_S)
+        self._waits_since = None
+        self._note_pause(since)
+        return closed
 
     @property
     def _rank(self) -> int:
@@ -305,7 +332,7 @@ class FailureWatch:
             sys.stderr.write(f"[{self.worker}] warning: {clean(error.message)}; it is ignored\n")
 
     def _look(self) -> None:
-        while not self.closed.wait(_POLL_S):
+        while not self._wait():
             try:
                 found = self._read()
                 number = None if self.on_question is None else asked_about(self.store)
