@@ -1,8 +1,8 @@
 """Signals as exceptions of a command, which arrive: KeyboardInterrupt for Ctrl-C, SignalledExit for SIGTERM.
 
 What imports a module may take any exception for that of a package that is not there, as torch's C++ code does with
-numpy, and go on. So a signal that comes within an import comes again a moment later, until the import has ended, or has
-taken too long to be one.
+numpy, and go on. So a signal that comes within an import comes again a moment later, until the import has ended. One
+that takes long is interrupted, and again if it goes on.
 
     import torch ························ end
          Ctrl-C   again   again   again      again: KeyboardInterrupt
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _AGAIN_S = 0.005  # no time to start much
 _IMPORT_S = 5.0  # a user's module may do its work while it is imported
+_LATER_S = 1.0  # where that has taken it, the process has ended by then
 
 
 class _Raising:
@@ -34,9 +35,12 @@ class _Raising:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         self._came_at = now if self._came_at is None else self._came_at
-        if _is_importing(frame) and now - self._came_at < _IMPORT_S:
-            _thread.start_new_thread(_send_again, (number,))  # one of `threading` takes locks, which this one may hold
-            return
+        if _is_importing(frame):
+            is_late = now - self._came_at > _IMPORT_S
+            # one of `threading` takes locks, which this thread may hold
+            _thread.start_new_thread(_send_again, (number, _LATER_S if is_late else _AGAIN_S))
+            if not is_late:
+                return
         self._came_at = None
         raise KeyboardInterrupt if number == signal.SIGINT else SignalledExit(number)
 
@@ -47,8 +51,8 @@ def _is_importing(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _send_again(number: int) -> None:
-    time.sleep(_AGAIN_S)
+def _send_again(number: int, pause_s: float) -> None:
+    time.sleep(pause_s)
     os.kill(os.getpid(), number)
 
 

@@ -8,15 +8,18 @@ import threading
 import time
 
 import pytest
-from assigner_cli import profile
+from assigner_cli import profile, signals
 from assigner_cli.signals import raised
 
 from assigner.launch.stopping import SignalledExit
 
 
-@pytest.mark.parametrize(("name", "kind"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", SignalledExit)])
-def test_a_signal_within_an_import_comes_after_it(tmp_path, monkeypatch, name, kind):
-    """Modules may swallow any exception while they are imported."""
+@pytest.mark.parametrize(
+    ("name", "kind", "is_long"),
+    [("SIGINT", KeyboardInterrupt, False), ("SIGINT", KeyboardInterrupt, True), ("SIGTERM", SignalledExit, False)],
+)
+def test_a_signal_within_an_import_comes_after_it(tmp_path, monkeypatch, name, kind, is_long):
+    """Modules may swallow any exception while they are imported: one that takes long is interrupted again."""
     lines = (
         "import os, signal",
         "try:",
@@ -24,12 +27,16 @@ def test_a_signal_within_an_import_comes_after_it(tmp_path, monkeypatch, name, k
         "except BaseException:",
         "    lost = 1",
     )
-    (tmp_path / f"swallows_{name}.py").write_text("\n".join(lines))
+    module = f"swallows_{name}_{is_long}"
+    (tmp_path / f"{module}.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
+    if is_long:
+        monkeypatch.setattr(signals, "_IMPORT_S", -1.0)
+        monkeypatch.setattr(signals, "_LATER_S", 0.1)
     before = signal.getsignal(getattr(signal, name))
 
     def load():
-        assert not hasattr(importlib.import_module(f"swallows_{name}"), "lost")
+        assert hasattr(importlib.import_module(module), "lost") == is_long
         time.sleep(60)
 
     with pytest.raises(kind), raised((name,)):
