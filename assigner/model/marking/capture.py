@@ -125,6 +125,7 @@ class _Dims:
 
 _ANY_ROWS = (_Dims(Dim.DYNAMIC, Dim.AUTO), _Dims(Dim.AUTO, Dim.AUTO), _Dims(Dim.DYNAMIC, Dim.STATIC))
 _THESE_ROWS = (_Dims(Dim.AUTO, Dim.AUTO), _Dims(Dim.STATIC, Dim.STATIC))
+_THESE_SIZES = (_Dims(Dim.AUTO, Dim.STATIC), _Dims(Dim.STATIC, Dim.STATIC))
 
 
 def capture(
@@ -137,6 +138,7 @@ def capture(
     row_leaves: RowLeaves | None = None,
     training: bool = True,
     learner: Learner | None = None,
+    these_sizes: bool = False,
 ) -> Capture:
     """Capture one forward, in the mode that the model is in.
 
@@ -149,6 +151,7 @@ def capture(
             these inputs, and for what the forward treats alike.
         row_leaves: Which inputs carry rows; None: those whose first dimension is that of the first tensor.
         training: It runs with gradients; False: under torch.no_grad(), as evaluation does.
+        these_sizes: It need not hold for other sizes of the inputs than these, beside the rows.
         learner: Learns what opaque modules give whose forward needs values; None: such a forward is an error.
 
     Raises:
@@ -158,6 +161,7 @@ def capture(
         learnt: dict[str, Sequence[LearntCall]] = {}
         opened: dict[str, CrossingError] = {}
         checks = Checks(model)
+        tries = _ANY_ROWS if any_rows else _THESE_SIZES if these_sizes else _THESE_ROWS
         while True:
             names, dependence = opaque_modules(model, marked, opened), ValueDependence()
             export = partial(
@@ -165,7 +169,7 @@ def capture(
             )
             try:
                 try:
-                    return _first_export(export, learnt, dependence, type(model).__name__, any_rows=any_rows)
+                    return _first_export(export, learnt, dependence, type(model).__name__, tries)
                 except MarkingError:
                     wanted = {name: why for name, why in dependence.wanting.items() if name not in learnt}
                     if learner is None or not wanted:
@@ -197,11 +201,10 @@ def _first_export(
     learnt: Mapping[str, Sequence[LearntCall]],
     dependence: ValueDependence,
     name: str,
-    *,
-    any_rows: bool,
+    wished: Sequence[_Dims],
 ) -> Capture:
     """The export in which the most may vary. torch.export raises many kinds of errors; the last try's is reported."""
-    *tries, last = _ANY_ROWS if any_rows else _THESE_ROWS
+    *tries, last = wished
     for dims in tries:
         try:
             found = export(dims, learnt=learnt, dependence=dependence)
@@ -209,7 +212,7 @@ def _first_export(
             if isinstance(error, RowsFixedError):
                 break  # nor do they vary where less is asked for
         else:
-            if not any_rows or found.holds_for_any_rows:
+            if wished is not _ANY_ROWS or found.holds_for_any_rows:
                 return found
         if dependence.failed is not None:
             break  # however little varies, that module needs values

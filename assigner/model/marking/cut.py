@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from torch.utils._pytree import TreeSpec
 
+    from assigner.model.marking.domain import InputKey
     from assigner.model.marking.observation import LearntCall
     from assigner.model.marking.rows import RowLeaves
     from assigner.model.workload import Workload
@@ -80,7 +81,7 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     return replace(
         cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, order=order,
         settled=captured.settled, noted={attribute_of(each) for each in captured.noted}, reads=captured.reads,
-        rows=rows, examples=examples,
+        rows=rows, examples=examples, learnt=any(call.learnt for call in captured.calls),
     )  # fmt: skip
 
 
@@ -135,8 +136,13 @@ def _captured(
     autocast: str | None,
     any_rows: bool = True,
     training: bool = True,
+    sized: InputKey | None = None,
 ) -> Capture:
-    """A capture for inputs like these, where examples tell what modules give whose forward needs values."""
+    """A capture for inputs like these, where examples tell what modules give whose forward needs values.
+
+    Where they have the sizes of those that `sized` is the key of, but for the rows, it holds for no others: a forward
+    that needs values there takes seconds to be followed with symbols for all sizes.
+    """
     leaves, structure = pytree.tree_flatten(call_arguments(inputs))
     _, carriers = find_carriers(row_leaves, inputs, leaves)
 
@@ -148,6 +154,7 @@ def _captured(
     return capture(
         deferred.model, list(marked), inputs, autocast=autocast, any_rows=any_rows, row_leaves=row_leaves,
         training=training, learner=None if examples is None else learn_calls,
+        these_sizes=sized is not None and input_key(structure, leaves).differs_in_rows(sized, carriers),
     )  # fmt: skip
 
 
@@ -184,6 +191,7 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
         captured = _captured(
             deferred, marked, inputs, graph.examples, graph.rows.inputs,
             autocast=graph.last.autocast, any_rows=False, training=training,
+            sized=graph.domain.example if graph.learnt else None,
         )  # fmt: skip
     _settle(graph, captured)
     check_apart(deferred.model, graph.left, captured.read_elsewhere)

@@ -97,6 +97,22 @@ class InputKey:
         """True if structure, types, numbers of dimensions and plain values are the same; sizes may differ."""
         return self.structure == other.structure and all(map(_alike, self.leaves, other.leaves))
 
+    def differs_in_rows(self, other: InputKey, carriers: Sequence[int | None]) -> bool:
+        """True if all else is the same as there.
+
+        Args:
+            other: Another key.
+            carriers: In which dimension each leaf carries rows; None: in none.
+        """
+        pairs = zip(self.leaves, other.leaves, carriers, strict=False)
+        return self.is_like(other) and all(
+            one.sizes[dim] == two.sizes[dim]
+            for one, two, carrier in pairs
+            if isinstance(one, TensorKey) and isinstance(two, TensorKey)
+            for dim in range(len(one.sizes))
+            if dim != carrier
+        )
+
     def numbers_beside(self, other: InputKey) -> list[Any]:
         """The plain numbers here in whose places others stand there, if nothing else makes the two unlike; or none."""
         pairs = [pair for pair in zip(self.leaves, other.leaves, strict=False) if not _alike(*pair)]

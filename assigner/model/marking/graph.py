@@ -204,6 +204,7 @@ class PartitionGraph:
         reads: What forwards read before they set it, of all captures so far.
         rows: What carries the rows of a batch.
         examples: Batches with values, for partitions whose forward needs them to be captured; None: there are none.
+        learnt: What a partition returns was learnt from batches with values, for these sizes beside the rows.
         recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
     """
 
@@ -223,6 +224,7 @@ class PartitionGraph:
     reads: FirstReads = field(default_factory=lambda: FirstReads(()), repr=False, compare=False)
     rows: BatchRows = field(default_factory=BatchRows)
     examples: Examples | None = field(default=None, repr=False, compare=False)
+    learnt: bool = False
     recuts: dict[bool, list[PartitionGraph]] = field(
         default_factory=lambda: {True: [], False: []}, repr=False, compare=False
     )
