@@ -322,6 +322,7 @@ def _export_once(
             settled, noted = _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic, strict=False
             ))  # fmt: skip
+    _check_replaced(model, program, caught.replaced)
     _check_ways_out(model, program)
     domain = find_domain(program, input_key(input_structure(inputs), leaves))
     graph = without_regions(program.graph_module, autocast=autocast is not None)
@@ -436,6 +437,21 @@ def _in_words(program: ExportedProgram, opaque: OpaqueCalls) -> list[str]:
             args = (call.label, repr(call.arguments), *args[0][1:])
         found.append(f"{node.op} {node.target} {args}")
     return found
+
+
+def _check_replaced(model: nn.Module, program: ExportedProgram, replaced: Sequence[StateChange]) -> None:
+    """A buffer of another shape is put in the place of one: a table that grows is made anew wherever it is read.
+
+    Raises:
+        MarkingError: it is none that follows from shapes alone, or takes a parameter's place.
+    """
+    if lost := [each.name for each in replaced if not _is_kept_mask(each, program)]:
+        raise MarkingError(
+            f"the forward of {type(model).__name__} puts another tensor in the place of {lost[0]!r}, of another shape"
+            " or type, or of a parameter",
+            hint="a buffer may be replaced by one of its own shape and type; keep others in an attribute, or mark a"
+            " module that contains the line",
+        )
 
 
 def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:

@@ -40,7 +40,7 @@ from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred import placed
 from assigner.model.deferred.caches import clear_caches, that_made
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.memento import Memento, StateChange
 from assigner.model.deferred.mutation import branched
 from assigner.model.marking.checks import stating
 from assigner.model.marking.conversions import unmoved
@@ -56,7 +56,6 @@ from assigner.usercode import is_asked_by_user, running_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from assigner.model.deferred.memento import StateChange
     from assigner.model.marking.checks import Checks
 
 _library = torch.library.Library("assigner", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -95,6 +94,7 @@ class Interceptions:
         made: The cached functions that have made objects in it, of which nobody knows what it then did to them.
         flags: The parameters that it has asked for `requires_grad`, and what they said.
         reads: What it reads of modules whose code is followed.
+        replaced: The buffers and parameters in whose places the last forward has put tensors of other shapes.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Interceptions:
         self.changes: list[StateChange] = []
         self.made: list[str] = []
         self.flags: dict[str, bool] = {}
+        self.replaced: list[StateChange] = []
         self.reads = FirstReads(module for _, module in modules_outside(model, opaque.names))
         parameters = named_parameters(model, remove_duplicate=False)
         self._hung = {name: {**vars(each)} for name, each in parameters if vars(each)}
@@ -144,11 +145,7 @@ class Interceptions:
 
     @contextlib.contextmanager
     def _stored(self) -> Iterator[None]:
-        """What the forward puts in the place of a buffer is written to that, at its end: export knows it of the root.
-
-        Raises:
-            MarkingError: it is of another shape or type, or stands in the place of a parameter.
-        """
+        """What the forward puts in a buffer's place is written to that at its end; export does so of the root alone."""
         before = [
             (f"{name}.{key}".lstrip("."), space, key, each)
             for name, module in self.model.named_modules()
@@ -157,21 +154,15 @@ class Interceptions:
         ]
         yield
         found = [(name, space, key, old) for name, space, key, old in before if space.get(key) is not old]
-        for name, space, key, old in found:
-            new = space.get(key)
-            alike = old is not None and new is not None and old.dtype == new.dtype and _sizes(old) == _sizes(new)
-            if not alike or isinstance(old, nn.Parameter):
-                raise MarkingError(
-                    f"the forward of {type(self.model).__name__} puts another tensor in the place of {name!r}, of"
-                    " another shape or type, or of a parameter",
-                    hint="a buffer may be replaced by one of its own shape and type; keep others in an attribute, or"
-                    " mark a module that contains the line",
-                )
+        self.replaced = [
+            StateChange(name, space, key, None, space.get(key), is_beyond=False)
+            for name, space, key, old in found
+            if not _is_alike(old, space.get(key))
+        ]
         with torch.no_grad():
-            values = [space[key].clone() for _, space, key, _ in found]
-            for (_, space, key, old), value in zip(found, values, strict=True):
-                assert old is not None
-                space[key] = old.copy_(value)
+            new = {name: value.clone() for name, space, key, _ in found if (value := space.get(key)) is not None}
+            for name, space, key, old in found:
+                space[key] = old.copy_(new[name]) if old is not None and _is_alike(old, space.get(key)) else old
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -346,9 +337,11 @@ class Interceptions:
         self._require(_TRUE_REQUIRES_GRAD.__set__)(tensor, requires_grad)
 
 
-def _sizes(tensor: torch.Tensor) -> list[str]:
-    """Of its dimensions; symbols by their names, so that no two are taken to be equal."""
-    return [str(size) for size in tensor.shape]
+def _is_alike(buffer: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether another tensor may stand in the place of a buffer: of its type, and of its shape for any sizes."""
+    if buffer is None or other is None or isinstance(buffer, nn.Parameter) or buffer.dtype != other.dtype:
+        return False
+    return [*map(str, buffer.shape)] == [*map(str, other.shape)]
 
 
 class _Handle:
