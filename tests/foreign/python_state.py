@@ -83,7 +83,7 @@ class NotesStates(Net):
         return self.last(self.second(self.states[0]))
 
 
-@case("rows noted in training, read in evaluations", *MARKS, refusal=STATE)
+@case("rows noted in training, read in evaluations", *MARKS, refusal=STATE + "|in one mode alone")
 class ReadsRowsElsewhere(Net):
     rows = 1
 
@@ -91,6 +91,48 @@ class ReadsRowsElsewhere(Net):
         if self.training:
             self.rows = x.shape[0]
         return super().forward(x) / self.rows
+
+
+@case("a mean noted in evaluations, which training looks for", *MARKS, refusal="in one mode alone")
+class NotedMean(Net):
+    def forward(self, x):
+        h = self.first(x)
+        if not self.training:
+            self.best = h.detach().mean(0)
+        elif hasattr(self, "best"):
+            h = h - self.best
+        return self.last(self.second(h))
+
+
+@case("a flag that few rows set", *MARKS, inherent=True, refusal="another value for these inputs")
+class FewRows(Net):
+    def __init__(self):
+        super().__init__()
+        self.few = False
+
+    def forward(self, x):
+        if x.shape[0] < 5:
+            self.few = True
+        return super().forward(x * 0.5 if self.few else x)
+
+
+@case("dropout with one mask for two calls, reset by the root, unmarked", "first", "last", random=True)
+class LockedTwice(Net):
+    def make(self):
+        class Locked(nn.Module):
+            mask = None
+
+            def forward(self, x):
+                if self.training:
+                    self.mask = torch.bernoulli(torch.full_like(x, 0.5)) if self.mask is None else self.mask
+                    return x * self.mask
+                return x
+
+        return Locked()
+
+    def forward(self, x):
+        self.second.mask = None
+        return self.last(self.second(torch.tanh(self.second(self.first(x)))))
 
 
 @case("the rows of the forward before", *MARKS, refusal=STATE)

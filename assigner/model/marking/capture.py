@@ -8,7 +8,7 @@ An unmarked module that is given or returns what nobody could send, as a functio
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions, RowsFixedError
 from assigner.model.marking.isolation import CrossingError
-from assigner.model.marking.leftovers import FirstReads, attribute_of, left_behind
+from assigner.model.marking.leftovers import Notes, attribute_of, left_behind
 from assigner.model.marking.modules import opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone
 from assigner.model.marking.observation import LearntCall, ValueDependence
@@ -68,12 +68,11 @@ class Capture:
         carriers: For each of them the dimension that is the rows; None: it has none.
         domain: The inputs that it holds for.
         left: Who changes what in Python (see `left_behind`).
-        settled: What of it is a module's flag, number or text, which the first forward sets and later ones leave.
-        noted: What of it each forward sets to something else, and no such forward reads before.
-        reads: What the forward reads before it sets it.
+        notes: What of it is in attributes of followed modules.
         read_elsewhere: What code outside of partitions reads of their modules (see `Leftovers.read`).
         flags: What code outside of partitions was told of parameters' `requires_grad`.
         deferred_statistics: Names of BatchNorm modules' running statistics, which the runtime moves at a step's end.
+        opened: The unmarked modules whose code was followed, each with why.
     """
 
     graph: fx.Graph
@@ -87,12 +86,11 @@ class Capture:
     carriers: list[int | None]
     domain: Domain
     left: dict[tuple[int, str], str]
-    settled: list[StateChange]
-    noted: list[StateChange]
-    reads: FirstReads
+    notes: Notes
     read_elsewhere: frozenset[tuple[str, str]]
     flags: dict[str, bool]
     deferred_statistics: frozenset[str]
+    opened: dict[str, CrossingError] = field(default_factory=dict)
 
     @cached_property
     def kinds(self) -> dict[str, tuple[InputKind, str]]:
@@ -139,6 +137,7 @@ def capture(
     training: bool = True,
     learner: Learner | None = None,
     these_sizes: bool = False,
+    opened: Mapping[str, CrossingError] | None = None,
 ) -> Capture:
     """Capture one forward, in the mode that the model is in.
 
@@ -153,13 +152,14 @@ def capture(
         training: It runs with gradients; False: under torch.no_grad(), as evaluation does.
         these_sizes: It need not hold for other sizes of the inputs than these, beside the rows.
         learner: Learns what opaque modules give whose forward needs values; None: such a forward is an error.
+        opened: Unmarked modules whose code is followed, as in another capture, each with why.
 
     Raises:
         MarkingError: the forward cannot be traced; the message has the line.
     """
     with unregistered_named(model), silence(), torch.set_grad_enabled(training):
         learnt: dict[str, Sequence[LearntCall]] = {}
-        opened: dict[str, CrossingError] = {}
+        opened = dict(opened or {})
         checks = Checks(model)
         tries = _ANY_ROWS if any_rows else _THESE_SIZES if these_sizes else _THESE_ROWS
         while True:
@@ -169,7 +169,9 @@ def capture(
             )
             try:
                 try:
-                    return _first_export(export, learnt, dependence, type(model).__name__, tries)
+                    found = _first_export(export, learnt, dependence, type(model).__name__, tries)
+                    found.opened = opened
+                    return found
                 except MarkingError:
                     wanted = {name: why for name, why in dependence.wanting.items() if name not in learnt}
                     if learner is None or not wanted:
@@ -317,9 +319,9 @@ def _export_once(
     with kept, ready, calls, watched, mode, casting(autocast, "cpu"), ctc_losses(), on_cpu():
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
-        changes, settled, noted = caught.changes, list[StateChange](), list[StateChange]()
+        changes = caught.changes
         if changes or caught.made:
-            settled, noted = _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
+            _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic, strict=False
             ))  # fmt: skip
     _check_replaced(model, program, caught.replaced)
@@ -327,6 +329,7 @@ def _export_once(
     domain = find_domain(program, input_key(input_structure(inputs), leaves))
     graph = without_regions(program.graph_module, autocast=autocast is not None)
     functional = Functional(graph, _input_kinds(program), opaque.calls, caught.hooks)
+    notes = Notes((each for each in changes if not _is_kept_mask(each, program)), caught.reads)
     statistics = frozenset(
         f"{name}.{key}"
         for name, module in model.named_modules(remove_duplicate=False)
@@ -335,7 +338,7 @@ def _export_once(
     )
     return Capture(
         functional.graph, functional.together, program, opaque.names, opaque.calls, checks.known, leaves, rows,
-        carriers, domain, left_behind(opaque.leftovers, changes), settled, noted, caught.reads,
+        carriers, domain, left_behind(opaque.leftovers, changes), notes,
         opaque.leftovers.read, caught.flags, statistics,
     )  # fmt: skip
 
@@ -346,16 +349,12 @@ def _check_repeated(
     opaque: OpaqueCalls,
     caught: Interceptions,
     again: Callable[[], ExportedProgram],
-) -> tuple[list[StateChange], list[StateChange]]:
+) -> None:
     """The forward leaves Python state changed: a second call must do the same, and change nothing more.
 
     So it must where a cached function has made objects: of those that were there before, changes are seen. A tensor
     that follows from the shapes of inputs alone (a mask that is kept) is none of that: it is made anew. Nor is what a
     forward notes in an attribute that it does not read before (the number of rows, states of a recurrence).
-
-    Returns:
-        The flags, numbers and texts of modules that the first call has set: for the graph, they always were so.
-        And the attributes that the second call has set to something else, and has not read before that.
 
     Raises:
         MarkingError: it does not.
@@ -363,7 +362,7 @@ def _check_repeated(
     changes = [change for change in caught.changes if not _is_kept_mask(change, program)]
     made = [f"what {name} has made" for name in caught.made]
     if not changes and not made:
-        return [], []
+        return
     had = (each for each in changes if isinstance(each.holder, nn.Module) and each.before is not ABSENT)
     settled = [each for each in had if type(each.now) in ATOMS]
     for change in settled:  # torch.export has put back what was there before, but leaves what was not
@@ -379,7 +378,7 @@ def _check_repeated(
     further = [change for change in odd if attribute_of(change) in read]
     noted = [change for change in odd if attribute_of(change) not in read]
     if same and not further and not _reads_replaced(program, changes) and not _reached([*settled, *noted], opaque):
-        return settled, noted
+        return
     found = [*(change.name for change in (*further, *changes)), *made]
     called = {call.module for call in opaque.calls}
     passed = [each for each in opaque.names if each not in called and found[0].startswith(f"{each}.")]

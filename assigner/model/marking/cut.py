@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError, UsageError
-from assigner.model.deferred import DeferredModel, placed
+from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.originals import keep_left
 from assigner.model.deferred.origins import digest
@@ -25,7 +25,7 @@ from assigner.model.marking.domain import input_key
 from assigner.model.marking.glue import Ownership, is_size, value_bytes
 from assigner.model.marking.gradients import asked, requiring, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
-from assigner.model.marking.leftovers import attribute_of, check_apart, check_loss, left_by_module
+from assigner.model.marking.leftovers import check_apart, check_loss, left_by_module
 from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.piece import PieceBuilder
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
 
     from assigner.model.marking.domain import InputKey
+    from assigner.model.marking.isolation import CrossingError
+    from assigner.model.marking.leftovers import Notes
     from assigner.model.marking.observation import LearntCall
     from assigner.model.marking.rows import RowLeaves
     from assigner.model.workload import Workload
@@ -80,7 +82,7 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     order = {label: _together(each) for label, each in calls.items()}
     return replace(
         cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, order=order,
-        settled=captured.settled, noted={attribute_of(each) for each in captured.noted}, reads=captured.reads,
+        notes=[captured.notes], opened=captured.opened,
         rows=rows, examples=examples, learnt=any(call.learnt for call in captured.calls),
     )  # fmt: skip
 
@@ -137,6 +139,7 @@ def _captured(
     any_rows: bool = True,
     training: bool = True,
     sized: InputKey | None = None,
+    opened: Mapping[str, CrossingError] | None = None,
 ) -> Capture:
     """A capture for inputs like these, where examples tell what modules give whose forward needs values.
 
@@ -155,6 +158,7 @@ def _captured(
         deferred.model, list(marked), inputs, autocast=autocast, any_rows=any_rows, row_leaves=row_leaves,
         training=training, learner=None if examples is None else learn_calls,
         these_sizes=sized is not None and input_key(structure, leaves).differs_in_rows(sized, carriers),
+        opened=opened,
     )  # fmt: skip
 
 
@@ -186,14 +190,13 @@ def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, 
 def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGraph:
     deferred = graph.deferred
     marked = find_marks(deferred.model, graph.marks)
-    settled = [(vars(each.holder), each.key, each.now) for each in graph.settled]
-    with deferred.mode(training=training), placed(settled):
+    with deferred.mode(training=training):
         captured = _captured(
             deferred, marked, inputs, graph.examples, graph.rows.inputs,
             autocast=graph.last.autocast, any_rows=False, training=training,
-            sized=graph.domain.example if graph.learnt else None,
+            sized=graph.domain.example if graph.learnt else None, opened=graph.opened,
         )  # fmt: skip
-    _settle(graph, captured)
+    _check_notes(graph, captured.notes)
     check_apart(deferred.model, graph.left, captured.read_elsewhere)
     check_apart(deferred.model, captured.left, graph.read_elsewhere)
     keep_left(deferred.model, left_by_module(deferred.model, captured.left))
@@ -201,27 +204,26 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
     return Cutter(deferred, marked, captured, autocast, rows=graph.rows, base=graph, training=training).cut()
 
 
-def _settle(graph: PartitionGraph, captured: Capture) -> None:
-    """What forwards set otherwise in another capture may differ between captures if no forward reads it first.
+def _check_notes(graph: PartitionGraph, notes: Notes) -> None:
+    """Each forward was captured as the first one: what others leave, it must not find, or find as it leaves it.
 
     Args:
         graph: The first capture's, which learns of this one.
-        captured: Another one.
+        notes: Of another one.
 
     Raises:
-        MarkingError: a forward may find what the one before has set, by which the graph was not captured.
+        MarkingError: a forward may find what another one has set, by which its graph was not captured.
     """
-    changes = [*captured.settled, *captured.noted]
-    noted = graph.noted.union(map(attribute_of, changes))
-    if odd := graph.reads.among(noted) | captured.reads.among(noted):
-        name = next((each.name for each in (*changes, *graph.settled) if attribute_of(each) in odd), "an attribute")
-        raise MarkingError(
-            f"the forward of {type(graph.deferred.model).__name__} sets {name} outside its partitions to another"
-            " value for these inputs than for those before, and may read it: a captured graph would go on with its own",
-            hint="mark a larger module that contains the line, or set it in the model's builder",
-        )
-    graph.noted.update(noted)
-    graph.reads.join(captured.reads)
+    for others in graph.notes:
+        if found := notes.found_of(others) or others.found_of(notes):
+            raise MarkingError(
+                f"the forward of {type(graph.deferred.model).__name__} sets {found} outside its partitions to"
+                " another value for these inputs than for those before, or in one mode alone, and may read it: a"
+                " captured graph would go on with its own",
+                hint="mark a larger module that contains the line, or set it in the model's builder",
+            )
+    if not any(map(notes.says_as, graph.notes)):
+        graph.notes.append(notes)
 
 
 def _on_cpu(leaf: Any) -> Any:

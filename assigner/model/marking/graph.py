@@ -24,7 +24,8 @@ from assigner.model.deferred.memento import Memento, StateChange
 from assigner.model.deferred.mutation import is_view
 from assigner.model.deferred.originals import unwatched
 from assigner.model.marking.domain import Domain
-from assigner.model.marking.leftovers import Attribute, FirstReads
+from assigner.model.marking.isolation import CrossingError
+from assigner.model.marking.leftovers import Notes
 from assigner.model.marking.marks import Mark
 from assigner.model.marking.nodes import is_item
 from assigner.model.marking.partitionmodule import around_module, build_module
@@ -199,9 +200,8 @@ class PartitionGraph:
         left: What forwards change of the builder's objects, as `leftovers.left_behind` gives it.
         order: Of the operations of what partitions call, by its name, in all of its calls: see `Operations`. How calls
             follow each other, the graph says.
-        settled: Flags, numbers and texts of modules that the first forward sets and later ones leave.
-        noted: Attributes that each forward sets to something else, or another capture than the first.
-        reads: What forwards read before they set it, of all captures so far.
+        notes: Of its captures, each with what it leaves and reads in attributes.
+        opened: The unmarked modules whose code was followed, each with why.
         rows: What carries the rows of a batch.
         examples: Batches with values, for partitions whose forward needs them to be captured; None: there are none.
         learnt: What a partition returns was learnt from batches with values, for these sizes beside the rows.
@@ -219,9 +219,8 @@ class PartitionGraph:
     flags: Mapping[str, bool] = field(default_factory=dict)
     left: Mapping[tuple[int, str], str] = field(default_factory=dict, repr=False, compare=False)
     order: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
-    settled: Sequence[StateChange] = field(default=(), repr=False, compare=False)
-    noted: set[Attribute] = field(default_factory=set, repr=False, compare=False)
-    reads: FirstReads = field(default_factory=lambda: FirstReads(()), repr=False, compare=False)
+    notes: list[Notes] = field(default_factory=list, repr=False, compare=False)
+    opened: Mapping[str, CrossingError] = field(default_factory=dict, repr=False, compare=False)
     rows: BatchRows = field(default_factory=BatchRows)
     examples: Examples | None = field(default=None, repr=False, compare=False)
     learnt: bool = False

@@ -46,7 +46,7 @@ from assigner.model.marking.checks import stating
 from assigner.model.marking.conversions import unmoved
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.leftovers import FirstReads
-from assigner.model.marking.modules import check_hooks, modules_outside
+from assigner.model.marking.modules import check_hooks
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
 from assigner.model.marking.writing import hooked, still_required, wanted
 from assigner.model.members import named_parameters
@@ -93,7 +93,7 @@ class Interceptions:
         changes: Python state that the last forward left changed.
         made: The cached functions that have made objects in it, of which nobody knows what it then did to them.
         flags: The parameters that it has asked for `requires_grad`, and what they said.
-        reads: What it reads of modules whose code is followed.
+        reads: What it reads of modules.
         replaced: The buffers and parameters in whose places the last forward has put tensors of other shapes.
     """
 
@@ -107,7 +107,7 @@ class Interceptions:
         self.made: list[str] = []
         self.flags: dict[str, bool] = {}
         self.replaced: list[StateChange] = []
-        self.reads = FirstReads(module for _, module in modules_outside(model, opaque.names))
+        self.reads = FirstReads(model.modules())
         parameters = named_parameters(model, remove_duplicate=False)
         self._hung = {name: {**vars(each)} for name, each in parameters if vars(each)}
 

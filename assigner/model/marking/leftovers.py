@@ -14,9 +14,10 @@ partitions' copies.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
+import torch
 from torch import nn
 
 from assigner.errors import MarkingError
@@ -192,10 +193,9 @@ class FirstReads:
                 watch(kind)
             yield
 
-    def join(self, other: FirstReads) -> None:
-        """These are of both forwards now."""
-        self._modules = {key: module for key, module in self._modules.items() if key in other._modules}
-        self._read |= other._read
+    def are_those_of(self, others: FirstReads) -> bool:
+        """Whether two forwards read the same."""
+        return self._read == others._read and self._modules.keys() == others._modules.keys()
 
     def among(self, attributes: Iterable[Attribute]) -> set[Attribute]:
         """Those that the forward may have read before it set them."""
@@ -203,6 +203,50 @@ class FirstReads:
             each for each in attributes
             if each[0] not in self._modules or not self._read.isdisjoint({each, (each[0], _ALL)})
         }  # fmt: skip
+
+
+class LeftValue(NamedTuple):
+    """What a forward leaves in an attribute: its name, and the number or text, or that it is a tensor; empty: else."""
+
+    name: str
+    value: str
+
+
+class Notes:
+    """What the forward of one capture leaves in attributes of modules, and what it reads there first.
+
+    Args:
+        changes: What it leaves, but for tensors that follow from shapes alone.
+        reads: What it reads before it sets it.
+    """
+
+    def __init__(self, changes: Iterable[StateChange], reads: FirstReads) -> None:
+        self._reads = reads
+        self._left = {
+            attribute_of(each): LeftValue(each.name, _in_words(each.now))
+            for each in changes
+            if isinstance(each.holder, nn.Module)
+        }
+
+    def says_as(self, others: Notes) -> bool:
+        """Whether nothing is told of one forward that is not told of the other."""
+        return self._left == others._left and self._reads.are_those_of(others._reads)
+
+    def found_of(self, others: Notes) -> str | None:
+        """What this forward may find as the other has left it, and does not leave so itself, by name; None: nothing."""
+        read = self._reads.among(others._left)
+        odd = (
+            others._left[each]
+            for each in read
+            if not others._left[each].value or self._left.get(each) != others._left[each]
+        )
+        return next((each.name for each in odd), None)
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a tensor"  # what of it was read would be in the graph
+    return f"{type(value).__name__} {value!r}" if type(value) in ATOMS else ""
 
 
 def attribute_of(change: StateChange) -> Attribute:
