@@ -185,6 +185,8 @@ def test_steps_that_are_not_the_plans_program_are_not_kept(tmp_path):
             pipeline.optimizer.step()
             pipeline.step(made.make_batch(8, 1), update=False)
             pipeline.step(made.make_batch(8, 2))
+            for _, parameter in pipeline.named_parameters():
+                parameter.grad = torch.ones_like(parameter)
             pipeline.optimizer.step()
             pipeline.step(made.make_batch(9, 3))
         assert pipeline.steps == 4

@@ -537,7 +537,8 @@ def main(folder: Path, parts: Sequence[str]) -> None:
                 found[case.__name__] = case()
         if "checkpoints" in parts:
             found["checkpoints"] = checkpoints(folder)
-        found["refusals"] = refusals(parts)
+        if refused := refusals(parts):
+            found["refusals"] = refused
         dist.destroy_process_group()
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 
