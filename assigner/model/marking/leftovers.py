@@ -234,13 +234,8 @@ class Notes:
 
     def found_of(self, others: Notes) -> str | None:
         """What this forward may find as the other has left it, and does not leave so itself, by name; None: nothing."""
-        read = self._reads.among(others._left)
-        odd = (
-            others._left[each]
-            for each in read
-            if not others._left[each].value or self._left.get(each) != others._left[each]
-        )
-        return next((each.name for each in odd), None)
+        read = {each: others._left[each] for each in self._reads.among(others._left)}
+        return min((it.name for each, it in read.items() if not it.value or self._left.get(each) != it), default=None)
 
 
 def _in_words(value: Any) -> str:
