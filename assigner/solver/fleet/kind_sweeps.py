@@ -2,54 +2,52 @@
 
     step         no stage starts before those in front of it have run a forward, and behind its last backward theirs
                  follows: at least the largest, over the stages, of the seconds of one forward and one backward in front
-                 of it + M (forward + backward) of its own, which the path program finds (`loads`)
+                 of it + what a step takes from its first forward to its last backward (step_loads.py), which the path
+                 program finds. For a bound by the least trip that can lie behind the stage, for plans at warm-ups that
+                 hide about that trip.
     throughput   M times the slowest worker or link: by halving, the least limit within which there is a pipeline
     latency      the least sum of forwards
 
-Where a plan of T seconds is at hand, more is known of the steps that are shorter: the trip from a stage to the last one
-and back, of R seconds, is made T / R times at most, so that the stage keeps M / floor(T / R) micro-batches in flight or
-more, and rematerialises what does not fit then.
+Workers count by their kind, as fleet/relaxation.py takes them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from assigner.solver.fleet.assignment import WorkerAssignment
-from assigner.solver.fleet.option_arrays import OptionArrays
 from assigner.solver.fleet.path_program import ServerPrices
 from assigner.solver.fleet.relaxation import KindRelaxation
+from assigner.solver.fleet.step_loads import DepthLoads, StagePrices, TripLoads
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import ROUNDING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from assigner.formats.terms import Objective
     from assigner.solver.fleet.path_program import KindPipeline
+    from assigner.solver.pipelines.depths import Depths
     from assigner.solver.problem.prices import PriceTable
 
-    Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
 
-class _LoadPrices(NamedTuple):
-    """What intervals take.
+class PlaceStages(Protocol):
+    """Takes pipelines that are worth a look."""
 
-    Args:
-        arrays: They, priced.
-        servers: As servers: seconds of a micro-batch.
-        loads: Seconds of a step in which they keep their worker busy.
-    """
+    def __call__(self, stages: Sequence[tuple[int, int]], depths: Depths = ()) -> object:
+        """Look at one.
 
-    arrays: OptionArrays
-    servers: ServerPrices
-    loads: Floats
+        Args:
+            stages: Where each starts, with the group of its worker.
+            depths: Micro-batches in flight that would do; empty: nothing is said of them.
+        """
 
 
 class KindSweeps:
@@ -58,16 +56,14 @@ class KindSweeps:
     Args:
         table: What is to be placed.
         objective: What is made small: "step", "throughput" or "latency".
-        place: Takes where each stage starts, with the group of its worker.
+        place: Takes what is found.
     """
 
-    def __init__(
-        self, table: PriceTable, objective: Objective, *, place: Callable[[Sequence[tuple[int, int]]], object]
-    ) -> None:
+    def __init__(self, table: PriceTable, objective: Objective, *, place: PlaceStages) -> None:
         self._table, self._objective, self._place = table, objective, place
         self._many = table.micro_batches
         self._fleet = KindRelaxation(table, server="forward" if objective == "latency" else "both")
-        self._handed: set[tuple[tuple[int, int], ...]] = set()
+        self._handed: set[tuple[tuple[tuple[int, int], ...], Depths]] = set()
 
     def bound(self, below: float) -> float:
         """What no plan is below; the pipelines that say so are handed on.
@@ -84,21 +80,35 @@ class KindSweeps:
         if self._objective == "throughput":
             return self._least_limit(below)
         limit = below * (1 + ROUNDING) / self._many if self._objective == "step" else math.inf
-        prices = self._prices(below, limit)
-        loads = prices.loads if self._objective == "step" else None
-        found = self._fleet.sweep.least(prices.servers, limit, limit, loads=loads)
+        prices = self._prices(limit)
+        servers, loads = self._servers(prices), None
+        if self._objective == "step":
+            trips = self._fleet.sweep.sums(servers, limit, limit)
+            bands = [(self._prices(limit, least), most) for least, most in self._bands()]
+            loads = TripLoads(bands, self._many, trips)
+        found = self._fleet.sweep.least(servers, limit, limit, loads=loads)
         if found is None:
             return below
         self._realise(prices, found)
         return min(below, found.seconds * (1 - ROUNDING))
 
+    def _bands(self) -> Iterator[tuple[int, int]]:
+        """Depths that are priced as one, the least and the most of each: as they cost more, the wider."""
+        least = 1
+        while least < self._many:
+            most = min(self._many - 1, max(least, int(least * tuning.DEPTH_BAND)))
+            yield least, most
+            least = most + 1
+        yield self._many, self._many
+
     def _least_limit(self, below: float) -> float:
         """As `bound`, of throughput."""
         low, high, best = self._fleet.level, below / self._many, None
-        prices = self._prices(math.inf, high)
+        prices = self._prices(high)
+        servers = self._servers(prices)
         while high > low * tuning.NEAR_LIMIT and low:
             limit = low * tuning.START_LIMIT if math.isinf(high) else math.sqrt(low * high)
-            found = self._fleet.sweep.least(prices.servers, limit, limit)
+            found = self._fleet.sweep.least(servers, limit, limit)
             if found is None:
                 low = limit
             else:
@@ -107,63 +117,54 @@ class KindSweeps:
             self._realise(prices, best)
         return min(below, self._many * low * (1 - ROUNDING))
 
-    def start(self, below: Callable[[], float], near: float) -> None:
-        """Hand on pipelines of least sum whose stages stay within a limit, one after the other; for the step alone.
+    def start(self, below: float) -> None:
+        """Hand on a pipeline for each of several warm-up depths, with these; for the step alone.
 
-        Of those that are as good by their bound, these keep stages that are not the slowest short, too.
+        A stage with n stages behind it keeps 1 + a n micro-batches in flight: a = 1 is the schedule's own.
 
         Args:
-            below: Plans of so many seconds or more are of no interest, by now.
-            near: What a plan is thought to take: by that stages keep so many micro-batches.
+            below: Plans of so many seconds or more are of no interest; inf: any is.
 
         Raises:
             OutOfTime: the time is over.
         """
-        fleet, more, limit = self._fleet, self._many - 1, self._fleet.level
         if self._objective != "step":
             return
-        most, prices = 0.0, None
-        while more and limit and fleet.sums + more * limit < below():
-            if prices is None or limit > most:  # long intervals are priced only where nothing else is left
-                most = min(tuning.START_LIMIT * limit, below() / self._many)
-                prices = self._prices(near, most)
-            found = fleet.sweep.least(prices.servers, limit, limit)
+        fleet, workers = self._fleet, self._fleet.sweep.workers
+        limit = below * (1 + ROUNDING) / self._many if math.isfinite(below) else fleet.level * tuning.START_LIMIT
+        prices = self._prices(limit)
+        servers = self._servers(prices)
+        for more in tuning.DEEPER:
+            behind = np.maximum(np.arange(workers.max() + 1) - 1, 0)
+            depths = np.minimum(1 + np.ceil(more * behind), self._many).astype(np.int64)
+            loads = {depth: self._prices(limit, depth).load(self._many) for depth in set(depths.tolist())}
+            found = fleet.sweep.least(servers, limit, limit, loads=DepthLoads(depths, loads, workers))
             if found is not None:
-                self._realise(prices, found)
-                limit = max(limit, float(prices.servers.forward[_places(found)].max()))
-            limit *= tuning.WIDER_LIMIT
+                self._realise(prices, found, depths[len(found.steps) : 0 : -1].tolist())
 
-    def _prices(self, below: float, limit: float) -> _LoadPrices:
+    def _prices(self, limit: float, in_flight: int = 1) -> StagePrices:
         """Of all intervals whose worker has no more than `limit` seconds to do for a micro-batch."""
-        fleet, is_step = self._fleet, self._objective == "step"
-        arrays = OptionArrays(self._table, fleet.kinds, fleet.reach(limit), fleet.links, self._in_flight(below))
-        both, stages = arrays.forward + arrays.backward, arrays.stages
-        busy = np.where(np.isfinite(both), stages.forward + stages.backward, 0.0) - np.where(
-            np.isfinite(both), both, 0.0
-        )
-        loads: Floats = self._many * both + (self._many - is_step) * busy
-        seconds = arrays.forward if self._objective == "latency" else stages.seconds
-        servers = ServerPrices(seconds, loads / self._many, np.zeros_like(loads))
-        loads[:, 0] += arrays.update[:, 0]
-        return _LoadPrices(arrays, servers, loads)
+        fleet = self._fleet
+        return StagePrices.of(self._table, fleet.kinds, fleet.reach(limit), fleet.links, in_flight)
 
-    def _in_flight(self, below: float) -> Floats:
-        """Micro-batches that a stage keeps at least in a plan below some seconds, by its first position."""
-        if math.isinf(below) or self._objective != "step":
-            return np.ones(self._fleet.n)
-        trips = np.maximum(self._fleet.trips, below / self._many / 2)  # with shorter ones, one is enough
-        rounds = np.maximum(np.floor(below / trips * (1 + ROUNDING)), 1)
-        return np.ceil(self._many / rounds)
+    def _servers(self, prices: StagePrices) -> ServerPrices:
+        """What a sweep adds up, and the seconds of a micro-batch that are held to limits."""
+        arrays, many = prices.arrays, self._many
+        seconds = arrays.forward if self._objective == "latency" else arrays.stages.seconds
+        last = self._objective == "step"  # nothing waits for what the last messages of a step keep busy
+        pace = arrays.forward + arrays.backward + sum(prices.busy) * (many - last) / many
+        return ServerPrices(seconds, pace, np.zeros_like(pace))
 
-    def _realise(self, prices: _LoadPrices, found: KindPipeline) -> None:
+    def _realise(self, prices: StagePrices, found: KindPipeline, depths: Sequence[int] = ()) -> None:
         """Hand on the workers' line for a pipeline of kinds."""
         at, stages = _places(found), prices.arrays.stages
         slowest = float(stages.forward[at].max()), float(stages.backward[at].max())
         groups = WorkerAssignment(self._fleet, *prices.arrays.by_worker()).line(found.steps, slowest)
-        line = tuple((step.first, group) for step, group in zip(found.steps, groups, strict=True))
-        if line not in self._handed:
-            self._handed.add(line)
-            self._place(line)
+        line = [(step.first, group) for step, group in zip(found.steps, groups, strict=True)]
+        key = tuple(line), tuple(depths)
+        if key not in self._handed:
+            self._handed.add(key)
+            self._place(line, tuple(depths))
 
 
 def _places(found: KindPipeline) -> tuple[Ints, ...]:

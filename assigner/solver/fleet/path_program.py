@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -53,6 +53,20 @@ class ServerPrices:
     def within(self, limit_f: float, limit_b: float) -> Floats:
         """Seconds; inf where a server is above its limit."""
         return np.where((self.forward <= limit_f) & (self.backward <= limit_b), self.seconds, np.inf)
+
+
+class StageLoads(Protocol):
+    """Seconds that a step takes for a stage and those behind it, by what these are."""
+
+    def __call__(self, kind: int, first: int, length: int, numbers: slice) -> Floats:
+        """Seconds [length, number] of the stages of up to `length` partitions from a position on.
+
+        Args:
+            kind: Of their worker.
+            first: Where they start.
+            length: Partitions of the longest.
+            numbers: Numbers of the workers used by kind from the stage on, it included.
+        """
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,9 @@ class PathProgram:
         hosts: The workers of each kind on each host.
         toll: Without visits: what a message between two hosts takes longer than `between`, at least.
         clock: When the search has to end.
+
+    Attributes:
+        workers: How many workers each number of them by kind comes to.
     """
 
     def __init__(
@@ -111,6 +128,7 @@ class PathProgram:
         self._between, self._inside = between, inside
         self._all = float(work.weights @ np.array(counts))
         used, self._less = _numbers(counts, most, work.weights)
+        self.workers: Ints = used.sum(axis=1)
         self._weight = used @ work.weights
         self._toll = toll * np.maximum(0, _hosts_for(used, hosts) - 1)
         self._more = [_inverse(less) for less in self._less]
@@ -145,7 +163,7 @@ class PathProgram:
         return len(self._classes) * len(self._weight)
 
     def least(
-        self, stages: ServerPrices, limit_f: float, limit_b: float, *, loads: Floats | None = None
+        self, stages: ServerPrices, limit_f: float, limit_b: float, *, loads: StageLoads | None = None
     ) -> KindPipeline | None:
         """The pipeline with the least sum of which no server is above its limit; None: there is none.
 
@@ -153,21 +171,30 @@ class PathProgram:
             stages: What intervals take.
             limit_f: Of each server forward, in seconds.
             limit_b: Likewise backward.
-            loads: Seconds in which a step keeps the worker of an interval busy, shaped as those of `stages`: what is
-                least is then the largest of each stage's load with the sum of what stands in front of that stage. There
-                is no toll.
+            loads: Seconds that a step takes for each stage: what is least is then the largest of each stage's load with
+                the sum of what stands in front of that stage. There is no toll.
 
         Raises:
             OutOfTime: the time is over.
         """
         return _PathRun(self, stages, limit_f, limit_b, loads).run()
 
+    def sums(self, stages: ServerPrices, limit_f: float, limit_b: float) -> Floats:
+        """The least sum of everything from a position on, the message in front of it included, as `least` has it.
+
+        Returns:
+            Seconds [position, number of workers used from the stage in front of it on]: what `StageLoads` are asked of.
+        """
+        run = _PathRun(self, stages, limit_f, limit_b, None)
+        run.fill()
+        return run.least_behind()
+
 
 class _PathRun:
     """One run of a sweep, within two limits."""
 
     def __init__(
-        self, sweep: PathProgram, stages: ServerPrices, limit_f: float, limit_b: float, loads: Floats | None
+        self, sweep: PathProgram, stages: ServerPrices, limit_f: float, limit_b: float, loads: StageLoads | None
     ) -> None:
         self._sweep, self._loads = sweep, loads
         self._toll = sweep._toll if loads is None else np.zeros_like(sweep._toll)
@@ -188,12 +215,24 @@ class _PathRun:
         self._put(self._n, slice(None), np.zeros((len(sweep._classes), 1)), 0, 1)
 
     def run(self) -> KindPipeline | None:
+        self.fill()
+        return self._trace()
+
+    def fill(self) -> None:
+        """Go over every boundary, the last first."""
         for i in range(self._n - 1, 0, -1):
             self._sweep.clock.check()
             self._clear(i)
             if self._lengths[:, i].any() and self._low[i] < self._high[i]:
                 self._step(i, self._start(i))
-        return self._trace()
+
+    def least_behind(self) -> Floats:
+        """Of the classes that may stand in front of each position the least; where nobody asks, it is 0."""
+        found = np.zeros((self._n + 1, len(self._sweep._weight)))
+        for i in range(1, self._n):
+            asked = slice(self._low[i - 1], self._high[max(0, i - self._longest)])
+            found[i, asked] = self._behind[i, :, asked].min(axis=0)
+        return found
 
     def _start(self, i: int) -> Floats:
         """Least seconds from position i on, by class of the stage that starts there and workers used, it included."""
@@ -203,15 +242,15 @@ class _PathRun:
             length = self._lengths[kind, i]
             if length:
                 behind = self._behind[i + 1 : i + 1 + length, of, low:high]
-                self._with_stage(behind, kind, i, length).min(axis=0, out=here[of])
+                self._with_stage(behind, kind, i, slice(low, high)).min(axis=0, out=here[of])
         return here
 
-    def _with_stage(self, behind: Floats, kind: int, i: int, length: int) -> Floats:
-        """What stages of up to so many positions from i on make of what lies behind each."""
-        shape = (length, *[1] * (behind.ndim - 1))
-        found: Floats = behind + self._cost[kind, i, :length].reshape(shape)
+    def _with_stage(self, behind: Floats, kind: int, i: int, numbers: slice) -> Floats:
+        """What stages from i on, the shortest first, make of what lies behind each: [length, class, number]."""
+        length = len(behind)
+        found: Floats = behind + self._cost[kind, i, :length, None, None]
         if self._loads is not None:
-            np.maximum(found, self._loads[kind, i, :length].reshape(shape), out=found)
+            np.maximum(found, self._loads(kind, i, length, numbers)[:, None], out=found)
         return found
 
     def _clear(self, i: int) -> None:
@@ -245,7 +284,8 @@ class _PathRun:
         while True:
             kind = self._sweep._classes[number][0]
             length = self._lengths[kind, i]
-            ways = self._with_stage(self._behind[i + 1 : i + 1 + length, number, used], kind, i, length)
+            behind = self._behind[i + 1 : i + 1 + length, number : number + 1, used : used + 1]
+            ways = self._with_stage(behind, kind, i, slice(used, used + 1))
             used = int(self._sweep._less[kind, used])
             steps.append(KindStage(i, int(np.argmin(ways)) + 1, kind))
             i += steps[-1].length

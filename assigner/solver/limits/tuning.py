@@ -155,8 +155,14 @@ FEW_VISITS, EXACT_VISITS, MOST_VISITS = 1_000, 10_000, 200_000
 """Positions times workers times groups of these: up to so many the dynamic program takes a second; some seconds, in
 which it is exact, of throughput; and with no more, first plans are looked for in several ways."""
 
-NEAR_SHARES = (1.0, 0.7, 0.5, 1.5)
-"""First plans keep as many micro-batches in flight as steps of so many times the perfect split of all work need."""
+DEEPER = (1.0, 1.5, 2.0, 2.5)
+"""First plans keep so many micro-batches in flight for each stage behind one, and one more."""
+
+DEPTH_BAND = 1.34
+"""Ratio of the most micro-batches in flight to the least that a bound takes for alike."""
+
+TRIP_STEPS = 64
+"""Trips to the end of a pipeline and back are told apart by such a part of the longest."""
 
 ASSIGNMENT_BEAM, ASSIGNMENTS_PER_GROUP = 200, 6
 """Partial lines that the beam keeps, and of those with the same last worker."""

@@ -84,17 +84,13 @@ class PipelineCandidate(SimulatedCandidate):
             return None
         return KindSweeps(self.table, self.objective, place=self._place)
 
-    def _place(self, stages: Sequence[tuple[int, int]]) -> None:
+    def _place(self, stages: Sequence[tuple[int, int]], depths: Depths = ()) -> None:
+        """Simulate a pipeline, recomputing what these depths take."""
         pipeline = self._stages(stages)
         if pipeline is not None:
+            pipeline = self._as_deep(pipeline, depths)
             found = self.simulate(pipeline), pipeline
             self._start = min(self._start, found, key=lambda each: each[0])
-
-    def _start_with(self, kinds: KindSweeps) -> None:
-        many = self._visits > tuning.MOST_VISITS
-        for share in tuning.NEAR_SHARES[: 1 if many else None]:
-            kinds.start(lambda: self.best_value, share * self.bound)
-        self.raise_bound(kinds.bound(self.state.target), DYNAMIC_PROGRAM)
 
     def start(self) -> None:
         """Simulate the dynamic program's best, or pipelines of kinds of workers."""
@@ -102,7 +98,8 @@ class PipelineCandidate(SimulatedCandidate):
             self.decided = True
             return
         if self._sweeps is not None:
-            self._start_with(self._sweeps)
+            self._sweeps.start(self.best_value)
+            self.raise_bound(self._sweeps.bound(self.state.target), DYNAMIC_PROGRAM)
             if self.decided or self._start[1]:
                 return
         for _, pipeline in self._ranked(tuning.FIRST_WIDTH)[:12]:

@@ -197,6 +197,7 @@ class SimulatedCandidate(CandidateSearch):
             lambda d, _: d + (d > 1),
             lambda d, _: math.ceil(1.5 * d - 0.5),
             lambda d, _: max(1, 2 * d - 2),
+            lambda d, _: math.ceil(2.5 * d - 1.5),
             lambda d, _: self.micro_batches if d > 1 else 1,
         ):
             yield [policy(d, t) for d, t in zip(usual, trips, strict=True)]
@@ -211,16 +212,22 @@ class SimulatedCandidate(CandidateSearch):
         if key in self._deepened or not counts or not depths or self._tried_all(pipeline):
             return value
         self._deepened.add(key)
-        ranges = self.ranges(pipeline)
+        ranges = self._reach(pipeline)
 
         def price(tried: Point) -> float:
             self._actions -= 2 * self.micro_batches * sum(max(1, len(option.shares)) for option in tried[0])
             return self.worth(self.plan_of(*tried))[0]
 
+        start: Point = tuple(pipeline), depths
+        for deep in fitting(self._policies(pipeline), ranges):
+            if not self._may_go_on():
+                break
+            tried = self._at(pipeline, deep), deep
+            if tried != start and is_better(found := price(tried), value):
+                start, value = tried, found
         best, value = local_search(
-            (tuple(pipeline), depths), value, neighbours=lambda at: self._near(at, ranges), price=price,
-            may_go_on=self._may_go_on,
-        )  # fmt: skip
+            start, value, neighbours=lambda at: self._near(at, ranges), price=price, may_go_on=self._may_go_on
+        )
         self._seen[key] = value, best[1]
         self.offer(value, lambda: self.plan_of(*best), LOCAL)
         if value <= self.best_value and not self.shares:
@@ -228,8 +235,23 @@ class SimulatedCandidate(CandidateSearch):
         return value
 
     def _near(self, at: Point, ranges: Sequence[range]) -> Iterator[Point]:
-        """Plans of a pipeline to try next: one stage's warm-up made deeper or shallower."""
-        return ((at[0], depths) for depths in nearby(at[1], ranges))
+        """Plans of a pipeline to try next: a stage's warm-up made deeper or shallower, and what it recomputes then."""
+        return ((self._at(at[0], depths), depths) for depths in nearby(at[1], ranges))
+
+    def _reach(self, pipeline: Sequence[StageOption]) -> list[range]:
+        """The warm-up depths that each stage may have with whatever it recomputes."""
+        deepest = [max(self.options.again(option), key=lambda each: each.most_depth) for option in pipeline]
+        return [
+            range(own.start, max(own.stop, deep.most_depth + 1))
+            for own, deep in zip(self.ranges(pipeline), deepest, strict=True)
+        ]
+
+    def _at(self, pipeline: Sequence[StageOption], depths: Depths) -> Pipeline:
+        """The pipeline with what its stages must recompute at these depths."""
+        return tuple(
+            next((each for each in self.options.again(option) if each.least_depth <= depth <= each.most_depth), option)
+            for option, depth in zip(pipeline, depths, strict=True)
+        )
 
     def plan_of(
         self, pipeline: Sequence[StageOption], depths: Sequence[int], groups: Sequence[Sequence[str]] | None = None
@@ -283,6 +305,8 @@ class SimulatedCandidate(CandidateSearch):
         def price(stages: Intervals) -> float:
             nonlocal least
             tried = self._stages(stages)
+            if tried is not None:
+                tried = self._as_deep(tried, self._deep.get(len(tried), _UNKNOWN))
             if tried is None or not is_better(self._least(tried), least):
                 return math.inf
             self._actions -= 8 * self.micro_batches * len(tried)
@@ -295,6 +319,12 @@ class SimulatedCandidate(CandidateSearch):
             tuple((option.first, option.group) for option in pipeline), least, price=price,
             may_go_on=self._may_go_on, neighbours=lambda at: pipeline_moves(at, n, sizes, self.options.sets),
         )  # fmt: skip
+
+    def _as_deep(self, pipeline: Pipeline, depths: Depths) -> Pipeline:
+        """What its stages must recompute at about these depths; itself, where it has another number of stages."""
+        same = len(depths) == len(pipeline)
+        fits = fitting([depths] if same else (), self._reach(pipeline))
+        return next((self._at(pipeline, deep) for deep in fits), pipeline)
 
     def _least(self, pipeline: Sequence[StageOption]) -> float:  # noqa: ARG002 (where there is a bound)
         """No plan of a pipeline takes less, as far as that is known without simulating it."""

@@ -356,6 +356,9 @@ def least_recompute_s(
     for price in _byte_prices(r[free], a[free]):
         gain = np.where(free, np.maximum(0.0, price * a - r), 0.0)
         bound = np.maximum(bound, price * need - sums(gain))
+    most, least = largest(np.where(free, a, 0.0)), -largest(np.where(free, -r, -np.inf))
+    count = np.ceil(need / np.maximum(most, 1 / _TOO_MANY) * (1 - ROUNDING))
+    bound = np.maximum(bound, np.where(fits | never, 0.0, count * np.where(np.isfinite(least), least, 0.0)))
     return np.where(np.isfinite(room) & ~never, must + np.where(fits, 0.0, bound), np.inf), fits | never
 
 

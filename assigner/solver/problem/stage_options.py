@@ -128,6 +128,13 @@ class StageOptions:
         found = next((each for each in levels if each.most_depth >= usual), levels[-1] if levels else None)
         return found if found is None or found.group == group else replace(found, group=group)
 
+    def again(self, option: StageOption) -> Sequence[StageOption]:
+        """The options of the same stage, the fewest in flight first; of one that workers share itself alone."""
+        if option.shares:
+            return [option]
+        levels = self.levels(option.first, option.last, option.group)
+        return [each if each.group == option.group else replace(each, group=option.group) for each in levels]
+
     def levels(self, first: int, last: int, group: int) -> tuple[StageOption, ...]:
         """The options of an interval on a worker of a group, or of a like one, the fewest in flight first."""
         problem = self._table.problem
