@@ -134,11 +134,13 @@ class KindSweeps:
         limit = below * (1 + ROUNDING) / self._many if math.isfinite(below) else fleet.level * tuning.START_LIMIT
         prices = self._prices(limit)
         servers = self._servers(prices)
+        trips = fleet.sweep.sums(servers, limit, limit)
         for more in tuning.DEEPER:
             behind = np.maximum(np.arange(workers.max() + 1) - 1, 0)
             depths = np.minimum(1 + np.ceil(more * behind), self._many).astype(np.int64)
-            loads = {depth: self._prices(limit, depth).load(self._many) for depth in set(depths.tolist())}
-            found = fleet.sweep.least(servers, limit, limit, loads=DepthLoads(depths, loads, workers))
+            each = {depth: self._prices(limit, depth) for depth in set(depths.tolist())}
+            loads = DepthLoads(depths, each, self._many, workers, trips)
+            found = fleet.sweep.least(servers, limit, limit, loads=loads)
             if found is not None:
                 self._realise(prices, found, depths[len(found.steps) : 0 : -1].tolist())
 

@@ -14,7 +14,6 @@ More in flight hides a longer trip, and takes memory, or the seconds of what is 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from assigner.solver.fleet.option_arrays import OptionArrays
 from assigner.solver.limits import tuning
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -66,23 +65,37 @@ class StagePrices:
 
     def waiting_load(self, many: int, deepest: int, trip: float) -> Floats:
         """As `load`, with what the stage waits for a trip of so many seconds, `deepest` micro-batches in flight."""
-        forward, backward, load = _known(self.arrays.forward), _known(self.arrays.backward), self.load(many)
-        pace_f, pace_b = forward + self.busy[0], backward + self.busy[1]
-        round_ = trip + forward + backward
-        update = np.zeros_like(load)
-        update[:, 0] = self.arrays.update[:, 0]
-        found: Floats
-        if deepest >= many:
-            found = np.maximum(load, round_ + (many - 1) * np.maximum(pace_f, pace_b) + update)
-            return found
-        idle = np.maximum(0.0, trip + forward - deepest * pace_f)
-        idle += np.maximum(0.0, trip + forward - pace_f - (deepest - 1) * pace_b)
-        found = np.maximum(load + idle, math.ceil(many / deepest) * round_ + update)
-        return found
+        forward, backward = _known(self.arrays.forward), _known(self.arrays.backward)
+        return _with_waits(
+            self.load(many), (forward, backward), (forward + self.busy[0], backward + self.busy[1]),
+            many=many, deepest=np.array(deepest), trip=np.array(trip),
+        )  # fmt: skip
 
 
 def _known(seconds: Floats) -> Floats:
     found: Floats = np.where(np.isfinite(seconds), seconds, 0.0)
+    return found
+
+
+def _with_waits(
+    load: Floats, alone: tuple[Floats, Floats], pace: tuple[Floats, Floats], *, many: int, deepest: Ints, trip: Floats
+) -> Floats:
+    """What a step takes from a stage's first forward to its last backward.
+
+    Args:
+        load: Seconds in which the worker is busy.
+        alone: Of a forward and a backward.
+        pace: The same with what messages keep the worker busy behind each.
+        many: Micro-batches in the step.
+        deepest: In flight.
+        trip: Seconds from the end of a forward to the beginning of its backward, at least.
+    """
+    (forward, backward), (pace_f, pace_b) = alone, pace
+    trip_f = trip + forward
+    turns = trip_f + backward + (many - 1) * np.maximum(pace_f, pace_b)
+    idle = np.maximum(0.0, trip_f - deepest * pace_f) + np.maximum(0.0, trip_f - pace_f - (deepest - 1) * pace_b)
+    rounds = np.maximum(load + idle, np.ceil(many / deepest) * (trip_f + backward))
+    found: Floats = np.where(deepest < many, rounds, np.maximum(load, turns))
     return found
 
 
@@ -91,18 +104,36 @@ class DepthLoads:
 
     Args:
         depths: Micro-batches in flight, by the number of workers from the stage on.
-        loads: Their loads, by depth.
+        prices: By depth.
+        many: Micro-batches in a step.
         workers: How many workers each number of the path program stands for.
+        trips: Least seconds of everything from each position on: [position, number].
     """
 
-    def __init__(self, depths: Ints, loads: dict[int, Floats], workers: Ints) -> None:
-        self._loads = np.stack([loads[depth] for depth in depths.tolist()])
-        self._workers = workers
+    def __init__(
+        self, depths: Ints, prices: Mapping[int, StagePrices], many: int, workers: Ints, trips: Floats
+    ) -> None:
+        self._depths, self._many, self._workers, self._trips = depths, many, workers, trips
+        each = [prices[depth] for depth in depths.tolist()]
+        forward, backward = (
+            np.stack([_known(getattr(at.arrays, way)) for at in each]) for way in ("forward", "backward")
+        )
+        self._alone, self._load = (forward, backward), np.stack([at.load(many) for at in each])
+        self._pace = tuple(alone + np.stack([at.busy[way] for at in each]) for way, alone in enumerate(self._alone))
 
     def __call__(self, kind: int, first: int, length: int, numbers: slice) -> Floats:
         """Seconds [length, number]."""
-        found: Floats = self._loads[self._workers[numbers], kind, first, :length].T
-        return found
+        behind = self._workers[numbers]
+
+        def at(prices: Floats) -> Floats:
+            found: Floats = prices[behind, kind, first, :length].T
+            return found
+
+        (forward, backward), (pace_f, pace_b) = self._alone, self._pace
+        return _with_waits(
+            at(self._load), (at(forward), at(backward)), (at(pace_f), at(pace_b)), many=self._many,
+            deepest=self._depths[behind], trip=self._trips[first + 1 : first + 1 + length, numbers],
+        )  # fmt: skip
 
 
 class TripLoads:
