@@ -14,6 +14,7 @@ Workers count by their kind, as fleet/relaxation.py takes them.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -26,7 +27,7 @@ from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import ROUNDING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -57,11 +58,12 @@ class KindSweeps:
         table: What is to be placed.
         objective: What is made small: "step", "throughput" or "latency".
         place: Takes what is found.
+        large: It is so large that less is told apart.
     """
 
-    def __init__(self, table: PriceTable, objective: Objective, *, place: PlaceStages) -> None:
-        self._table, self._objective, self._place = table, objective, place
-        self._many = table.micro_batches
+    def __init__(self, table: PriceTable, objective: Objective, *, place: PlaceStages, large: bool = False) -> None:
+        self._table, self._objective, self._place, self._large = table, objective, place, large
+        self._many, self._last = table.micro_batches, (math.inf, 0.0)
         self._fleet = KindRelaxation(table, server="forward" if objective == "latency" else "both")
         self._handed: set[tuple[tuple[tuple[int, int], ...], Depths]] = set()
 
@@ -77,14 +79,19 @@ class KindSweeps:
         Raises:
             OutOfTime: the time is over.
         """
-        if self._objective == "throughput":
-            return self._least_limit(below)
+        if below > self._last[0] * tuning.NEAR_TARGET:
+            return min(below, self._last[1])
+        self._last = below, self._least_limit(below) if self._objective == "throughput" else self._least(below)
+        return self._last[1]
+
+    def _least(self, below: float) -> float:
+        """As `bound`, of the step and of latency."""
         limit = below * (1 + ROUNDING) / self._many if self._objective == "step" else math.inf
         prices = self._prices(limit)
         servers, loads = self._servers(prices), None
         if self._objective == "step":
-            trips = self._fleet.sweep.sums(servers, limit, limit)
-            bands = [(self._prices(limit, least), most) for least, most in self._bands()]
+            trips = self._fleet.sweep.trips(servers, limit, limit)
+            bands = [(self._prices(limit, least), most) for least, most in self._bands]
             loads = TripLoads(bands, self._many, trips)
         found = self._fleet.sweep.least(servers, limit, limit, loads=loads)
         if found is None:
@@ -92,14 +99,15 @@ class KindSweeps:
         self._realise(prices, found)
         return min(below, found.seconds * (1 - ROUNDING))
 
-    def _bands(self) -> Iterator[tuple[int, int]]:
-        """Depths that are priced as one, the least and the most of each: as they cost more, the wider."""
-        least = 1
+    @cached_property
+    def _bands(self) -> list[tuple[int, int]]:
+        """Depths that are priced as one, the least and the most of each."""
+        least, bands, wider = 1, [], tuning.DEPTH_BANDS[self._large]
         while least < self._many:
-            most = min(self._many - 1, max(least, int(least * tuning.DEPTH_BAND)))
-            yield least, most
+            most = min(self._many - 1, max(least, int(least * wider)))
+            bands.append((least, most))
             least = most + 1
-        yield self._many, self._many
+        return [*bands, (self._many, self._many)]
 
     def _least_limit(self, below: float) -> float:
         """As `bound`, of throughput."""
@@ -130,16 +138,17 @@ class KindSweeps:
         """
         if self._objective != "step":
             return
-        fleet, workers = self._fleet, self._fleet.sweep.workers
-        limit = below * (1 + ROUNDING) / self._many if math.isfinite(below) else fleet.level * tuning.START_LIMIT
+        fleet, many = self._fleet, self._many
+        limit = below * (1 + ROUNDING) / many if math.isfinite(below) else fleet.level * tuning.START_LIMIT
         prices = self._prices(limit)
         servers = self._servers(prices)
-        trips = fleet.sweep.sums(servers, limit, limit)
-        for more in tuning.DEEPER:
-            behind = np.maximum(np.arange(workers.max() + 1) - 1, 0)
-            depths = np.minimum(1 + np.ceil(more * behind), self._many).astype(np.int64)
-            each = {depth: self._prices(limit, depth) for depth in set(depths.tolist())}
-            loads = DepthLoads(depths, each, self._many, workers, trips)
+        trips = fleet.sweep.trips(servers, limit, limit)
+        deepest = np.array([most for _, most in self._bands])
+        each = {depth: self._prices(limit, depth) for depth in deepest.tolist()}
+        for more in tuning.DEEPER[: 1 if self._large else None]:
+            behind = np.maximum(np.arange(trips.workers.max() + 1) - 1, 0)
+            depths = deepest[np.searchsorted(deepest, np.minimum(1 + np.ceil(more * behind), many))]
+            loads = DepthLoads(depths, each, many, trips)
             found = fleet.sweep.least(servers, limit, limit, loads=loads)
             if found is not None:
                 self._realise(prices, found, depths[len(found.steps) : 0 : -1].tolist())

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from assigner.solver.limits import tuning
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -67,6 +69,30 @@ class StageLoads(Protocol):
             length: Partitions of the longest.
             numbers: Numbers of the workers used by kind from the stage on, it included.
         """
+
+
+class LeastTrips:
+    """The least seconds of everything behind a stage, the message between included, by the workers used from it on.
+
+    Args:
+        seconds: [position behind the stage, number of the workers used].
+        alike: By number, what it counts as: numbers that differ little are one.
+        workers: How many workers each of these has, on average.
+    """
+
+    def __init__(self, seconds: Floats, alike: Ints, workers: Ints) -> None:
+        order = np.argsort(alike, kind="stable")
+        starts = np.searchsorted(alike[order], np.arange(len(workers)))
+        self._seconds: Floats = np.minimum.reduceat(seconds[:, order], starts, axis=1)
+        self._alike, self.workers = alike, workers
+
+    def behind(self, first: int, length: int) -> Floats:
+        """Seconds [length, number that counts as one] behind stages of up to so many positions from `first` on."""
+        return self._seconds[first + 1 : first + 1 + length]
+
+    def each(self, values: Floats, numbers: slice) -> Floats:
+        """What is said of numbers that count as one, of each: [length, number]."""
+        return values[:, self._alike[numbers]]
 
 
 @dataclass(frozen=True)
@@ -113,9 +139,6 @@ class PathProgram:
         hosts: The workers of each kind on each host.
         toll: Without visits: what a message between two hosts takes longer than `between`, at least.
         clock: When the search has to end.
-
-    Attributes:
-        workers: How many workers each number of them by kind comes to.
     """
 
     def __init__(
@@ -128,7 +151,7 @@ class PathProgram:
         self._between, self._inside = between, inside
         self._all = float(work.weights @ np.array(counts))
         used, self._less = _numbers(counts, most, work.weights)
-        self.workers: Ints = used.sum(axis=1)
+        self._used = used
         self._weight = used @ work.weights
         self._toll = toll * np.maximum(0, _hosts_for(used, hosts) - 1)
         self._more = [_inverse(less) for less in self._less]
@@ -179,15 +202,16 @@ class PathProgram:
         """
         return _PathRun(self, stages, limit_f, limit_b, loads).run()
 
-    def sums(self, stages: ServerPrices, limit_f: float, limit_b: float) -> Floats:
-        """The least sum of everything from a position on, the message in front of it included, as `least` has it.
+    def trips(self, stages: ServerPrices, limit_f: float, limit_b: float) -> LeastTrips:
+        """The least that lies behind stages where no server is above its limit; arguments as of `least`.
 
-        Returns:
-            Seconds [position, number of workers used from the stage in front of it on]: what `StageLoads` are asked of.
+        Raises:
+            OutOfTime: the time is over.
         """
         run = _PathRun(self, stages, limit_f, limit_b, None)
         run.fill()
-        return run.least_behind()
+        seconds = run.least_behind()
+        return LeastTrips(seconds, *_alike(self._used, tuning.ALIKE_NUMBERS // len(seconds)))
 
 
 class _PathRun:
@@ -227,8 +251,9 @@ class _PathRun:
                 self._step(i, self._start(i))
 
     def least_behind(self) -> Floats:
-        """Of the classes that may stand in front of each position the least; where nobody asks, it is 0."""
-        found = np.zeros((self._n + 1, len(self._sweep._weight)))
+        """Of the classes that may stand in front of each position the least; inf where nobody asks."""
+        found = np.full((self._n + 1, len(self._sweep._weight)), np.inf)
+        found[self._n] = 0.0
         for i in range(1, self._n):
             asked = slice(self._low[i - 1], self._high[max(0, i - self._longest)])
             found[i, asked] = self._behind[i, :, asked].min(axis=0)
@@ -318,6 +343,16 @@ def _numbers(counts: Sequence[int], most: int, weights: Floats) -> tuple[Ints, I
         fewer = used[some] - np.eye(len(counts), dtype=int)[kind]
         less[kind, some] = place[tuple(fewer.T)]
     return used, less
+
+
+def _alike(used: Ints, most: int) -> tuple[Ints, Ints]:
+    """Which numbers of workers count as one where there are many, and about how many workers each of these has."""
+    width, counts = 1, used.max(axis=0) + 1
+    while width < counts.max() and math.prod((-(-counts // width)).tolist()) > most:
+        width += 1
+    _, alike, many = np.unique(-(-used // width), axis=0, return_inverse=True, return_counts=True)
+    workers = np.rint(np.bincount(alike, weights=used.sum(axis=1)) / many).astype(np.int64)
+    return alike, workers
 
 
 def _hosts_for(used: Ints, hosts: Sequence[tuple[int, ...]]) -> Ints:

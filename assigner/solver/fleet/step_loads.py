@@ -14,13 +14,13 @@ More in flight hides a longer trip, and takes memory, or the seconds of what is 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from assigner.solver.fleet.option_arrays import OptionArrays
-from assigner.solver.limits import tuning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from assigner.solver.fleet.hop_arrays import HopArrays
+    from assigner.solver.fleet.path_program import LeastTrips
     from assigner.solver.problem.prices import PriceTable, WorkerKind
 
     Floats = NDArray[np.float64]
@@ -63,14 +64,6 @@ class StagePrices:
         loads[:, 0] += self.arrays.update[:, 0]
         return loads
 
-    def waiting_load(self, many: int, deepest: int, trip: float) -> Floats:
-        """As `load`, with what the stage waits for a trip of so many seconds, `deepest` micro-batches in flight."""
-        forward, backward = _known(self.arrays.forward), _known(self.arrays.backward)
-        return _with_waits(
-            self.load(many), (forward, backward), (forward + self.busy[0], backward + self.busy[1]),
-            many=many, deepest=np.array(deepest), trip=np.array(trip),
-        )  # fmt: skip
-
 
 def _known(seconds: Floats) -> Floats:
     found: Floats = np.where(np.isfinite(seconds), seconds, 0.0)
@@ -99,6 +92,42 @@ def _with_waits(
     return found
 
 
+class _Depths:
+    """Stages at several depths, by the number of each.
+
+    Args:
+        prices: Of each depth.
+        depths: Micro-batches in flight: the most that prices stand for.
+        many: Micro-batches in a step.
+    """
+
+    def __init__(self, prices: Sequence[StagePrices], depths: Ints, many: int) -> None:
+        self._depths, self._many = depths, many
+        forward, backward = (
+            np.stack([_known(getattr(each.arrays, way)) for each in prices]) for way in ("forward", "backward")
+        )
+        busy_f, busy_b = (np.stack([each.busy[way] for each in prices]) for way in (0, 1))
+        self._prices = np.stack(
+            [np.stack([each.load(many) for each in prices]), forward, backward, forward + busy_f, backward + busy_b]
+        )
+
+    def loads(self, kind: int, first: int, numbers: Ints | int, trips: Floats) -> Floats:
+        """Seconds [length, trip], of stages from a position on, each with its own trip behind it.
+
+        Args:
+            kind: Of their worker.
+            first: Where they start.
+            numbers: The depth's, of each trip.
+            trips: Seconds [length, trip].
+        """
+        load, forward, backward, pace_f, pace_b = (
+            each.T.reshape(len(trips), -1) for each in self._prices[:, numbers, kind, first, : len(trips)]
+        )
+        return _with_waits(
+            load, (forward, backward), (pace_f, pace_b), many=self._many, deepest=self._depths[numbers], trip=trips
+        )
+
+
 class DepthLoads:
     """Loads of stages that keep as many micro-batches in flight as are to hide the stages behind them: for plans.
 
@@ -106,34 +135,18 @@ class DepthLoads:
         depths: Micro-batches in flight, by the number of workers from the stage on.
         prices: By depth.
         many: Micro-batches in a step.
-        workers: How many workers each number of the path program stands for.
-        trips: Least seconds of everything from each position on: [position, number].
+        trips: The least that lies behind.
     """
 
-    def __init__(
-        self, depths: Ints, prices: Mapping[int, StagePrices], many: int, workers: Ints, trips: Floats
-    ) -> None:
-        self._depths, self._many, self._workers, self._trips = depths, many, workers, trips
-        each = [prices[depth] for depth in depths.tolist()]
-        forward, backward = (
-            np.stack([_known(getattr(at.arrays, way)) for at in each]) for way in ("forward", "backward")
-        )
-        self._alone, self._load = (forward, backward), np.stack([at.load(many) for at in each])
-        self._pace = tuple(alone + np.stack([at.busy[way] for at in each]) for way, alone in enumerate(self._alone))
+    def __init__(self, depths: Ints, prices: Mapping[int, StagePrices], many: int, trips: LeastTrips) -> None:
+        each, which = np.unique(depths[trips.workers], return_inverse=True)
+        self._which, self._each = which, _Depths([prices[depth] for depth in each.tolist()], each, many)
+        self._trips = trips
 
     def __call__(self, kind: int, first: int, length: int, numbers: slice) -> Floats:
         """Seconds [length, number]."""
-        behind = self._workers[numbers]
-
-        def at(prices: Floats) -> Floats:
-            found: Floats = prices[behind, kind, first, :length].T
-            return found
-
-        (forward, backward), (pace_f, pace_b) = self._alone, self._pace
-        return _with_waits(
-            at(self._load), (at(forward), at(backward)), (at(pace_f), at(pace_b)), many=self._many,
-            deepest=self._depths[behind], trip=self._trips[first + 1 : first + 1 + length, numbers],
-        )  # fmt: skip
+        trips = self._trips.behind(first, length)
+        return self._trips.each(self._each.loads(kind, first, self._which, trips), numbers)
 
 
 class TripLoads:
@@ -142,20 +155,15 @@ class TripLoads:
     Args:
         prices: By the least in flight of each band of depths: the prices, and the most of it.
         many: Micro-batches in a step.
-        trips: Least seconds of everything from each position on: [position, number of workers used].
+        trips: The least that lies behind.
     """
 
-    def __init__(self, prices: Sequence[tuple[StagePrices, int]], many: int, trips: Floats) -> None:
-        known = trips[np.isfinite(trips)]
-        self._trips, self._step = trips, max(float(known.max(initial=0.0)) / tuning.TRIP_STEPS, 1e-12)
-        levels = [
-            np.minimum.reduce([each.waiting_load(many, deepest, level * self._step) for each, deepest in prices])
-            for level in range(tuning.TRIP_STEPS + 1)
-        ]
-        self._loads = np.stack(levels, axis=-1)
+    def __init__(self, prices: Sequence[tuple[StagePrices, int]], many: int, trips: LeastTrips) -> None:
+        bands, most = zip(*prices, strict=True)
+        self._count, self._each, self._trips = len(bands), _Depths(bands, np.array(most), many), trips
 
     def __call__(self, kind: int, first: int, length: int, numbers: slice) -> Floats:
-        """Seconds [length, number], of the trip rounded down to a step of a table."""
-        trips = self._trips[first + 1 : first + 1 + length, numbers]
-        level = np.minimum(trips / self._step, tuning.TRIP_STEPS).astype(np.int64)
-        return np.take_along_axis(self._loads[kind, first, :length], level, axis=1)
+        """Seconds [length, number]."""
+        trips = self._trips.behind(first, length)
+        bands = (self._each.loads(kind, first, band, trips) for band in range(self._count))
+        return self._trips.each(functools.reduce(np.minimum, bands), numbers)

@@ -158,11 +158,14 @@ which it is exact, of throughput; and with no more, first plans are looked for i
 DEEPER = (1.0, 1.5, 2.0, 2.5)
 """First plans keep so many micro-batches in flight for each stage behind one, and one more."""
 
-DEPTH_BAND = 1.34
-"""Ratio of the most micro-batches in flight to the least that a bound takes for alike."""
+DEPTH_BANDS = (1.34, 2.0)
+"""Ratio of the most micro-batches in flight to the least that count as alike; and where that takes long."""
 
-TRIP_STEPS = 64
-"""Trips to the end of a pipeline and back are told apart by such a part of the longest."""
+NEAR_TARGET = 0.99
+"""A bound by kinds is not asked for again before the target has come down by more than this."""
+
+ALIKE_NUMBERS = 100_000
+"""Positions times numbers of workers of each kind that are told apart of what lies behind a stage."""
 
 ASSIGNMENT_BEAM, ASSIGNMENTS_PER_GROUP = 200, 6
 """Partial lines that the beam keeps, and of those with the same last worker."""

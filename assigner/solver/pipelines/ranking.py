@@ -82,7 +82,7 @@ class PipelineCandidate(SimulatedCandidate):
         few = tuning.EXACT_VISITS if self.objective == "throughput" else tuning.FEW_VISITS
         if self.schedule != "1f1b" or not self.problem.exact or self.shares or self._visits <= few:
             return None
-        return KindSweeps(self.table, self.objective, place=self._place)
+        return KindSweeps(self.table, self.objective, place=self._place, large=self._visits > tuning.MOST_VISITS)
 
     def _place(self, stages: Sequence[tuple[int, int]], depths: Depths = ()) -> None:
         """Simulate a pipeline, recomputing what these depths take."""
@@ -92,14 +92,22 @@ class PipelineCandidate(SimulatedCandidate):
             found = self.simulate(pipeline), pipeline
             self._start = min(self._start, found, key=lambda each: each[0])
 
+    def _start_with(self, kinds: KindSweeps) -> None:
+        """Where a plan is known, the bound may do; else it holds for less without one."""
+        known = self.state.best_value
+        if math.isinf(known):
+            kinds.start(known)
+        self.raise_bound(kinds.bound(self.state.target), DYNAMIC_PROGRAM)
+        if math.isfinite(known) and not self.decided:
+            kinds.start(known)
+
     def start(self) -> None:
         """Simulate the dynamic program's best, or pipelines of kinds of workers."""
         if self.bound >= self.state.target:
             self.decided = True
             return
         if self._sweeps is not None:
-            self._sweeps.start(self.best_value)
-            self.raise_bound(self._sweeps.bound(self.state.target), DYNAMIC_PROGRAM)
+            self._start_with(self._sweeps)
             if self.decided or self._start[1]:
                 return
         for _, pipeline in self._ranked(tuning.FIRST_WIDTH)[:12]:
