@@ -27,7 +27,7 @@ from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import ROUNDING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -125,33 +125,36 @@ class KindSweeps:
             self._realise(prices, best)
         return min(below, self._many * low * (1 - ROUNDING))
 
-    def start(self, below: float) -> None:
+    def start(self, below: Callable[[], float]) -> None:
         """Hand on a pipeline for each of several warm-up depths, with these; for the step alone.
 
         A stage with n stages behind it keeps 1 + a n micro-batches in flight: a = 1 is the schedule's own.
 
         Args:
-            below: Plans of so many seconds or more are of no interest; inf: any is.
+            below: Plans of so many seconds or more are of no interest by now; inf: any is.
 
         Raises:
             OutOfTime: the time is over.
         """
         if self._objective != "step":
             return
-        fleet, many = self._fleet, self._many
-        limit = below * (1 + ROUNDING) / many if math.isfinite(below) else fleet.level * tuning.START_LIMIT
-        prices = self._prices(limit)
-        servers = self._servers(prices)
-        trips = fleet.sweep.trips(servers, limit, limit)
-        deepest = np.array([most for _, most in self._bands])
-        each = {depth: self._prices(limit, depth) for depth in deepest.tolist()}
         for more in tuning.DEEPER[: 1 if self._large else None]:
-            behind = np.maximum(np.arange(trips.workers.max() + 1) - 1, 0)
-            depths = deepest[np.searchsorted(deepest, np.minimum(1 + np.ceil(more * behind), many))]
-            loads = DepthLoads(depths, each, many, trips)
-            found = fleet.sweep.least(servers, limit, limit, loads=loads)
-            if found is not None:
-                self._realise(prices, found, depths[len(found.steps) : 0 : -1].tolist())
+            limit = below() * (1 + ROUNDING) / self._many
+            self._start(limit if math.isfinite(limit) else self._fleet.level * tuning.START_LIMIT, more)
+
+    def _start(self, limit: float, more: float) -> None:
+        """As `start`, of servers of no more than `limit` seconds, and of one a."""
+        prices, many = self._prices(limit), self._many
+        servers = self._servers(prices)
+        trips = self._fleet.sweep.trips(servers, limit, limit)
+        behind = np.maximum(np.arange(trips.workers.max() + 1) - 1, 0)
+        deepest = np.array([most for _, most in self._bands])
+        depths = deepest[np.searchsorted(deepest, np.minimum(1 + np.ceil(more * behind), many))]
+        each = {depth: self._prices(limit, depth) for depth in set(depths.tolist())}
+        loads = DepthLoads(depths, each, many, trips)
+        found = self._fleet.sweep.least(servers, limit, limit, loads=loads)
+        if found is not None:
+            self._realise(prices, found, depths[len(found.steps) : 0 : -1].tolist())
 
     def _prices(self, limit: float, in_flight: int = 1) -> StagePrices:
         """Of all intervals whose worker has no more than `limit` seconds to do for a micro-batch."""

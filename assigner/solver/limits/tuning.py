@@ -155,8 +155,11 @@ FEW_VISITS, EXACT_VISITS, MOST_VISITS = 1_000, 10_000, 200_000
 """Positions times workers times groups of these: up to so many the dynamic program takes a second; some seconds, in
 which it is exact, of throughput; and with no more, first plans are looked for in several ways."""
 
-DEEPER = (1.0, 1.5, 2.0, 2.5)
+DEEPER = (1.0, 1.5, 2.0, 2.5, 1.25, 1.75, 2.25, 3.0)
 """First plans keep so many micro-batches in flight for each stage behind one, and one more."""
+
+FLEET_ACTIONS = 600_000
+"""So many more where workers are taken by kind, for the depths of all pipelines that are looked at first."""
 
 DEPTH_BANDS = (1.34, 2.0)
 """Ratio of the most micro-batches in flight to the least that count as alike; and where that takes long."""

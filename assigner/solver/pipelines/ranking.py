@@ -53,6 +53,7 @@ class PipelineCandidate(SimulatedCandidate):
         self._wider = False  # labels or pipelines were lost for want of room that more effort gives
         self._few = False  # few enough pipelines are below the target to look at all of them
         self._start: tuple[float, Sequence[StageOption]] = (math.inf, ())
+        self._placed: list[tuple[float, Sequence[StageOption]]] = []
         self.cuts: list[tuple[Sequence[StageOption], float]] = []
 
     def raise_bound(self, bound: float, proof: str) -> None:
@@ -89,17 +90,20 @@ class PipelineCandidate(SimulatedCandidate):
         pipeline = self._stages(stages)
         if pipeline is not None:
             pipeline = self._as_deep(pipeline, depths)
-            found = self.simulate(pipeline), pipeline
-            self._start = min(self._start, found, key=lambda each: each[0])
+            self._placed.append((self.simulate(pipeline), pipeline))
 
     def _start_with(self, kinds: KindSweeps) -> None:
         """Where a plan is known, the bound may do; else it holds for less without one."""
-        known = self.state.best_value
-        if math.isinf(known):
-            kinds.start(known)
+        known = math.isfinite(self.state.best_value)
+        if not known:
+            kinds.start(lambda: self.state.best_value)
         self.raise_bound(kinds.bound(self.state.target), DYNAMIC_PROGRAM)
-        if math.isfinite(known) and not self.decided:
-            kinds.start(known)
+        if known and not self.decided:
+            kinds.start(lambda: self.state.best_value)
+        if self._placed and not self.decided:
+            self._actions += tuning.FLEET_ACTIONS
+            self._placed.sort(key=lambda each: each[0])
+            self._start = min(((self._deepen(each), each) for _, each in self._placed), key=lambda each: each[0])
 
     def start(self) -> None:
         """Simulate the dynamic program's best, or pipelines of kinds of workers."""
