@@ -22,7 +22,7 @@ def check_command(
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads; else as torch likes.")] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Compare a model's partitions with the model as it is.
 
     Both train for two steps on a few rows, on this machine's CPU: the partitions apart from each other, with and

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def compare_command(
-    plans: Annotated[
-        list[Path], typer.Argument(metavar="PLAN PLAN...", help="The first is the baseline.", show_default=False)
-    ],
+    plans: Annotated[list[Path], typer.Argument(metavar="PLAN PLAN...", help="The first is the baseline.")],
     *,
     baseline: Annotated[
         str | None, typer.Option(metavar="PLAN|N", help="Another baseline: a plan's file, name or number.")

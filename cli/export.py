@@ -9,7 +9,7 @@ from assigner.errors import UsageError
 
 from . import console
 from .names import functions
-from .options import Force, Json, PlanFile, PricingProfile
+from .options import Force, Json, PlanFile, PricingProfile, written
 
 if TYPE_CHECKING:
     from assigner.export.exported import Exported
@@ -30,13 +30,9 @@ def export_command(
             metavar="FORMAT",
             help="device-map: Hugging Face; pipelining-schedule, pipelining-modules: torch.distributed.pipelining and"
             " torchtitan; torchgpipe: arguments of GPipe; dot: a drawing for Graphviz.",
-            show_default=False,
         ),
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The file to write; else stdout.", show_default=False),
-    ] = None,
+    output: Annotated[Path | None, written("FILE", help="The file to write; else stdout.")] = None,
     profile: PricingProfile = None,
     workload: Annotated[
         str | None,
@@ -44,7 +40,6 @@ def export_command(
             metavar="WORKLOAD",
             help="FILE.py:FUNCTION: build the model, without memory, to find what each partition holds. For device-map"
             " and pipelining-modules.",
-            show_default=False,
             autocompletion=functions,
         ),
     ] = None,

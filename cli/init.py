@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from . import console
-from .options import Force
+from .options import Force, written
 
 
 def init_command(
@@ -17,13 +17,10 @@ def init_command(
             metavar="MODEL",
             help="package.module:Class, FILE.py:Class, or either with (width=64) behind it; a function that builds the"
             " model will do. Left out: a small language model, complete.",
-            show_default=False,
         ),
     ] = None,
     *,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The workload file to write.")] = Path(
-        "workload.py"
-    ),
+    output: Annotated[Path, written("FILE", help="The workload file to write.")] = Path("workload.py"),
     force: Force = False,
 ) -> None:
     """Write a workload file for a model.

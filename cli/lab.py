@@ -11,22 +11,19 @@ from assigner.errors import FormatError, UsageError
 
 from . import console
 from .configuration import settings_file
-from .options import Config, Force, Json
+from .options import Config, Force, Json, written
 
 _RUN, _DERIVE = "A run", "A cluster like a profile's workers"
 
 
 def lab_command(
-    cluster: Annotated[
-        Path | None, typer.Argument(metavar="CLUSTER", help="A cluster file (TOML).", show_default=False)
-    ] = None,
+    cluster: Annotated[Path | None, typer.Argument(metavar="CLUSTER", help="A cluster file (TOML).")] = None,
     command: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="-- COMMAND ...",
             help="What every host runs. assigner profile, run and bench, torchrun and SCRIPT.py are started as ranks of"
             " one run. {host}, {node_rank}, {nnodes}, {nproc}, {master_addr} and {master_port} are filled in.",
-            show_default=False,
         ),
     ] = None,
     *,
@@ -40,35 +37,29 @@ def lab_command(
     ] = 20.0,
     master_port: Annotated[
         int,
-        typer.Option(
-            min=1, max=65535, metavar="PORT", help="Where the ranks meet, on host 0.", rich_help_panel=_RUN
-        ),
+        typer.Option(min=1, max=65535, metavar="PORT", help="Where the ranks meet, on host 0.", rich_help_panel=_RUN),
     ] = 29531,
     from_profile: Annotated[
         Path | None,
         typer.Option(
-            "--from", metavar="PROFILE", help="Make a cluster file like its workers.", rich_help_panel=_DERIVE,
-            show_default=False,
+            "--from", metavar="PROFILE", help="Make a cluster file like its workers.", rich_help_panel=_DERIVE
         ),
     ] = None,
     here: Annotated[
         Path | None,
         typer.Option(
-            "--here", metavar="PROFILE", help="The same workload measured on this machine: how fast it is.",
-            rich_help_panel=_DERIVE, show_default=False,
+            metavar="PROFILE",
+            help="The same workload measured on this machine: how fast it is.",
+            rich_help_panel=_DERIVE,
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="CLUSTER", help="The cluster file to write; else stdout.",
-            rich_help_panel=_DERIVE, show_default=False,
-        ),
+        Path | None, written("CLUSTER", help="The cluster file to write; else stdout.", rich_help_panel=_DERIVE)
     ] = None,
     force: Force = False,
     as_json: Json = False,
     config: Config = None,
-) -> None:  # fmt: skip
+) -> None:
     """Run a command on a cluster made on this machine."""
     if from_profile is not None:
         if cluster is not None or check:

@@ -64,6 +64,5 @@ def _after_comma(incomplete: str, names: tuple[str, ...]) -> list[str]:
 
 
 WORKLOAD = typer.Argument(
-    metavar="WORKLOAD", autocompletion=functions, help="FILE.py:FUNCTION, or FILE.py:FUNCTION(width=512).",
-    show_default=False,
-)  # fmt: skip
+    metavar="WORKLOAD", autocompletion=functions, help="FILE.py:FUNCTION, or FILE.py:FUNCTION(width=512)."
+)

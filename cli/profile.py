@@ -21,7 +21,7 @@ from .check import compared
 from .configuration import settings_file
 from .given import Given
 from .group import INTERRUPTED
-from .options import Config, Force
+from .options import Config, Force, written
 from .signals import kept_from_children
 
 if TYPE_CHECKING:
@@ -42,9 +42,7 @@ _FOUND = "ASSIGNER_VERIFICATION"
 def profile_command(
     workload: Annotated[str | None, names.WORKLOAD] = None,
     *,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="PROFILE", help="The profile file to write.", show_default=False)
-    ],
+    output: Annotated[Path, written("PROFILE", help="The profile file to write.")],
     workers: Annotated[
         int, typer.Option(min=1, help="Local ranks to start; under torchrun its own count.", rich_help_panel=RANKS)
     ] = 1,
@@ -78,7 +76,7 @@ def profile_command(
     ] = None,
     force: Force = False,
     config: Config = None,
-) -> None:  # fmt: skip
+) -> None:
     """Measure partitions, memory and links.
 
     Settings may come from the environment (ASSIGNER_PROFILE_THREADS=4) and from a TOML file; a flag counts for more.

@@ -9,7 +9,7 @@ from assigner.errors import UsageError
 
 from . import console
 from .compare import load_comparable
-from .options import Force, Json, PlanFiles
+from .options import Force, Json, PlanFiles, written
 
 if TYPE_CHECKING:
     from assigner.report.page.shown import Shown
@@ -18,18 +18,14 @@ if TYPE_CHECKING:
 def report_command(
     plans: PlanFiles,
     *,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, written("FILE", help="Where to write the page.")] = None,
     profile: Annotated[
-        Path | None,
-        typer.Option("--profile", metavar="PROFILE", help="Price all plans with this one; else each with its own."),
+        Path | None, typer.Option(metavar="PROFILE", help="Price all plans with this one; else each with its own.")
     ] = None,
     measured: Annotated[
-        list[Path] | None,
-        typer.Option("--measured", metavar="TRACE", help="Traces of runs of the plans; may be given again."),
+        list[Path] | None, typer.Option(metavar="TRACE", help="Traces of runs of the plans; may be given again.")
     ] = None,
-    title: Annotated[str, typer.Option("--title", help="Of the page; else the workload's name.")] = "",
+    title: Annotated[str, typer.Option(help="Of the page; else the workload's name.")] = "",
     force: Force = False,
     as_json: Json = False,
 ) -> None:

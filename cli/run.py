@@ -25,8 +25,7 @@ _MOST_NAMES = 8
 def run_command(
     plan: PlanFile,
     command: Annotated[
-        list[str],
-        typer.Argument(metavar="-- SCRIPT ...", help="The training script and its arguments.", show_default=False),
+        list[str], typer.Argument(metavar="-- SCRIPT ...", help="The training script and its arguments.")
     ],
     *,
     threads: Threads = 1,

@@ -9,7 +9,7 @@ import typer
 from assigner.errors import FormatError, UsageError
 
 from . import console
-from .options import Force, Json, PlanFile, PricingProfile
+from .options import Force, Json, PlanFile, PricingProfile, written
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
@@ -21,18 +21,13 @@ def schedule_command(
     orders: Annotated[
         Path | None,
         typer.Option(
-            "--orders",
             metavar="FILE",
             help='These in place of the plan\'s, if they can run: JSON, {"WORKER": "0F0 0B0 ..."}, or the CSV of'
             " torch.distributed.pipelining, a row for each worker.",
-            show_default=False,
         ),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="The plan's own order, written out, to be edited.")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="NEW", help="Write the plan with that order.", show_default=False),
-    ] = None,
+    output: Annotated[Path | None, written("NEW", help="Write the plan with that order.")] = None,
     profile: PricingProfile = None,
     force: Force = False,
     as_json: Json = False,

@@ -10,7 +10,7 @@ Kind = Literal["profile", "plan", "trace"]
 
 
 def schema_command(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="profile, plan or trace.", show_default=False)],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="profile, plan or trace.")],
 ) -> None:
     """Print the JSON Schema of a file format."""
     console.show_json(json_schema(kind))

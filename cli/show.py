@@ -18,11 +18,10 @@ _KINDS = "'profile' or 'plan'"
 
 
 def show_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile or a plan.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile or a plan.")],
     *,
     profile: Annotated[
-        Path | None,
-        typer.Option("--profile", metavar="PROFILE", help="With a plan: its profile, if it is not where it was."),
+        Path | None, typer.Option(metavar="PROFILE", help="With a plan: its profile, if it is not where it was.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -27,20 +27,16 @@ def simulate_command(
     profile: PricingProfile = None,
     memory: Annotated[bool, typer.Option("--memory", help="Memory over time; with --json every moment.")] = False,
     against: Annotated[
-        Path | None,
-        typer.Option("--against", metavar="TRACE", help="Predicted and measured, from a run's trace."),
+        Path | None, typer.Option(metavar="TRACE", help="Predicted and measured, from a run's trace.")
     ] = None,
     step: Annotated[
-        str,
-        typer.Option("--step", metavar="N", help="With --against: which step to draw: its number, median, or all."),
+        str, typer.Option(metavar="N", help="With --against: which step to draw: its number, median, or all.")
     ] = "median",
     trace: Annotated[
-        Path | None,
-        typer.Option("--trace", metavar="FILE", help="Write the timeline for Perfetto; packed where it ends in .gz."),
+        Path | None, typer.Option(metavar="FILE", help="Write the timeline for Perfetto; packed where it ends in .gz.")
     ] = None,
     calibrate: Annotated[
-        Path | None,
-        typer.Option("--calibrate", metavar="OUT", help="With --against: write a corrected profile."),
+        Path | None, typer.Option(metavar="OUT", help="With --against: write a corrected profile.")
     ] = None,
     force_busy: Annotated[
         bool,

@@ -11,7 +11,7 @@ from assigner.solver.problem.options import GOAL, HINTS, SEARCH, SolveOptions
 from . import console
 from .configuration import settings_file
 from .given import Given
-from .options import Config, Force, Json, ProfileFile
+from .options import Config, Force, Json, ProfileFile, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,15 +46,9 @@ def _check_baseline(value: str | None) -> str | None:
 def solve_command(
     profile: ProfileFile,
     *,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here (required without --json)."),
-    ] = None,
+    output: Annotated[Path | None, written("PLAN", help="Write the plan here (required without --json).")] = None,
     export_model: Annotated[
-        Path | None,
-        typer.Option(
-            "--export-model", metavar="MODEL", help="Write the integer program here, too: a file.lp or a file.mps."
-        ),
+        Path | None, typer.Option(metavar="MODEL", help="Write the integer program here, too: a file.lp or a file.mps.")
     ] = None,
     force: Force = False,
     options: Given[SolveOptions],
@@ -69,8 +63,7 @@ def solve_command(
     what_if: Annotated[
         bool | None,
         _option(
-            "--what-if/--no-what-if", panel=SEARCH, show_default=False,
-            help="Price more micro-batches, one more worker, a wider wire.",
+            "--what-if/--no-what-if", panel=SEARCH, help="Price more micro-batches, one more worker, a wider wire."
         ),
     ] = None,
     baseline: Annotated[
@@ -85,7 +78,7 @@ def solve_command(
         ),
     ] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Place the partitions, and say how near optimal the plan is.
 
     Names of partitions may be patterns: --pin 'block.*=host1'. Settings may come from the environment
