@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.machine.cgroup import allowed_cores, core_limit, free_memory, memory_limit
 from assigner.machine.kernel import usable_cores
-from assigner.report.doctor import Finding
+from assigner.report.doctor import Finding, Group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ASK_TORCH = """
 import json, torch, torch.distributed as d
@@ -80,8 +81,12 @@ _EXTRAS = (
 def examine() -> list[Finding]:
     """Everything that `doctor` reports, in its order."""
     torch, solvers = _ask("torch", ASK_TORCH), _ask("pulp", ASK_SOLVERS)
-    here = (_cores(), _threads(torch), _memory(), *_accelerators(torch), *_backends(torch), _lab())
-    return [*_programs(solvers), *here, *_extras()]
+    groups: dict[Group, Iterable[Finding]] = {
+        "needed": (*_programs(solvers), *_torch_start(torch)),
+        "machine": (_cores(), _threads(torch), _memory(), *_accelerators(torch), *_backends(torch), _lab()),
+        "optional": _extras(),
+    }
+    return [replace(each, group=group) for group, found in groups.items() for each in found]
 
 
 def _ask(package: str, code: str) -> dict[str, Any] | None:
@@ -102,21 +107,21 @@ def _cores() -> Finding:
     limit, text = core_limit(), fmt.plural(usable, "core")
     if limit is not None and limit < usable:
         text += f", limited to {limit:.1f} by a control group"
-    return Finding("processor", "ok", text, value={"cores": usable, "limit": limit}, group="machine")
+    return Finding("processor", "ok", text, value={"cores": usable, "limit": limit})
 
 
 def _threads(torch: dict[str, Any] | None) -> Finding:
     """Compute threads that torch takes by itself; more of them than cores slow each other down."""
     asked, cores = os.environ.get("OMP_NUM_THREADS"), max(1, int(allowed_cores()))
     if torch is None:
-        return Finding("threads", "note", "unknown; torch does not start", group="machine")
+        return Finding("threads", "note", "unknown; torch does not start")
     found = torch["threads"]
     text = f"{found} in a process" + (f" (OMP_NUM_THREADS={asked})" if asked else "")
     value = {"torch": found, "OMP_NUM_THREADS": asked}
     if found > cores:
         why = f"{text}, where {fmt.plural(cores, 'core')} may be used"
-        return Finding("threads", "note", why, f"export OMP_NUM_THREADS={cores}", value, "machine")
-    return Finding("threads", "ok", f"{text}; profile and plans set their own", value=value, group="machine")
+        return Finding("threads", "note", why, f"export OMP_NUM_THREADS={cores}", value)
+    return Finding("threads", "ok", f"{text}; profile and plans set their own", value=value)
 
 
 def _memory() -> Finding:
@@ -127,32 +132,24 @@ def _memory() -> Finding:
         text += f", limited to {fmt.size(limit)} by a control group"
     text += f"; {fmt.size(free)} free"
     value = {"total_bytes": total, "limit_bytes": limit, "free_bytes": free}
-    return Finding("memory", "ok", text, value=value, group="machine")
+    return Finding("memory", "ok", text, value=value)
 
 
 def _accelerators(torch: dict[str, Any] | None) -> Iterator[Finding]:
     smi = _nvidia_smi()
     if torch is None:
-        if installed("torch") is not None:
-            yield Finding(
-                "torch start", "missing", "torch is installed and does not start", "pip install --force-reinstall torch"
-            )
-        yield Finding("accelerators", "note", ", ".join(smi) or "none found", value=smi, group="machine")
+        yield Finding("accelerators", "note", ", ".join(smi) or "none found", value=smi)
         return
     devices = torch["devices"]
     if devices:
         for n, (name, size, free) in enumerate(devices):
             text = f"{name}, {fmt.size(size)}, " + ("in use" if free is None else f"{fmt.size(free)} free")
-            yield Finding(
-                f"cuda:{n}", "ok", text, value={"name": name, "bytes": size, "free_bytes": free}, group="machine"
-            )
+            yield Finding(f"cuda:{n}", "ok", text, value={"name": name, "bytes": size, "free_bytes": free})
     elif smi:
-        yield Finding(
-            "accelerators", "note", f"{', '.join(smi)}, which torch does not see",
-            "install a torch built for CUDA: https://pytorch.org/get-started/locally", [], "machine",
-        )  # fmt: skip
+        remedy = "install a torch built for CUDA: https://pytorch.org/get-started/locally"
+        yield Finding("accelerators", "note", f"{', '.join(smi)}, which torch does not see", remedy, [])
     else:
-        yield Finding("accelerators", "ok", "none; workers are CPU processes", value=[], group="machine")
+        yield Finding("accelerators", "ok", "none; workers are CPU processes", value=[])
 
 
 def _backends(torch: dict[str, Any] | None) -> Iterator[Finding]:
@@ -161,22 +158,18 @@ def _backends(torch: dict[str, Any] | None) -> Iterator[Finding]:
         return
     has = torch["backends"]
     if "gloo" in has:
-        yield Finding("gloo", "ok", "carries messages between CPUs", value=True, group="machine")
+        yield Finding("gloo", "ok", "carries messages between CPUs", value=True)
     else:
         remedy = "install a torch built with gloo, as PyTorch's own wheels are"
-        yield Finding(
-            "gloo", "missing", "this torch was built without; profile and run need it", remedy, False, "machine"
-        )
+        yield Finding("gloo", "missing", "this torch was built without; profile and run need it", remedy, False)
     if "nccl" in has:
         text = torch["nccl"] or "no GPU to carry messages between"
-        yield Finding("NCCL", "ok", text, value=torch["nccl"] or True, group="machine")
+        yield Finding("NCCL", "ok", text, value=torch["nccl"] or True)
     elif torch["devices"]:
         remedy = "install a torch built with NCCL"
-        yield Finding(
-            "NCCL", "note", "not in this torch; messages of GPUs go through the CPU", remedy, False, "machine"
-        )
+        yield Finding("NCCL", "note", "not in this torch; messages of GPUs go through the CPU", remedy, False)
     else:
-        yield Finding("NCCL", "absent", "not in this torch; between GPUs only", value=False, group="machine")
+        yield Finding("NCCL", "absent", "not in this torch; between GPUs only", value=False)
 
 
 def _lab() -> Finding:
@@ -186,11 +179,11 @@ def _lab() -> Finding:
     found = lacks()
     value = [lack.feature for lack in found]
     if not found:
-        return Finding("lab", "ok", "makes clusters of unlike hosts", value=value, group="machine")
+        return Finding("lab", "ok", "makes clusters of unlike hosts", value=value)
     if all(lack.feature == "latency" for lack in found):
-        return Finding("lab", "ok", "makes clusters of unlike hosts, without latency_ms", value=value, group="machine")
+        return Finding("lab", "ok", "makes clusters of unlike hosts, without latency_ms", value=value)
     detail = f"assigner lab lacks {'; '.join(lack.what for lack in found)}"
-    return Finding("lab", "note", detail, "; ".join(dict.fromkeys(lack.remedy for lack in found)), value, "machine")
+    return Finding("lab", "note", detail, "; ".join(dict.fromkeys(lack.remedy for lack in found)), value)
 
 
 def _nvidia_smi() -> list[str]:
@@ -233,6 +226,12 @@ def _programs(solvers: dict[str, Any] | None) -> Iterator[Finding]:
         package = {"PuLP": "pulp", "HiGHS": "highspy"}.get(name, name)
         yield _needed(name, package, use, (solvers or {}).get(name, ""))
     yield _cbc((solvers or {}).get("CBC", ""))
+
+
+def _torch_start(torch: dict[str, Any] | None) -> Iterator[Finding]:
+    if torch is None and installed("torch") is not None:
+        remedy = "pip install --force-reinstall torch"
+        yield Finding("torch start", "missing", "torch is installed and does not start", remedy)
 
 
 def _needed(name: str, package: str, use: str, failure: str) -> Finding:
@@ -298,6 +297,6 @@ def _extras() -> Iterator[Finding]:
     for name, program, use, remedy in _EXTRAS:
         found = shutil.which(program) if program else installed(name)
         if found is None:
-            yield Finding(name, "absent", use, remedy, group="optional")
+            yield Finding(name, "absent", use, remedy)
         else:
-            yield Finding(name, "ok", f"{found}; {use}", value=found, group="optional")
+            yield Finding(name, "ok", f"{found}; {use}", value=found)
