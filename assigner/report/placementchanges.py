@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner import formatting as fmt
 from assigner.formats.fineness import cut_text
@@ -23,8 +22,7 @@ DETAILED = 2
 """Plans besides the baseline up to which each has a table of its own; more of them share one."""
 
 
-@dataclass(frozen=True)
-class PartitionPlace:
+class PartitionPlace(NamedTuple):
     """Where a partition is under one plan, and whether it is rematerialised."""
 
     workers: tuple[str, ...]
@@ -36,18 +34,8 @@ class PartitionPlace:
         return " + ".join(self.workers)
 
 
-@dataclass(frozen=True)
-class PartitionMove:
-    """One partition under the baseline and under another plan."""
-
-    partition: str
-    before: PartitionPlace
-    after: PartitionPlace
-
-    @property
-    def differs(self) -> bool:
-        """True where the partition moved, or its rematerialisation changed."""
-        return self.before != self.after
+Move = tuple[PartitionPlace, PartitionPlace]
+"""Where a partition is under the baseline and under another plan; the same place: it has not moved."""
 
 
 def places(plan: Plan) -> dict[str, PartitionPlace]:
@@ -59,10 +47,15 @@ def places(plan: Plan) -> dict[str, PartitionPlace]:
     }
 
 
-def changes(baseline: Plan, other: Plan) -> tuple[PartitionMove, ...]:
+def both_places(baseline: Plan, other: Plan) -> dict[str, Move]:
     """All partitions in the baseline's order, with their place under both plans."""
     after = places(other)
-    return tuple(PartitionMove(name, before, after[name]) for name, before in places(baseline).items())
+    return {name: (before, after[name]) for name, before in places(baseline).items()}
+
+
+def moves(baseline: Plan, other: Plan) -> dict[str, Move]:
+    """Those that moved, or whose rematerialisation changed."""
+    return {name: move for name, move in both_places(baseline, other).items() if move[0] != move[1]}
 
 
 def settings(plan: Plan) -> dict[str, str]:
@@ -102,7 +95,7 @@ def changed_settings(baseline: Plan, other: Plan) -> dict[str, tuple[str, str]]:
 
 def same(baseline: Plan, other: Plan) -> bool:
     """Whether two plans run alike: places, remat, split, schedule, order and depth."""
-    return not changed_settings(baseline, other) and not any(each.differs for each in changes(baseline, other))
+    return not changed_settings(baseline, other) and not moves(baseline, other)
 
 
 def placement_changes(plans: Sequence[tuple[str, Plan]], *, everything: bool = False) -> Report:
@@ -119,12 +112,11 @@ def placement_changes(plans: Sequence[tuple[str, Plan]], *, everything: bool = F
 
 def _detailed(baseline: tuple[str, Plan], other: tuple[str, Plan], *, everything: bool) -> Sheet | Line:
     """One plan against the baseline: a row for each setting and each range of partitions."""
-    found = changes(baseline[1], other[1])
-    changed = [change for change in found if change.differs]
+    found, changed = both_places(baseline[1], other[1]), moves(baseline[1], other[1])
     otherwise = changed_settings(baseline[1], other[1])
     rows = [(what, before, f"-> {after}", "") for what, (before, after) in otherwise.items()]
-    for _, run in groupby(found if everything else changed, key=lambda change: (change.before, change.after)):
-        rows.append(_change_row(list(run)))
+    shown = found if everything else changed
+    rows += [_change_row(list(run), move) for move, run in groupby(shown, key=shown.__getitem__)]
     if not rows:
         return Line(f"{other[0]} does the same as {baseline[0]}")
     title = f"{other[0]} against {baseline[0]}: "
@@ -134,12 +126,12 @@ def _detailed(baseline: tuple[str, Plan], other: tuple[str, Plan], *, everything
     return Sheet(title, columns[:width], tuple(row[:width] for row in rows))
 
 
-def _change_row(run: Sequence[PartitionMove]) -> tuple[str, str, str, str]:
-    before, after = run[0].before, run[0].after
+def _change_row(names: Sequence[str], move: Move) -> tuple[str, str, str, str]:
+    before, after = move
     stays = "stays on" if after.remat else ""
     remat = stays if before.remat == after.remat else "off -> on" if after.remat else "on -> off"
-    names = fmt.ranges([change.partition for change in run])
-    return names, before.where, f"-> {after.where}" if before.workers != after.workers else "stays", remat
+    to = f"-> {after.where}" if before.workers != after.workers else "stays"
+    return fmt.ranges(names), before.where, to, remat
 
 
 def _summary(plans: Sequence[tuple[str, Plan]]) -> Sheet:
@@ -147,9 +139,9 @@ def _summary(plans: Sequence[tuple[str, Plan]]) -> Sheet:
     base = plans[0][1]
     rows = []
     for n, (name, plan) in enumerate(plans[1:], start=2):
-        found = changes(base, plan)
-        elsewhere = sum(each.before.workers != each.after.workers for each in found)
-        on, off = (sum(each.after.remat == now != each.before.remat for each in found) for now in (True, False))
+        found = both_places(base, plan)
+        elsewhere = sum(before.workers != after.workers for before, after in found.values())
+        on, off = (sum(after.remat == now != before.remat for before, after in found.values()) for now in (True, False))
         remat = ", ".join(text for text, some in ((f"{on} on", on), (f"{off} off", off)) if some)
         told = (f"{what} {after}" for what, (_, after) in changed_settings(base, plan).items())
         rows.append(
@@ -194,13 +186,7 @@ def placement_changes_data(baseline: Plan, other: Plan) -> dict[str, Any]:
     return {
         "settings_changed": {what: list(pair) for what, pair in changed_settings(baseline, other).items()},
         "partitions_changed": [
-            {
-                "partition": change.partition,
-                "from": change.before.where,
-                "to": change.after.where,
-                "remat": [change.before.remat, change.after.remat],
-            }
-            for change in changes(baseline, other)
-            if change.differs
+            {"partition": name, "from": before.where, "to": after.where, "remat": [before.remat, after.remat]}
+            for name, (before, after) in moves(baseline, other).items()
         ],
     }

@@ -18,7 +18,7 @@ from assigner.report.comparison import (
     stored_prices,
     transfer_share,
 )
-from assigner.report.placementchanges import changes
+from assigner.report.placementchanges import both_places
 from assigner.report.sheet import Line, Sheet
 from assigner.schedule.simulate import priced
 
@@ -34,8 +34,8 @@ BASE = Named("base", plan((0, ["p0", "p1"]), (1, ["p2", "p3"])))
 
 def test_changes_keep_the_baselines_order():
     """Every partition is listed in pipeline order, and only the moved one differs."""
-    found = changes(BASE.plan, plan((0, ["p0", "p1", "p2"]), (1, ["p3"])))
-    assert [(each.partition, each.differs) for each in found] == [
+    found = both_places(BASE.plan, plan((0, ["p0", "p1", "p2"]), (1, ["p3"])))
+    assert [(name, before != after) for name, (before, after) in found.items()] == [
         ("p0", False), ("p1", False), ("p2", True), ("p3", False),
     ]  # fmt: skip
 
