@@ -14,8 +14,6 @@ from assigner import formatting as fmt
 from . import console
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rich.text import Text
 
     from assigner.profiler.rankprogress import RankProgress
@@ -85,9 +83,7 @@ class SolveProgress:
             self._timer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         if self._timer.is_alive():
             self._timer.join()
@@ -137,9 +133,7 @@ class MeasuringProgress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._shown:
             self._bar.stop()
 

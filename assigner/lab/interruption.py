@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from assigner.launch.stopping import take_signals
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import FrameType
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -44,9 +44,7 @@ class Interruption:
         take_signals(_SIGNALS, self._note, self._before)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._noted is not None:

@@ -26,7 +26,6 @@ from assigner.machine.launchedrank import launched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from types import TracebackType
 
 NOTICED = 0.15
 """From this share on starvation is told."""
@@ -206,9 +205,7 @@ class RanksWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._thread.join()
 

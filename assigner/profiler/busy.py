@@ -29,7 +29,6 @@ from assigner.machine.starvation import allowed_share, spare_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from assigner.profiler.lane import Lane
 
@@ -121,7 +120,7 @@ class ComputeLoad:
             torch.set_num_threads(1)
         return self
 
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         torch.set_num_threads(self._threads)
 
     def run(self) -> None:

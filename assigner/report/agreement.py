@@ -281,23 +281,13 @@ def _memory(found: Agreement) -> Report:
 
 def agreement_data(found: Agreement, sides: Sequence[Spans] = ()) -> dict[str, Any]:
     """The same for `--json`."""
-    why = found.explanation
     return {
         "kind": "agreement",
         "steps": found.steps,
         "remat": found.remat,
         "clock_error_s": found.clock_error_s,
         "step": _compared(found.step),
-        "difference": {
-            "compute_s": why.compute_s,
-            "transfers_s": why.transfers_s,
-            "overheads_s": why.overheads_s,
-            "handling_s": why.handling_s,
-            "variation_s": why.variation_s,
-            "unexplained_s": why.unexplained_s,
-            "largest_cause": largest_cause(found),
-            "causes": encode(why.causes),
-        },
+        "difference": {**encode(found.explanation), "largest_cause": largest_cause(found)},
         "computes": [
             {
                 "kind": each.kind, "stage": each.stage, "worker": each.worker, "count": each.count,
