@@ -33,27 +33,21 @@ def candidates(plan: Plan, *, most: int | None = None) -> Report:
         return ()
     shown = plan.candidates if most is None else _nearest(plan.candidates, most)
     time = fmt.time_unit(*(each.objective_s for each in shown))
-    rows = tuple(
+    bounds = (each.bound_s if each.bound_s and math.isfinite(each.bound_s) else None for each in shown)
+    rows = [
         (
-            each.schedule,
-            cut_text(plan.workload.batch_size, each.micro_batches),
-            time.show(each.objective_s),
-            time.show(each.bound_s if each.bound_s and math.isfinite(each.bound_s) else None),
-            each.status,
+            (Column("schedule", "name"), each.schedule),
+            (Column("micro-batches"), cut_text(plan.workload.batch_size, each.micro_batches)),
+            (Column(f"{WHAT[plan.objective]} {time.name}"), time.show(each.objective_s)),
+            (Column(f"bound {time.name}"), time.show(bound)),
+            (Column("status", "text"), each.status),
         )
-        for each in shown
-    )
+        for each, bound in zip(shown, bounds, strict=True)
+    ]
     marked = frozenset(n for n, each in enumerate(shown) if each.status == CHOSEN)
-    columns = (
-        Column("schedule", "name"),
-        Column("micro-batches"),
-        Column(f"{WHAT[plan.objective]} {time.name}"),
-        Column(f"bound {time.name}"),
-        Column("status", "text"),
-    )
     few = len(shown) < len(plan.candidates)
     title = f"candidates, the {len(shown)} nearest of {len(plan.candidates)} (-v lists all)" if few else "candidates"
-    return (Sheet(title, columns, rows, marked),)
+    return (Sheet.of(title, rows, marked),)
 
 
 def _nearest(found: Sequence[Candidate], most: int) -> Sequence[Candidate]:

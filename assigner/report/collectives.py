@@ -37,28 +37,21 @@ def collectives(profile: Profile, *, everything: bool = False) -> Report:
         title += f"; {ROW_LIMIT} of {len(profile.collectives)} sets, -v lists all"
     sizes = sorted({point.bytes for each in shown for point in each.points})
     unit = fmt.time_unit(*(point.seconds for each in shown for point in each.points))
-    columns = (
-        Column("among", "text"),
-        Column("by", "name", rank=3),
-        *(Column(f"{fmt.size(size)} {unit.name}", rank=0 if size == sizes[-1] else 2) for size in sizes),
-        Column("± %", rank=1),
-        Column("ring", rank=1),
-        Column("busy %"),
-    )
-    rows = tuple(_row(each, sizes, unit, said[each.workers]) for each in shown)
-    return (Sheet(f"{title}; ring: times as long as links say", columns, rows),)
-
-
-def _row(each: Collective, sizes: Sequence[float], unit: fmt.Unit, said_s: Sequence[float | None]) -> tuple[str, ...]:
-    took = {point.bytes: point.seconds for point in each.points}
-    return (
-        fmt.ranges(each.workers),
-        each.backend,
-        *(unit.show(took.get(size)) for size in sizes),
-        fmt.spread_points(max(point.spread for point in each.points)),
-        fmt.ratio(_factor(each, said_s)),
-        fmt.points(each.busy),
-    )
+    times = [Column(f"{fmt.size(size)} {unit.name}", rank=0 if size == sizes[-1] else 2) for size in sizes]
+    rows = []
+    for each in shown:
+        took = {point.bytes: point.seconds for point in each.points}
+        rows.append(
+            (
+                (Column("among", "text"), fmt.ranges(each.workers)),
+                (Column("by", "name", rank=3), each.backend),
+                *((column, unit.show(took.get(size))) for column, size in zip(times, sizes, strict=True)),
+                (Column("± %", rank=1), fmt.spread_points(max(point.spread for point in each.points))),
+                (Column("ring", rank=1), fmt.ratio(_factor(each, said[each.workers]))),
+                (Column("busy %"), fmt.points(each.busy)),
+            )
+        )
+    return (Sheet.of(f"{title}; ring: times as long as links say", rows),)
 
 
 def _factor(each: Collective, said_s: Sequence[float | None]) -> float | None:

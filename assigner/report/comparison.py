@@ -16,7 +16,7 @@ from assigner.report.measured import conclusions, measured, measured_data
 from assigner.report.memory import fullness
 from assigner.report.placementchanges import DETAILED, placement_changes, placement_changes_data, same
 from assigner.report.plan import proven_gap, status
-from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.sheet import Cell, Column, Line, Report, Sheet
 from assigner.schedule.objective import HOUR_S
 
 if TYPE_CHECKING:
@@ -165,55 +165,39 @@ def stored_prices(plan: Plan) -> Mapping[str, float]:
 
 
 def _figures(plans: Sequence[Named], digits: int | None) -> Sheet:
-    time = fmt.time_unit(*(each.plan.predicted_step_s for each in plans))
     numbered, priced = len(plans) - 1 > DETAILED, any(money(each) is not None for each in plans)
     sizes = {each.plan.workload.batch_size for each in plans}
-    columns = {
-        "#": Column("#"),
-        "plan": Column("plan", "text"),
-        "batch": Column("batch"),
-        "step": Column(f"step {time.name}", rank=0 if len(sizes) == 1 else 3),
-        "rate": Column("samples/s", rank=8 if len(sizes) == 1 else 0),
-        "speed-up": Column("speed-up"),
-        "money": Column("per 1000", rank=2),
-        "bubble": Column("bubble %", rank=1),
-        "workers": Column("workers", rank=4),
-        "split": Column("micro-batches", rank=3),
-        "remat": Column("remat", rank=6),
-        "memory": Column("memory %"),
-        "transfer": Column("transfer %", rank=5),
-        "schedule": Column("schedule", "name", rank=7),
-        "gap": Column("gap %", rank=9),
-    }
-    left_out = {name for name, there in (("#", numbered), ("batch", len(sizes) > 1), ("money", priced)) if not there}
-    kept = [name for name in columns if name not in left_out]
-    rows = [_figures_row(each, plans[0], time, digits) | {"#": str(n)} for n, each in enumerate(plans, start=1)]
+    left_out = {name for name, there in (("#", numbered), ("batch", len(sizes) > 1), ("per 1000", priced)) if not there}
+    rows = [[(Column("#"), str(n)), *_figures_row(each, plans, digits)] for n, each in enumerate(plans, start=1)]
     title = f"plans for {plans[0].plan.workload.name}"
     title += f", batch of {sizes.pop()}" if len(sizes) == 1 else ", by samples/s"
     title += "; per 1000: what 1000 samples cost, in the unit of cost_per_hour" if priced else ""
-    return Sheet(title, tuple(columns[name] for name in kept), tuple(tuple(row[name] for name in kept) for row in rows))
+    return Sheet.of(title, [[cell for cell in row if cell[0].header not in left_out] for row in rows])
 
 
-def _figures_row(each: Named, baseline: Named, time: fmt.Unit, digits: int | None) -> dict[str, str]:
-    plan, predicted = each.plan, each.plan.predicted
-    gain = fmt.ratio(fmt.against(samples_per_s(plan), samples_per_s(baseline.plan)), digits=digits)
+def _figures_row(each: Named, plans: Sequence[Named], digits: int | None) -> Sequence[Cell]:
+    plan, predicted, fullest = each.plan, each.plan.predicted, memory_share(each.plan)
+    time = fmt.time_unit(*(other.plan.predicted_step_s for other in plans))
+    alike = len({other.plan.workload.batch_size for other in plans}) == 1
+    gain = fmt.ratio(fmt.against(samples_per_s(plan), samples_per_s(plans[0].plan)), digits=digits)
     again = sum(len(stage.rematerialise) for stage in plan.stages)
-    return {
-        "plan": each.name,
-        "batch": fmt.count(plan.workload.batch_size),
-        "step": time.show(plan.predicted_step_s, digits=digits),
-        "rate": fmt.number(samples_per_s(plan), digits=digits),
-        "speed-up": "baseline" if each is baseline else gain,
-        "money": fmt.number(money(each), digits=digits),
-        "bubble": fmt.points(predicted.bubble_fraction if predicted else None, digits=digits),
-        "workers": str(len(plan.workers)),
-        "split": cut_text(plan.workload.batch_size, plan.micro_batches),
-        "remat": f"{again} of {len(plan.partitions)}",
-        "memory": fmt.points(memory_share(plan), digits=digits) + ("!" if (memory_share(plan) or 0) > 1 else ""),
-        "transfer": fmt.points(transfer_share(plan), digits=digits),
-        "schedule": plan.schedule,
-        "gap": fmt.points(proven_gap(plan), digits=digits),
-    }
+    bubble = predicted.bubble_fraction if predicted else None
+    return (
+        (Column("plan", "text"), each.name),
+        (Column("batch"), fmt.count(plan.workload.batch_size)),
+        (Column(f"step {time.name}", rank=0 if alike else 3), time.show(plan.predicted_step_s, digits=digits)),
+        (Column("samples/s", rank=8 if alike else 0), fmt.number(samples_per_s(plan), digits=digits)),
+        (Column("speed-up"), "baseline" if each is plans[0] else gain),
+        (Column("per 1000", rank=2), fmt.number(money(each), digits=digits)),
+        (Column("bubble %", rank=1), fmt.points(bubble, digits=digits)),
+        (Column("workers", rank=4), str(len(plan.workers))),
+        (Column("micro-batches", rank=3), cut_text(plan.workload.batch_size, plan.micro_batches)),
+        (Column("remat", rank=6), f"{again} of {len(plan.partitions)}"),
+        (Column("memory %"), fmt.points(fullest, digits=digits) + ("!" if (fullest or 0) > 1 else "")),
+        (Column("transfer %", rank=5), fmt.points(transfer_share(plan), digits=digits)),
+        (Column("schedule", "name", rank=7), plan.schedule),
+        (Column("gap %", rank=9), fmt.points(proven_gap(plan), digits=digits)),
+    )
 
 
 def memory_share(plan: Plan) -> float | None:

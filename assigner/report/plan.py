@@ -36,8 +36,6 @@ SHARED = ("data parallel", "data parallel by speed")
 """The baselines in which workers share a stage."""
 _FEW = 4
 """Candidates and baselines on a screen that does not list everything."""
-_DECIDED = 5
-"""Columns of a stage that are there without a prediction."""
 _SHORT = 24
 """Characters up to which the partitions of a stage are all named there."""
 
@@ -143,43 +141,36 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
     found = plan.predicted_workers
     time = fmt.time_unit(*(each.compute_s for each in found.values()))
     memory = fmt.byte_unit(*(each.peak_bytes for each in found.values()))
+    spent = (
+        Column(f"compute {time.name}"), Column(f"transfer {time.name}", rank=4), Column(f"idle {time.name}", rank=3),
+        Column("memory %", rank=2), Column(f"peak {memory.name}", rank=5), Column(f"of {memory.name}", rank=6),
+    )  # fmt: skip
     rows = []
     for n, stage in enumerate(plan.stages):
         held = _whole(stage) if everything else _shortly(stage)
         for k, name in enumerate(stage.workers):
             worker = found.get(name) if plan.held[name][0] == n else None
+            figures = ("",) * len(spent) if worker is None else _figures(worker, time, memory)
+            updates = fmt.points(len(stage.updated_by(name)) / len(stage.partitions))
+            number, partitions, again = (str(n), *held) if k == 0 else ("", "", "")
             rows.append(
                 (
-                    *((str(n), name) if k == 0 else ("", name)),
-                    *((fmt.count(len(taken(plan, n, name))),) if plan.is_replicated else ()),
-                    *((fmt.points(len(stage.updated_by(name)) / len(stage.partitions)),) if plan.is_divided else ()),
-                    *(held if k == 0 else ("", "")),
-                    fmt.count(in_flight(plan, n, name)),
-                    *(("",) * 6 if worker is None else _figures(worker, time, memory)),
+                    (Column("#"), number),
+                    (Column("worker", "name"), name),
+                    *(((Column("takes"), fmt.count(len(taken(plan, n, name)))),) if plan.is_replicated else ()),
+                    *(((Column("updates %"), updates),) if plan.is_divided else ()),
+                    (Column("partitions", "text", least=LEAST_TEXT if everything else 2 * LEAST_TEXT), partitions),
+                    (Column("remat", "text"), again),
+                    (Column("in flight", rank=1), fmt.count(in_flight(plan, n, name))),
+                    *(zip(spent, figures, strict=True) if found else ()),
                 )
             )
-    columns = (
-        Column("#"),
-        Column("worker", "name"),
-        *((Column("takes"),) if plan.is_replicated else ()),
-        *((Column("updates %"),) if plan.is_divided else ()),
-        Column("partitions", "text", least=LEAST_TEXT if everything else 2 * LEAST_TEXT),
-        Column("remat", "text"),
-        Column("in flight", rank=1),
-        Column(f"compute {time.name}"),
-        Column(f"transfer {time.name}", rank=4),
-        Column(f"idle {time.name}", rank=3),
-        Column("memory %", rank=2),
-        Column(f"peak {memory.name}", rank=5),
-        Column(f"of {memory.name}", rank=6),
-    )
-    known = len(columns) if found else _DECIDED + plan.is_replicated + plan.is_divided
     shortened = not everything and any(_whole(stage) != _shortly(stage) for stage in plan.stages)
     notes = [f"takes: of {plan.micro_batches} micro-batches"] if plan.is_replicated else []
     notes += ["updates: of the stage's partitions, for all of its workers"] if plan.is_divided else []
     notes += ["-v names every partition"] if shortened else []
     head = fmt.plural(len(plan.stages), "stage") + (f" ({'; '.join(notes)})" if notes else "")
-    return Sheet(head, columns[:known], tuple(row[:known] for row in rows))
+    return Sheet.of(head, rows)
 
 
 def _whole(stage: Stage) -> tuple[str, str]:

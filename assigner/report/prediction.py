@@ -9,7 +9,7 @@ from assigner.formats.document import encode
 from assigner.report.links import transfers
 from assigner.report.memory import fullness_text, misfit
 from assigner.report.plan import describe_prediction, title
-from assigner.report.sheet import Column, Line, Report, Sheet, with_hosts
+from assigner.report.sheet import Cell, Column, Line, Report, Sheet, with_hosts
 from assigner.report.timeline import timeline, timeline_data
 from assigner.schedule.orders import in_flight, warm_up
 from assigner.schedule.simulate import overfull
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.formats.prediction import Prediction, WorkerPrediction
+    from assigner.formats.prediction import Prediction
     from assigner.formats.profile import Profile
     from assigner.schedule.occupancy import Occupancy
     from assigner.validation.spans import Spans
@@ -96,38 +96,30 @@ def _workers(plan: Plan, now: Prediction) -> Sheet:
     time = fmt.time_unit(*(each.compute_s for each in now.workers))
     memory = fmt.byte_unit(*(each.peak_bytes for each in now.workers))
     limit = fmt.byte_unit(*(each.capacity_bytes for each in now.workers))
-    columns = (
-        Column("worker", "name"), Column("stage", "name", rank=4), Column("in flight", rank=5),
-        Column(f"compute {time.name}"), *([Column("+/- %", rank=1)] if changed else []),
-        Column(f"transfer {time.name}", rank=3), Column(f"idle {time.name}"), Column(f"peak {memory.name}"),
-        *([Column("+/- %", rank=1)] if changed else []), Column(f"of {limit.name}", rank=2), Column("memory %"),
-    )  # fmt: skip
-    rows = tuple(
-        _worker(plan, each, plan.predicted_workers if changed else None, (time, memory, limit)) for each in now.workers
-    )
-    return Sheet("workers (+/-: against the plan's own prediction)" if changed else "workers", columns, rows)
 
+    def change(value: float, stored: float | None) -> Sequence[Cell]:
+        return ((Column("+/- %", rank=1), fmt.change(value, stored)),) if changed else ()
 
-def _worker(
-    plan: Plan,
-    each: WorkerPrediction,
-    stored: dict[str, WorkerPrediction] | None,
-    units: tuple[fmt.Unit, fmt.Unit, fmt.Unit],
-) -> tuple[str, ...]:
-    """One worker's row; `stored`: what the plan says of its workers, where the changes are shown."""
-    time, memory, limit = units
-    compute: tuple[str, ...] = ()
-    peak: tuple[str, ...] = ()
-    if stored is not None:
-        old = stored.get(each.worker)
-        compute = (fmt.change(each.compute_s, old.compute_s if old else None),)
-        peak = (fmt.change(each.peak_bytes, old.peak_bytes if old else None),)
-    return (
-        each.worker, *stages_held(plan, each.worker),
-        time.show(each.compute_s), *compute, time.show(each.transfer_s), time.show(each.idle_s),
-        memory.show(each.peak_bytes), *peak, limit.show(each.capacity_bytes),
-        fullness_text(each),
-    )  # fmt: skip
+    rows = []
+    for each in now.workers:
+        held, in_flight_of = stages_held(plan, each.worker)
+        old = plan.predicted_workers.get(each.worker)
+        rows.append(
+            (
+                (Column("worker", "name"), each.worker),
+                (Column("stage", "name", rank=4), held),
+                (Column("in flight", rank=5), in_flight_of),
+                (Column(f"compute {time.name}"), time.show(each.compute_s)),
+                *change(each.compute_s, old.compute_s if old else None),
+                (Column(f"transfer {time.name}", rank=3), time.show(each.transfer_s)),
+                (Column(f"idle {time.name}"), time.show(each.idle_s)),
+                (Column(f"peak {memory.name}"), memory.show(each.peak_bytes)),
+                *change(each.peak_bytes, old.peak_bytes if old else None),
+                (Column(f"of {limit.name}", rank=2), limit.show(each.capacity_bytes)),
+                (Column("memory %"), fullness_text(each)),
+            )
+        )
+    return Sheet.of("workers (+/-: against the plan's own prediction)" if changed else "workers", rows)
 
 
 def stages_held(plan: Plan, worker: str) -> tuple[str, str]:

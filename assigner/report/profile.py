@@ -10,7 +10,7 @@ from assigner.formats.document import encode
 from assigner.report.collectives import collectives, collectives_data
 from assigner.report.links import links, message_bytes, rate
 from assigner.report.partitions import groups, partitions, partitions_data
-from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.sheet import Cell, Column, Line, Report, Sheet
 from assigner.report.spread import spread_data, warnings
 from assigner.report.verification import verification_text
 
@@ -55,30 +55,21 @@ def _workers(profile: Profile, *, everything: bool) -> Sheet:
         together = _alike(profile)
         title += ", those of a kind together with the least memory of one (-v lists all)"
     memory = fmt.byte_unit(*(worker.memory_bytes for worker in profile.workers))
-    columns = (
-        Column("worker", "name"),
-        Column("kind", "text"),
-        Column("host", "text"),
-        Column("threads", rank=1),
-        Column(f"memory {memory.name}", rank=2),
-        Column(f"capacity {memory.name}", rank=3),
-        Column(f"for tensors {memory.name}"),
-    )
-    return Sheet(title, columns, tuple(_worker_row(each, memory) for each in together))
+    return Sheet.of(title, [_worker_row(each, memory) for each in together])
 
 
-def _worker_row(workers: Sequence[Worker], memory: fmt.Unit) -> tuple[str, ...]:
-    first = workers[0]
+def _worker_row(workers: Sequence[Worker], memory: fmt.Unit) -> Sequence[Cell]:
+    name = f"worker:{fmt.ranges([str(worker.rank) for worker in workers])}"
     hosts = list(dict.fromkeys(worker.host for worker in workers))
     threads = dict.fromkeys(fmt.count(worker.threads) for worker in workers)
     return (
-        first.name if len(workers) == 1 else f"worker:{fmt.ranges([str(worker.rank) for worker in workers])}",
-        first.kind,
-        hosts[0] if len(hosts) == 1 else fmt.plural(len(hosts), "host"),
-        ", ".join(threads),
-        memory.show(min(worker.memory_bytes for worker in workers)),
-        memory.show(min(worker.capacity_bytes for worker in workers)),
-        memory.show(min(worker.tensor_bytes for worker in workers)),
+        (Column("worker", "name"), workers[0].name if len(workers) == 1 else name),
+        (Column("kind", "text"), workers[0].kind),
+        (Column("host", "text"), hosts[0] if len(hosts) == 1 else fmt.plural(len(hosts), "host")),
+        (Column("threads", rank=1), ", ".join(threads)),
+        (Column(f"memory {memory.name}", rank=2), memory.show(min(worker.memory_bytes for worker in workers))),
+        (Column(f"capacity {memory.name}", rank=3), memory.show(min(worker.capacity_bytes for worker in workers))),
+        (Column(f"for tensors {memory.name}"), memory.show(min(worker.tensor_bytes for worker in workers))),
     )
 
 

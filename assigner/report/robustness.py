@@ -42,25 +42,14 @@ def _steps(found: Robustness) -> Sheet:
 
 def _regrets(found: Robustness) -> Sheet:
     """How far behind the best plan of each draw it falls."""
-    columns = (
-        Column("draws solved again"),
-        Column(f"within {fmt.percent(found.within)}"),
-        Column("share %"),
-        Column("median regret %"),
-        Column("worst regret %"),
-    )
     row = (
-        fmt.count(found.compared),
-        fmt.count(found.near_best),
-        fmt.points(found.share),
-        fmt.points(found.regret_quantile(0.5)),
-        fmt.points(found.worst_regret),
+        (Column("draws solved again"), fmt.count(found.compared)),
+        (Column(f"within {fmt.percent(found.within)}"), fmt.count(found.near_best)),
+        (Column("share %"), fmt.points(found.share)),
+        (Column("median regret %"), fmt.points(found.regret_quantile(0.5))),
+        (Column("worst regret %"), fmt.points(found.worst_regret)),
     )
-    return Sheet(
-        f"{_BEST[found.objective]} against the best plan found {_searched(found)} for each draw",
-        columns,
-        (row,),
-    )
+    return Sheet.of(f"{_BEST[found.objective]} against the best plan found {_searched(found)} for each draw", [row])
 
 
 def _searched(found: Robustness) -> str:

@@ -45,6 +45,10 @@ class Column:
     least: int = LEAST_TEXT
 
 
+Cell = tuple[Column, str]
+"""A cell of a sheet as text, behind its column."""
+
+
 @dataclass(frozen=True)
 class Sheet:
     """A table.
@@ -64,6 +68,12 @@ class Sheet:
     marked: frozenset[int] = frozenset()
     instead: Sheet | None = None
     left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, title: str, rows: Sequence[Sequence[Cell]], marked: frozenset[int] = frozenset()) -> Sheet:
+        """A table of one row or more, in which each cell stands behind its column; every row has the same columns."""
+        columns = tuple(column for column, _ in rows[0])
+        return cls(title, columns, tuple(tuple(text for _, text in row) for row in rows), marked)
 
     def fitted(self, width: int) -> Sheet:
         """The sheet on `width` terminal columns: less important columns are left out until the others fit."""

@@ -174,22 +174,18 @@ def frontier(solution: Solution) -> Report:
     if not solution.frontier:
         return ()
     time = fmt.time_unit(*(each.step_s for each in solution.frontier))
-    rows = tuple(
+    rows = [
         (
-            f"{1000 * each.money:.4g}", time.show(each.step_s), fmt.count(len(each.workers)), fmt.ranges(each.workers),
-            CHOSEN if each.chosen else "",
+            (Column("per 1000 samples"), f"{1000 * each.money:.4g}"),
+            (Column(f"step {time.name}"), time.show(each.step_s)),
+            (Column("workers"), fmt.count(len(each.workers))),
+            (Column("which", "text"), fmt.ranges(each.workers)),
+            (Column("status", "name"), CHOSEN if each.chosen else ""),
         )
         for each in solution.frontier
-    )  # fmt: skip
+    ]
     marked = frozenset(n for n, each in enumerate(solution.frontier) if each.chosen)
-    columns = (
-        Column("per 1000 samples"),
-        Column(f"step {time.name}"),
-        Column("workers"),
-        Column("which", "text"),
-        Column("status", "name"),
-    )
-    return (Sheet("cost against step time", columns, rows, marked),)
+    return (Sheet.of("cost against step time", rows, marked),)
 
 
 def solution_data(solution: Solution, *, profile: Profile | None = None) -> dict[str, Any]:
