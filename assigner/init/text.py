@@ -149,17 +149,15 @@ def model() -> nn.Module:
 
 def _batch(draft: Draft) -> str:
     call = "model(**inputs)" if draft.keywords else "model(inputs)"
-    return "\n".join(
-        [
-            "def batch(rows: int, generator: torch.Generator) -> tuple[Any, Any]:",
-            '    """Inputs and targets of `rows` rows; the rows are every tensor\'s first dimension.',
-            "",
-            f"    The model is called as `{call}`. These are made up: put your data here,",
-            "    and choose rows with the generator, which is alike on every rank.",
-            '    """',
-            *(f"    {line}" for line in _batch_lines(draft)),
-        ]
-    )
+    body = "\n".join(f"    {line}" for line in _batch_lines(draft))
+    return f'''\
+def batch(rows: int, generator: torch.Generator) -> tuple[Any, Any]:
+    """Inputs and targets of `rows` rows; the rows are every tensor's first dimension.
+
+    The model is called as `{call}`. These are made up: put your data here,
+    and choose rows with the generator, which is alike on every rank.
+    """
+{body}'''
 
 
 def _batch_lines(draft: Draft) -> Iterator[str]:
@@ -220,23 +218,21 @@ def loss(outputs: Any, targets: Tensor) -> Tensor:
 
 
 def _workload(draft: Draft) -> str:
-    return "\n".join(
-        [
-            "def workload() -> assigner.Workload:",
-            '    """What `assigner profile` measures and a plan trains."""',
-            "    return assigner.Workload(",
-            "        model=model,",
-            "        batch=batch,",
-            "        loss=loss,",
-            "        optimizer=optimizer,",
-            "        batch_size=16,  # rows in a step; a plan cuts them into micro-batches",
-            f"        name={_string(draft.name)},",
-            *(f"        {line}" for line in _marks(draft)),
-            '        # autocast="bfloat16",  # forward and loss in a smaller type',
-            "        # compile=True,  # each partition under torch.compile",
-            "    )",
-        ]
-    )
+    marks = "\n".join(f"        {line}" for line in _marks(draft))
+    return f'''\
+def workload() -> assigner.Workload:
+    """What `assigner profile` measures and a plan trains."""
+    return assigner.Workload(
+        model=model,
+        batch=batch,
+        loss=loss,
+        optimizer=optimizer,
+        batch_size=16,  # rows in a step; a plan cuts them into micro-batches
+        name={_string(draft.name)},
+{marks}
+        # autocast="bfloat16",  # forward and loss in a smaller type
+        # compile=True,  # each partition under torch.compile
+    )'''
 
 
 def _marks(draft: Draft) -> Iterator[str]:
