@@ -66,10 +66,10 @@ class Exchange:
             self.watch.busy_since = time.monotonic()
 
     @contextlib.contextmanager
-    def waiting(self, at: str, awaited: str = OTHERS) -> Iterator[None]:
-        """Be at a wait during a block; where that fails, its words stay."""
+    def waiting(self, at: str) -> Iterator[None]:
+        """Be at a wait for others during a block; where that fails, its words stay."""
         before = self.at
-        self.begin(at, awaited)
+        self.begin(at, OTHERS)
         yield
         self.begin(before)
 

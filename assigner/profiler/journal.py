@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from assigner.errors import FormatError, MeasurementError
 from assigner.files import read_bytes
@@ -108,19 +108,12 @@ class FoundWires:
 Entry = Measurement | OptimizerSize | Link | FoundWires | Collective | Note
 
 
-@dataclass(frozen=True)
-class _JournalLine:
-    """One line behind the head: exactly one of these."""
-
-    measurement: Measurement | None = None
-    optimizer: OptimizerSize | None = None
-    link: Link | None = None
-    wires: FoundWires | None = None
-    collective: Collective | None = None
-    note: Note | None = None
-
-
-_NAMES = {get_args(hint)[0]: name for name, hint in get_type_hints(_JournalLine).items()}
+_KINDS: dict[str, type] = {
+    "measurement": Measurement, "optimizer": OptimizerSize, "link": Link, "wires": FoundWires,
+    "collective": Collective, "note": Note,
+}  # fmt: skip
+"""What a line behind the head holds, exactly one of these, by its name there."""
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def journal_path(output: Path, rank: int) -> Path:
@@ -210,10 +203,10 @@ class Journal:
             self.path.unlink(missing_ok=True)
 
     def _take(self, line: Any) -> None:
-        found = [each for each in vars(decode(_JournalLine, line)).values() if each is not None]
-        if len(found) != 1:
-            raise FormatError(f"expected one of {', '.join(_NAMES.values())}")
-        self._keep(found[0])
+        if not isinstance(line, dict) or len(line) != 1 or not line.keys() <= _KINDS.keys():
+            raise FormatError(f"expected an object with one of {', '.join(_KINDS)}")
+        for name, value in line.items():
+            self._keep(decode(_KINDS[name], value, name))
 
     def _check_head(self, there: Head) -> None:
         unlike = [

@@ -146,7 +146,7 @@ def test_a_journal_of_another_measurement_is_refused(path, field, value, said):
     [
         ("nonsense", "not JSON"),
         ("[1]", "expected an object"),
-        ("{}", "expected one of"),
+        ("{}", "expected an object with one of"),
         (json.dumps({"measurement": {"partition": "embed"}}), "measurement.worker: missing"),
         (json.dumps({"link": {"source": "worker:1/cpu", "target": "worker:0/cpu"}}), "link.points: missing"),
         ('{"optimizer": {"kind": "k", "bytes": NaN}}', "a whole number"),
