@@ -136,13 +136,12 @@ class _Picture:
 
     def memory(self, side: Spans, worker: str, tracks: Tracks, held: Occupancy | None) -> Iterator[dict[str, Any]]:
         """The counters of one worker."""
-        tid = tracks.made[0].tid
         if side.side == "measured":
             mine = [span for span in side.spans if span.worker == worker]
-            yield from _measured_memory(mine, self.lead_s, tracks.pid, tid)
+            yield from _measured_memory(mine, self.lead_s, tracks)
         elif held is not None:
             starts = [step.start_s + self.lead_s for step in side.steps]
-            yield from _predicted_memory(held, starts, tracks.pid, tid)
+            yield from _predicted_memory(held, starts, tracks)
 
 
 def _steps(picture: _Picture, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
@@ -182,15 +181,8 @@ def _about(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
 
 
-def _predicted_memory(occupancy: Occupancy, starts_s: Iterable[float], pid: int, tid: int) -> Iterator[dict[str, Any]]:
-    """What a worker holds by the simulator: state, activations, workspace, messages, and their sum.
-
-    Args:
-        occupancy: The worker's, over one step.
-        starts_s: When each step starts.
-        pid: The worker's process.
-        tid: Any of its tracks.
-    """
+def _predicted_memory(occupancy: Occupancy, starts_s: Iterable[float], tracks: Tracks) -> Iterator[dict[str, Any]]:
+    """What a worker holds by the simulator in steps with these starts: by what it is for, and the sum."""
     state = occupancy.state.total
     for start in starts_s:
         moments = {
@@ -200,36 +192,25 @@ def _predicted_memory(occupancy: Occupancy, starts_s: Iterable[float], pid: int,
             for held in occupancy.held
         }  # fmt: skip
         for at, parts in moments.items():
-            yield _counter(BY_USE, pid, tid, at, parts)
-            yield _counter(IN_ALL, pid, tid, at, {"held": sum(parts.values())})
+            yield _counter(BY_USE, tracks, at, parts)
+            yield _counter(IN_ALL, tracks, at, {"held": sum(parts.values())})
 
 
-def _measured_memory(spans: Sequence[Span], lead_s: float, pid: int, tid: int) -> Iterator[dict[str, Any]]:
-    """What a worker held at the ends of its actions, where it was read.
-
-    Args:
-        spans: The worker's.
-        lead_s: How far the picture's 0 lies before the step.
-        pid: The worker's process.
-        tid: Any of its tracks.
-    """
+def _measured_memory(spans: Sequence[Span], lead_s: float, tracks: Tracks) -> Iterator[dict[str, Any]]:
+    """What a worker held at the ends of its actions, where it was read; the picture's 0 lies `lead_s` before theirs."""
     read = {microseconds(each.end_s + lead_s): each.memory_bytes for each in spans if each.memory_bytes is not None}
     for at, held in sorted(read.items()):
-        yield _counter(IN_ALL, pid, tid, at, {"held": held})
+        yield _counter(IN_ALL, tracks, at, {"held": held})
 
 
-def _counter(name: str, pid: int, tid: int, at: int, parts: dict[str, float]) -> dict[str, Any]:
-    args = {part: round(size / _MIB, 3) for part, size in parts.items()}
-    return {"ph": "C", "cat": "memory", "name": name, "pid": pid, "tid": tid, "ts": at, "args": args}
+def _counter(name: str, tracks: Tracks, at: int, parts: dict[str, float]) -> dict[str, Any]:
+    """A figure of a process, which a viewer draws beside its tracks: any of them will do."""
+    args, tid = {part: round(size / _MIB, 3) for part, size in parts.items()}, tracks.made[0].tid
+    return {"ph": "C", "cat": "memory", "name": name, "pid": tracks.pid, "tid": tid, "ts": at, "args": args}
 
 
 def _arrows(drawn: Sequence[tuple[Span, SlicePlace]], first: int) -> Iterator[dict[str, Any]]:
-    """The points of all arrows of one side.
-
-    Args:
-        drawn: Its spans, where they lie.
-        first: The number of the first arrow.
-    """
+    """The points of all arrows of one side, which are numbered from `first` on."""
     sends: dict[_Message, tuple[Span, SlicePlace]] = {}
     computes: dict[tuple[str, int, str, int, int], SlicePlace] = {}
     for span, place in drawn:
