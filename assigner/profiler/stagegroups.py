@@ -143,23 +143,24 @@ def _together(
 
 
 class AloneBench(NamedTuple):
-    """A partition of a stage that has a graph of its own."""
+    """A partition of a stage that has a graph of its own; `again`: it runs as one that rematerialises."""
 
     bench: PartitionBench
+    again: bool = False
 
     @property
     def benches(self) -> Sequence[PartitionBench]:
         """It."""
         return (self.bench,)
 
-    def forward(self, micro_batch: int, watch: Stopwatch, *, again: bool = False) -> None:
-        """Run a forward and note its time; `again`: as one that rematerialises."""
-        self.bench.forward(micro_batch, again=again)
+    def forward(self, micro_batch: int, watch: Stopwatch) -> None:
+        """Run a forward and note its time."""
+        self.bench.forward(micro_batch, again=self.again)
         watch.mark("forward", self.bench.name)
 
-    def backward(self, micro_batch: int, watch: Stopwatch, *, again: bool = False) -> None:
+    def backward(self, micro_batch: int, watch: Stopwatch) -> None:
         """Likewise a backward."""
-        self.bench.backward(micro_batch, again=again)
+        self.bench.backward(micro_batch, again=self.again)
         watch.mark("backward", self.bench.name)
 
 
@@ -243,7 +244,7 @@ def joined_benches(benches: Sequence[PartitionBench], graph: PartitionGraph) -> 
             found[-1].append(bench)
         else:
             found.append([bench])
-    return [JoinedBenches(some, graph) if len(some) > 1 else AloneBench(*some) for some in found]
+    return [JoinedBenches(some, graph) if len(some) > 1 else AloneBench(some[0]) for some in found]
 
 
 class StageBench:
@@ -304,22 +305,14 @@ class StageBench:
 
     def _timed(self, *, again: bool) -> tuple[list[float], list[float]]:
         """Each partition's forward and backward, in seconds of a micro-batch; `again`: each by itself, recomputed."""
+        stage = [AloneBench(bench, again=True) for bench in self.benches] if again else self.stage
         self.watch.mark()
-        if again:
-            alone = [AloneBench(bench) for bench in self.benches]
-            for micro_batch in range(self.depth):
-                for each in alone:
-                    each.forward(micro_batch, self.watch, again=True)
-            for micro_batch in reversed(range(self.depth)):
-                for each in reversed(alone):
-                    each.backward(micro_batch, self.watch, again=True)
-        else:
-            for micro_batch in range(self.depth):
-                for some in self.stage:
-                    some.forward(micro_batch, self.watch)
-            for micro_batch in reversed(range(self.depth)):
-                for some in reversed(self.stage):
-                    some.backward(micro_batch, self.watch)
+        for micro_batch in range(self.depth):
+            for some in stage:
+                some.forward(micro_batch, self.watch)
+        for micro_batch in reversed(range(self.depth)):
+            for some in reversed(stage):
+                some.backward(micro_batch, self.watch)
         seconds = self.watch.by_owner()
         forward, backward = (
             [seconds[part, bench.name] / self.depth for bench in self.benches] for part in ("forward", "backward")
