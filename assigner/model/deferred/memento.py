@@ -175,17 +175,17 @@ class Memento:
 
     def has_changed(
         self,
-        ignoring: Literal["nothing", "tensors", "plain", "values"] = "nothing",
+        ignoring: Literal["nothing", "tensors", "values"] = "nothing",
         among: Sequence[_Kept] | None = None,
     ) -> bool:
         """Something is no more as it was then; tensors by torch's count of the changes to them.
 
         Args:
-            ignoring: What does not count: changes of tensors, and one in the place of another; or numbers and texts, as
-                attributes and as items; "values": these, and changes within tensors.
+            ignoring: What does not count: changes of tensors, and one in the place of another; or values: numbers and
+                texts, as attributes and as items, and changes within tensors.
             among: Which of what is kept; None: all.
         """
-        if ignoring not in ("tensors", "values") and [each._version for each in self.tensors] != self._versions:
+        if ignoring == "nothing" and self.moved():
             return True
         among = self._kept if among is None else among
         pairs = ((keeper.copy(held), values) for keeper, held, values, _ in among)

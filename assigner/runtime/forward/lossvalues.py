@@ -107,7 +107,8 @@ class LossValues:
                 these values on all of them.
         """
         is_same = all(each == next(iter(digests)) for each in digests)
-        return self._moves_values or self._kept.has_changed(ignoring="values" if is_same else "plain")
+        has_moved = self._moves_values or (not is_same and bool(self._kept.moved()))
+        return has_moved or self._kept.has_changed(ignoring="values")
 
 
 def called_of(workload: Workload) -> tuple[dict[str, Any], Vocabulary]:

@@ -108,7 +108,6 @@ class ForwardStart:
         others: That other partitions write and it reads, as they were.
         memento: Python values as they were; None: the forward will not run again.
         counts: Of the changes to tensors, and where their values lie.
-        loose: Of the changes to tensors that are attributes of modules and no buffers, where the memento has them.
         made: The objects that cached functions have made so far.
     """
 
@@ -116,7 +115,6 @@ class ForwardStart:
     others: list[HeldTensor]
     memento: Memento | None
     counts: list[int]
-    loose: list[int]
     made: list[int] = field(default_factory=list)
 
     def needs(self, late: LateWrites) -> bool:
@@ -172,7 +170,7 @@ class PartitionState:
         """
         self._look()
         if self.was_watched and not (runs_again or self.writes or self._unseen):  # the rule
-            return ForwardStart([], [], None, self.last_counts(), [])
+            return ForwardStart([], [], None, self.last_counts())
         if runs_again and self._cached is None:
             self._cached = tuple(cached_functions(self._changeable))
         memento = self.values() if runs_again else None
@@ -190,7 +188,7 @@ class PartitionState:
             for each in (self.tensors.now if self.written and memento is not None else ())
             if each in self.written and id(each) not in writes
         ]
-        return ForwardStart(start, others, memento, self.tensors.counts(), _versions(memento), self._made())
+        return ForwardStart(start, others, memento, self.tensors.counts(), self._made())
 
     @property
     def _unseen(self) -> dict[int, torch.Tensor]:
@@ -263,11 +261,10 @@ class PartitionState:
 
     def _end_loose(self, start: ForwardStart) -> list[torch.Tensor]:
         """As `end`, of tensors that are attributes of modules; they are told from others by the objects alone."""
-        if start.memento is None or (versions := _versions(start.memento)) == start.loose:
+        if start.memento is None or not (moved := start.memento.moved()):
             return []
-        pairs = zip(start.memento.tensors, versions, start.loose, strict=True)
-        held = {id(each) for each in self.tensors.now}
-        new = [each for each, now, before in pairs if now != before and id(each) not in held | self._loose.keys()]
+        known = {id(each) for each in self.tensors.now} | self._loose.keys()
+        new = [each for each in moved if id(each) not in known]
         self._loose.update((id(each), each) for each in new)
         return new
 
@@ -390,7 +387,3 @@ def _uncoupled(output: torch.Tensor) -> torch.Tensor:
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     yield from parameters(module)
     yield from buffers(module)
-
-
-def _versions(memento: Memento | None) -> list[int]:
-    return [] if memento is None else [each._version for each in memento.tensors]

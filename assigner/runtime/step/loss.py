@@ -176,13 +176,11 @@ class StepLoss:
         """
         is_first = self._training and self._is_users and len(self._cuts) > 1 and self._written is None
         memory = Memento((), [self._workload.loss]) if is_first else None
-        versions = [] if memory is None else [each._version for each in memory.tensors]
         if self._written:
             on_copies(self._written)
         value = self._value(self._graph.rebuild_output(outputs), cut.targets, place)
         if memory is not None:
-            pairs = zip(memory.tensors, versions, strict=True)
-            self._written = [each for each, version in pairs if each._version != version and is_strided(each)]
+            self._written = [*filter(is_strided, memory.moved())]
         if self._written:
             self._held[place] = [HeldTensor.of(each) for each in self._written]
         return value
