@@ -55,9 +55,9 @@ def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = No
     """
     graph = known if known is not None and _fits(plan, known) else _found(workload, plan)
     check_mode(workload, graph.deferred)
-    check_schedule(workload, plan, graph)
     check_carried(workload, graph)
     check_replicas(workload, plan, graph)
+    check_schedule(workload, plan, graph)
     _check_storages(plan, graph)
     obstacle = workload.fineness.obstacle(plan.micro_batches, plan.workload.batch_size)
     if obstacle is not None:

@@ -110,7 +110,7 @@ def test_equal_to_distributed_data_parallel(forked, tmp_path):
         ("SparseAdam, divided", "is added up over the 3 workers that hold it"),
         ("a norm of all in the optimizer", "looks at several parameters at once"),
         ("a mean between partitions", "share partition 'first', and its forward changes mean: each of them would see"),
-        ("a loss over the batch", "the loss is over the whole batch, and 3 workers share the last stage"),
+        ("a loss over the batch", "share partition 'last', and the loss is over the whole batch: each of them"),
         ("a loss that counts", "share partition 'last', and Workload.loss or one of Workload.metrics keeps something"),
         ("carried state", "share partition 'encoder', and the workload carries state from batch to batch"),
         ("LBFGS", "LBFGS.step needs a closure"),

@@ -45,9 +45,6 @@ CHANGED_UNLIKE = (
 )
 
 
-_OWN_LOSS = "Workload.loss has parameters that are trained"
-
-
 def replicated(plan: Plan, partitions: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Of some partitions those that several workers hold, and the workers."""
     return {name: plan.holders[name] for name in partitions if name in plan.holders and len(plan.holders[name]) > 1}
@@ -62,38 +59,21 @@ def obstacles(workload: Workload, graph: PartitionGraph) -> dict[str, str]:
     """Of the partitions that several workers cannot share, why, in words: as far as workload and graph show it."""
     found = dict.fromkeys(graph.piece, "the workload carries state from batch to batch") if workload.carried else {}
     if _trains(workload.loss):
-        found.setdefault(graph.last.name, _OWN_LOSS)
-    for name in graph.piece:
-        written = _written(graph, name)
-        if written is not None:
-            found.setdefault(name, f"its forward changes {written}")
+        found.setdefault(graph.last.name, "Workload.loss has parameters that are trained")
+    found = {**_storing(graph), **found}
     if workload.loss_over == "batch":
         found.setdefault(graph.last.name, "the loss is over the whole batch")
     return found
 
 
 def check_replicas(workload: Workload, plan: Plan, graph: PartitionGraph) -> None:
-    """Refuse replicas of a stage with state that its forwards hand on.
+    """Refuse replicas of a partition that several workers cannot share, as `obstacles` says.
 
     Raises:
-        UsageError: a forward of it stores into a buffer or parameter, the workload carries state from batch to
-            batch, or its loss has parameters that are trained.
+        UsageError: naming it, and why.
     """
-    shared = replicated(plan, plan.partitions)
-    if shared and workload.carried:
-        raise UsageError(
-            f"{sharers(*next(iter(shared.items())))}, and the workload carries state from batch to batch, which would"
-            " be on one of them",
-            hint="run every partition on one worker: in stages without replicas (assigner solve --max-replicas 1)",
-        )
-    last = graph.last.name
-    if last in shared and _trains(workload.loss):
-        raise UsageError(
-            f"{sharers(last, shared[last])}, and {_OWN_LOSS}: each of them would have the gradients of its own"
-            " micro-batches alone",
-            hint=one_worker(last),
-        )
-    check_stores(plan, graph)
+    if plan.is_replicated:
+        _check_shared(plan, obstacles(workload, graph))
 
 
 def check_stores(plan: Plan, graph: PartitionGraph) -> None:
@@ -102,20 +82,26 @@ def check_stores(plan: Plan, graph: PartitionGraph) -> None:
     Raises:
         UsageError: a forward stores into a buffer or parameter.
     """
-    for name, workers in replicated(plan, graph.piece).items():
-        written = _written(graph, name)
-        if written is not None:
-            raise UsageError(
-                f"{sharers(name, workers)}, and its forward changes {written}: each of them would see its own"
-                " micro-batches alone",
-                hint=one_worker(name),
-            )
+    _check_shared(plan, _storing(graph))
 
 
-def _written(graph: PartitionGraph, partition: str) -> str | None:
-    """The first buffer or parameter that a forward stores into; None: there is none."""
-    stores = [node.args[0] for node in graph.piece[partition].graph.nodes if node.target in STORES]
-    return str(getattr(stores[0], "target", stores[0])) if stores else None
+def _check_shared(plan: Plan, why: Mapping[str, str]) -> None:
+    for name, workers in replicated(plan, why).items():
+        raise UsageError(
+            f"{sharers(name, workers)}, and {why[name]}: each of them would see its own micro-batches alone",
+            hint=one_worker(name),
+        )
+
+
+def _storing(graph: PartitionGraph) -> dict[str, str]:
+    """Of the partitions whose forwards store into a buffer or parameter, the first one, in words."""
+    found: dict[str, str] = {}
+    for piece in graph.pieces:
+        for node in piece.graph.nodes:
+            if node.target in STORES:
+                state = node.args[0]
+                found.setdefault(piece.name, f"its forward changes {getattr(state, 'target', state)}")
+    return found
 
 
 def _trains(called: Any) -> bool:

@@ -35,7 +35,6 @@ from assigner.model.deferred.memento import Memento
 from assigner.runtime.forward.heldtensors import HeldTensor, is_strided, on_copies
 from assigner.runtime.forward.randomness import DeviceStates, backward_seed, partition_seed, seed_device, seed_python
 from assigner.runtime.messages.staging import copied_to
-from assigner.runtime.stages.replicas import one_worker
 from assigner.runtime.step.metrics import StepMetrics, without_values
 from assigner.runtime.step.outputs import Part, join
 from assigner.runtime.step.results import exact_sum
@@ -327,12 +326,6 @@ def check_schedule(workload: Workload, plan: Plan, graph: PartitionGraph) -> Non
     if workload.loss_over != "batch":
         return
     last = next(n for n, stage in enumerate(plan.stages) if graph.last.name in stage.partitions)
-    if len(plan.stages[last].workers) > 1:
-        raise UsageError(
-            f"the loss is over the whole batch, and {len(plan.stages[last].workers)} workers share the last stage: each"
-            " has the output of some micro-batches",
-            hint=one_worker(graph.last.name),
-        )
     if warm_up(plan, last) < plan.micro_batches:
         raise UsageError(
             f"the loss is over the whole batch, and under schedule {plan.schedule} the last stage's backwards begin"
