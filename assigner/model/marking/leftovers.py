@@ -61,16 +61,13 @@ class Leftovers:
             self._homes.setdefault(id(module), set()).add(name)
         self._changed: dict[tuple[int, str], str] = {}
         self._read: set[tuple[int, str]] = set()
-        self._stack = contextlib.ExitStack()
         self.left: dict[tuple[int, str], str] = {}
         self.read: frozenset[tuple[str, str]] = frozenset()
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
         """Refuse their reads by other code in the block."""
-        with self._stack:
-            for kind in dict.fromkeys(type(module) for _, module in self._modules):
-                self._watch(kind)
+        with _told((module for _, module in self._modules), self._reading, self._setting):
             self.left.clear()
             yield
         self.left.update(self._changed)
@@ -110,23 +107,13 @@ class Leftovers:
                     raise _read_elsewhere(partition, key)
         return found
 
-    def _watch(self, kind: type) -> None:
-        plain: Callable[[Any, str], Any] = kind.__getattribute__  # type: ignore[assignment]
+    def _reading(self, module: Any, name: str) -> None:
+        if self._is_other(module, name) and (name not in _ASKED or is_asked_by_user()):
+            self._touch(module, name)
 
-        set_plainly: Callable[[Any, str, Any], None] = kind.__setattr__  # type: ignore[assignment]
-
-        def reading(module: Any, name: str) -> Any:
-            if self._is_other(module, name) and (name not in _ASKED or is_asked_by_user()):
-                self._touch(module, name)
-            return plain(module, name)
-
-        def setting(module: Any, name: str, value: Any) -> None:
-            if self._is_other(module, name) and name not in _ASKED:
-                self._touch(module, name)
-            set_plainly(module, name, value)
-
-        self._stack.enter_context(mock.patch.object(kind, "__getattribute__", reading))
-        self._stack.enter_context(mock.patch.object(kind, "__setattr__", setting))
+    def _setting(self, module: Any, name: str) -> None:
+        if self._is_other(module, name) and name not in _ASKED:
+            self._touch(module, name)
 
     def _is_other(self, module: Any, name: str) -> bool:
         """Whether the code that runs is none of the partitions that have a module, which has such an attribute."""
@@ -151,6 +138,33 @@ _UNLIKE = _ASKED | {"forward"}
 """What is another on a rank's modules: evaluations set the mode, and deferred BatchNorm a forward."""
 
 
+@contextlib.contextmanager
+def _told(
+    modules: Iterable[nn.Module], reading: Callable[[Any, str], None], setting: Callable[[Any, str], None]
+) -> Iterator[None]:
+    """Have these told of what attribute code in the block reads or sets, before, of modules of the same classes."""
+
+    def watch(kind: type) -> None:
+        read: Callable[[Any, str], Any] = kind.__getattribute__  # type: ignore[assignment]
+        write: Callable[[Any, str, Any], None] = kind.__setattr__  # type: ignore[assignment]
+
+        def told_read(module: Any, name: str) -> Any:
+            reading(module, name)
+            return read(module, name)
+
+        def told_write(module: Any, name: str, value: Any) -> None:
+            setting(module, name)
+            write(module, name, value)
+
+        stack.enter_context(mock.patch.object(kind, "__getattribute__", told_read))
+        stack.enter_context(mock.patch.object(kind, "__setattr__", told_write))
+
+    with contextlib.ExitStack() as stack:
+        for kind in dict.fromkeys(map(type, modules)):
+            watch(kind)
+        yield
+
+
 class FirstReads:
     """Which attributes of modules a forward reads before it sets them: what it finds there is of the one before.
 
@@ -171,26 +185,15 @@ class FirstReads:
         self._read.clear()
         written: set[Attribute] = set()
 
-        def watch(kind: type) -> None:
-            read: Callable[[Any, str], Any] = kind.__getattribute__  # type: ignore[assignment]
-            write: Callable[[Any, str, Any], None] = kind.__setattr__  # type: ignore[assignment]
+        def reading(module: Any, name: str) -> None:
+            place = id(module), name
+            if place not in written and (name != _ALL or is_asked_by_user()):
+                self._read.add(place)
 
-            def reading(module: Any, name: str) -> Any:
-                place = id(module), name
-                if place not in written and (name != _ALL or is_asked_by_user()):
-                    self._read.add(place)
-                return read(module, name)
+        def setting(module: Any, name: str) -> None:
+            written.add((id(module), name))
 
-            def writing(module: Any, name: str, value: Any) -> None:
-                written.add((id(module), name))
-                write(module, name, value)
-
-            stack.enter_context(mock.patch.object(kind, "__getattribute__", reading))
-            stack.enter_context(mock.patch.object(kind, "__setattr__", writing))
-
-        with contextlib.ExitStack() as stack:
-            for kind in dict.fromkeys(map(type, self._modules.values())):
-                watch(kind)
+        with _told(self._modules.values(), reading, setting):
             yield
 
     def are_those_of(self, others: FirstReads) -> bool:
