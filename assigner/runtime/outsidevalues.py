@@ -11,7 +11,6 @@ So what has changed there since the start is held against it between the rank th
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from assigner.errors import UsageError
+from assigner.model.deferred import placed
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import is_lent, storage_of
 from assigner.model.deferred.originals import (
@@ -38,6 +38,7 @@ from assigner.runtime.forward.lossvalues import plain_values
 from assigner.runtime.relocation import removals
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Plan
@@ -142,13 +143,12 @@ class OutsideValues:
         model, tensors = graph.deferred.model, graph.deferred.tensors()
         self._started: dict[str, dict[str, Any]] = {}
         for piece in graph.pieces:
-            paths = [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
             hooks = {
                 f"a hook of {name}": hook
                 for name in piece.parameters
                 for hook in (tensors[name]._backward_hooks or {}).values()
             }
-            self._started[piece.name] = {**{each: model.get_submodule(each) for each in paths}, **hooks}
+            self._started[piece.name] = {**{each: model.get_submodule(each) for each in piece.called}, **hooks}
         self._first = {name: plain_values(started) for name, started in self._started.items()}
         self._kept = dict[bool, Memento]()
         modules = dict(model.named_modules())
@@ -340,18 +340,10 @@ class OutsideValues:
             is_same = is_same and all(each.holds() for each in self._samples)
             return is_same and all(each._version == version for each, version in self._replaced)
 
-    @contextlib.contextmanager
-    def _flagged(self, *, training: bool) -> Iterator[None]:
+    def _flagged(self, *, training: bool) -> contextlib.AbstractContextManager[None]:
         """Each module that is in one of the two modes is in this one while the block runs."""
-        now = [(module, module.training) for module, _ in self._flags]
-        for module, flags in self._flags:
-            if module.training in flags.values():
-                module.training = flags[training]
-        try:
-            yield
-        finally:
-            for module, flag in now:
-                module.training = flag
+        known = [(module.__dict__, flags) for module, flags in self._flags if module.training in flags.values()]
+        return placed((space, "training", flags[training]) for space, flags in known)
 
     def digests(self) -> list[float]:
         """Of what has changed, partition by partition; 0: nothing."""

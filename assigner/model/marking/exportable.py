@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import keyword
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -69,14 +68,10 @@ def _as_written(model: nn.Module) -> Iterator[None]:
             model.__class__ = kind
 
 
-@contextlib.contextmanager
-def _given_momenta(model: nn.Module) -> Iterator[None]:
+def _given_momenta(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """A BatchNorm without momentum works it out from the value of a counter, which a fake tensor has not."""
-    with contextlib.ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, _BatchNorm) and module.momentum is None:
-                stack.enter_context(mock.patch.object(module, "momentum", 0.0))  # no shape depends on it
-        yield
+    norms = [each for each in model.modules() if isinstance(each, _BatchNorm) and each.momentum is None]
+    return placed((vars(each), "momentum", 0.0) for each in norms)  # no shape depends on it
 
 
 @contextlib.contextmanager

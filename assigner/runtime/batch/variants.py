@@ -265,8 +265,8 @@ def _check_ownership(graph: PartitionGraph, base: PartitionGraph, constants: fro
         MarkingError: it would need a module or a tensor that another worker may hold.
     """
     for piece in graph.pieces:
-        held = set(base.piece[piece.name].state) | _called(base, piece.name)
-        strange = (set(piece.state) | _called(graph, piece.name)) - held - constants
+        planned = base.piece[piece.name]
+        strange = {*piece.state, *piece.called} - {*planned.state, *planned.called} - constants
         if buffers := strange & set(piece.buffers) - _within(graph, piece.name):
             raise MarkingError(
                 f"partition {piece.name!r} needs the buffer {min(buffers)!r}, which it does not hold under the plan:"
@@ -286,10 +286,6 @@ def _within(graph: PartitionGraph, name: str) -> set[str]:
     """A partition's tensors that lie in modules which it calls."""
     piece = graph.piece[name]
     return {each for each in piece.state if any(each.startswith(f"{module}.") for module in piece.called)}
-
-
-def _called(graph: PartitionGraph, name: str) -> set[str]:
-    return {str(node.target) for node in graph.piece[name].graph.nodes if node.op == "call_module"}
 
 
 def _with_partitions(plan: Plan, graph: PartitionGraph) -> Plan:
