@@ -10,7 +10,7 @@ from torch import fx
 from torch.export.graph_signature import InputKind
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.mutation import is_random, tensor_leaves
+from assigner.model.deferred.mutation import is_random, storage_of, tensor_leaves
 from assigner.model.marking.opaque import is_call
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def storages(node: fx.Node) -> tuple[int, ...]:
         MarkingError: torch.func or torch.vmap has wrapped them.
     """
     leaves = check_unwrapped(node)
-    found = [int(leaf.untyped_storage()._cdata) for leaf in leaves if leaf.layout is torch.strided]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(storage_of(leaf) for leaf in leaves if leaf.layout is torch.strided))
 
 
 def check_unwrapped(node: fx.Node) -> list[torch.Tensor]:

@@ -28,6 +28,7 @@ from assigner.model.deferred.originals import unwatched
 from assigner.model.members import named_buffers, named_parameters
 from assigner.model.plainvalues import DTYPES
 from assigner.runtime.failures.callrecord import checksum
+from assigner.runtime.forward.heldtensors import has_values_of
 from assigner.runtime.ranks.packedvalues import (
     PackedValue,
     broadcast,
@@ -321,9 +322,7 @@ def _with_every_name(model: nn.Module, state: Mapping[str, Any]) -> OrderedDict[
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one is other or (one.data_ptr() == other.data_ptr() and one.shape == other.shape):
         return True
-    return (one.shape, one.dtype) == (other.shape, other.dtype) and bool(
-        torch.equal(one, other) or torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
-    )
+    return one.dtype == other.dtype and has_values_of(one, other)
 
 
 def extra_key(path: str) -> str:

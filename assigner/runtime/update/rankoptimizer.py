@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 
 from assigner.errors import UsageError
+from assigner.model.deferred.origins import digest
 from assigner.runtime.update.building import StandInParameters, built_optimizer
 from assigner.runtime.update.optimizermemory import OptimizerMemory, equal, is_told, outside_of
 from assigner.runtime.update.ownnumbers import OwnNumbers
@@ -123,8 +124,7 @@ class RankOptimizer:
         """Build the user's optimizer over these parameters of the model."""
         outside = outside_of(self._workload.optimizer)
         self.local, names = built_optimizer(self._workload, self._model, held)
-        text = repr([sorted(members) for members in names])
-        self._groups = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
+        self._groups = digest([repr([sorted(members) for members in names])])
         self._built = [
             _BuiltGroup(group, group["params"], members, {key: kind_of(value) for key, value in group.items()})
             for group, members in zip(self.local.param_groups, names, strict=True)
@@ -500,8 +500,8 @@ class RankOptimizer:
         numbers = self._found(self.param_groups)
         told = plain if numbers == [*range(len(self._built))] else [numbers, *plain]
         rates = dict.fromkeys(f"{group['lr']:g}" for group in self.param_groups if isinstance(group.get("lr"), float))
-        digest = hashlib.blake2b(repr(told).encode(), digest_size=3).hexdigest()
-        return f"lr {', '.join([*rates][:MOST_TOLD])} (settings {digest})" if rates else f"settings {digest}"
+        told_as = hashlib.blake2b(repr(told).encode(), digest_size=3).hexdigest()
+        return f"lr {', '.join([*rates][:MOST_TOLD])} (settings {told_as})" if rates else f"settings {told_as}"
 
     @property
     def mine(self) -> list[str]:

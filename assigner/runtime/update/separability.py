@@ -30,6 +30,7 @@ from torch.optim import optimizer as torch_optimizer
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.likeness import in_likeness
+from assigner.runtime.forward.heldtensors import has_values_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -428,7 +429,7 @@ def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Two gradients, to the last bit; a sparse one is another than a dense one."""
     if one is None or other is None:
         return one is other
-    return one.layout == other.layout and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return one.layout == other.layout and has_values_of(one, other)
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
