@@ -16,15 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-# Operations that move running statistics, which their schemas do not say: the names of the arguments, and of the flag
-# that says whether they do.
-_STATISTICS = {
-    "aten::batch_norm": (("running_mean", "running_var"), "training"),
-    "aten::native_batch_norm": (("running_mean", "running_var"), "training"),
-    "aten::cudnn_batch_norm": (("running_mean", "running_var"), "training"),
-    "aten::instance_norm": (("running_mean", "running_var"), "use_input_stats"),
-    "aten::_batch_norm_impl_index": (("running_mean", "running_var"), "training"),
+# Operations that move running statistics, which their schemas do not say: the flag that says whether they do.
+_MOVING = {
+    **{f"aten::{name}batch_norm": "training" for name in ("", "native_", "cudnn_")},
+    "aten::_batch_norm_impl_index": "training",
+    "aten::instance_norm": "use_input_stats",
 }
+_STATISTICS = ("running_mean", "running_var")
 # Operations that give back their input itself where they have nothing to do.
 _IDLE = frozenset(f"aten::{name}" for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"))
 DROPOUTS = frozenset((
@@ -45,10 +43,10 @@ def written_names(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     if not isinstance(operation, torch._ops.OpOverload):
         return []
     schema = operation._schema
-    if schema.name in _STATISTICS:
-        statistics, flag = _STATISTICS[schema.name]
+    if schema.name in _MOVING:
         named = named_arguments(operation, args, kwargs)
-        return [name for name in statistics if named.get(name) is not None] if named.get(flag) else []
+        moves = named.get(_MOVING[schema.name])
+        return [name for name in _STATISTICS if named.get(name) is not None] if moves else []
     if not schema.is_mutable:
         return []
     named = named_arguments(operation, args, kwargs)

@@ -20,6 +20,7 @@ import dis
 import enum
 import sys
 from dataclasses import dataclass
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
@@ -269,22 +270,17 @@ class Checks:
 
 def _frames() -> dict[types.FrameType, int]:
     """Where each frame that runs now stands."""
-    frame: types.FrameType | None = sys._getframe(1)
-    found = {}
-    while frame is not None:
-        found[frame] = frame.f_lasti
-        frame = frame.f_back
-    return found
+    return {frame: frame.f_lasti for frame, _ in walk_stack(sys._getframe(1))}
 
 
 def _deciding_place() -> tuple[str, int] | None:
     """File and line of the code that asks for a truth; None: torch asks on its own account."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_code(frame):
+    for frame, line in walk_stack(sys._getframe(1)):
+        if _is_code(frame):
+            return frame.f_code.co_filename, line
         if _module(frame) != "torch" and not f"{_module(frame)}.".startswith(_ASKS):
             return None
-        frame = frame.f_back
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    return None
 
 
 def _is_code(frame: types.FrameType) -> bool:
@@ -388,7 +384,5 @@ def _equal(original: Any) -> Any:
 
 def _asked_by_code() -> bool:
     """Whether a function of torch is called by a model's code between partitions, also through others of torch."""
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and _module(frame) == "torch":
-        frame = frame.f_back
-    return not within_call() and frame is not None and _is_code(frame)
+    asks = next((frame for frame, _ in walk_stack(sys._getframe(2)) if _module(frame) != "torch"), None)
+    return not within_call() and asks is not None and _is_code(asks)

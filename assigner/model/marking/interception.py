@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -442,11 +443,9 @@ def _asked_by_user(original: Callable[..., Any], libraries: Sequence[str] = _LIB
     """
 
     def ask() -> bool:
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None and (name := str(frame.f_globals.get("__name__", ""))) == _ASKS_FOR_OTHERS:
-            frame = frame.f_back
-        is_library = frame is not None and name.partition(".")[0] in libraries and not name.startswith(_MODELS)
-        return is_library and bool(original())
+        names = (str(frame.f_globals.get("__name__", "")) for frame, _ in walk_stack(sys._getframe(1)))
+        name = next((each for each in names if each != _ASKS_FOR_OTHERS), "")
+        return name.partition(".")[0] in libraries and not name.startswith(_MODELS) and bool(original())
 
     return ask
 
