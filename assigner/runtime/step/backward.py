@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
 
@@ -12,20 +12,11 @@ if TYPE_CHECKING:
 
     from assigner.model.deferred.memento import Memento
     from assigner.runtime.forward.state import PartitionState
+    from assigner.runtime.step.partition import PartitionRunner
 
 
-class Watched(NamedTuple):
-    """A partition that a backward goes through, and may not change.
-
-    Args:
-        name: The partition's.
-        state: What it keeps.
-        shows_values: Python values are looked at beside tensors.
-    """
-
-    name: str
-    state: PartitionState
-    shows_values: bool
+Watched = tuple["PartitionRunner", bool]
+"""A partition that a backward goes through, and may not change; and whether to look at Python values beside tensors."""
 
 
 def overwritten_error(partition: str, tensor: str) -> UsageError:
@@ -76,15 +67,15 @@ def unchanged_by_backward(watched: Sequence[Watched], whole: PartitionState | No
     Raises:
         UsageError: it does.
     """
-    states = [whole] if whole is not None and watched else [each.state for each in watched]
+    states = [whole] if whole is not None and watched else [each.state for each, _ in watched]
     counts = [(each, each.last_counts()) for each in states]
-    values = [(each.name, each.state.values()) for each in watched if each.shows_values]
+    values = [(each.piece.name, each.state.values()) for each, shows_values in watched if shows_values]
     yield
     changed = [tensor for state, before in counts for tensor in state.changed_since(before)]
-    for name, state, _ in watched if changed else ():
-        if any(map(state.tensors.holds, changed)):
+    for each, _ in watched if changed else ():
+        if any(map(each.state.tensors.holds, changed)):
             raise UsageError(
-                f"the backward of partition {name!r} changes a buffer or a weight (a Function's backward,"
+                f"the backward of partition {each.piece.name!r} changes a buffer or a weight (a Function's backward,"
                 " a hook, or a checkpoint's recompute, as of a BatchNorm): with rematerialisation, or with several"
                 " micro-batches under way, that would be lost",
                 hint="change it in forward, and leave checkpoints to the plan (or batch_norm='deferred'); or"

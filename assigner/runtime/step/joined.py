@@ -111,18 +111,16 @@ class _InTurn(NamedTuple):
     """One of the forwards that follow each other.
 
     Args:
-        name: The partition's.
-        runner: Its.
+        runner: The partition's.
         reads: Where the values that it reads lie among those that are there by then.
         sizes: Likewise its numbers.
         lent: Where those of the values lie that come from elsewhere, or that others read elsewhere too.
         watched: These.
         makes: Where the values that it makes lie.
         cut: Those of them that have no gradient though their graph may say so.
-        asked: Numbers of its outputs that code behind them looks at, and whether a gradient comes back.
+        asked: Numbers of its outputs that code behind them looks at.
     """
 
-    name: str
     runner: PartitionRunner
     reads: tuple[int, ...]
     sizes: slice
@@ -130,7 +128,7 @@ class _InTurn(NamedTuple):
     watched: tuple[ReadValue, ...]
     makes: slice
     cut: tuple[int, ...]
-    asked: tuple[tuple[int, bool], ...]
+    asked: tuple[int, ...]
 
 
 class JoinedPartitions:
@@ -177,8 +175,8 @@ class JoinedPartitions:
         """The forwards; `place` learns where the values that they make lie."""
         found, sizes = list[_InTurn](), 0
         for each in self._runners:
-            piece, gradients = each.piece, each.gradients if each.finish is None else ()
-            made = [Value(piece.name, n) for n in range(len(gradients))]
+            piece = each.piece
+            made = [Value(piece.name, n) for n in range(len(each.gradients) if each.finish is None else 0)]
             reads = tuple([place[value] for value in piece.reads])
             pairs = zip(piece.reads, each.shared, strict=True)
             watched = [ReadValue(value, value in elsewhere or is_shared) for value, is_shared in pairs]
@@ -187,26 +185,16 @@ class JoinedPartitions:
             place.update([(value, len(place) + n) for n, value in enumerate(made)])
             makes = slice(len(place) - len(made), len(place))
             cut = tuple([place[value] for value in made if not graph.values[value].gradient])
-            asked = tuple([(n, gradients[n]) for n, value in enumerate(made) if graph.values[value].asked])
-            found.append(
-                _InTurn(
-                    piece.name, each, reads, slice(sizes, sizes + len(piece.sizes)), lent, tuple(watched), makes, cut,
-                    asked,
-                )
-            )  # fmt: skip
-            sizes += len(piece.sizes)
+            asked = tuple([n for n, value in enumerate(made) if graph.values[value].asked])
+            numbers = slice(sizes, sizes := sizes + len(piece.sizes))
+            found.append(_InTurn(each, reads, numbers, lent, tuple(watched), makes, cut, asked))
         return found
 
     def recomputes(self, place: ForwardPlace) -> bool:  # noqa: ARG002 (as a partition alone)
         """No: joined ones keep their graph."""
         return False
 
-    def forward(
-        self,
-        place: ForwardPlace,
-        reads: Sequence[torch.Tensor],
-        sizes: Sequence[Any],
-    ) -> list[torch.Tensor]:
+    def forward(self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
         """Run the forwards of one micro-batch; arguments as of a partition alone.
 
         Args:
@@ -233,8 +221,8 @@ class JoinedPartitions:
                 check_hooks(call.runner.piece, read)
             if before:
                 check_unchanged(call.runner.piece, call.watched, [values[n] for n in call.lent], before)
-            for n, gradient in call.asked:
-                check_asked(call.name, outputs[n], gradient=gradient, sent=False)
+            for n in call.asked:
+                check_asked(call.runner.piece.name, outputs[n], gradient=call.runner.gradients[n], sent=False)
             if call.runner.finish is None:
                 values += outputs
             else:  # in a stage's order others may come behind it, which it does not read
@@ -243,10 +231,8 @@ class JoinedPartitions:
                 values[n] = values[n].detach()
         late = self.state.end(start)
         made = [values[n] for n, _ in self._outputs]
-        roots = [
-            edge_of(each) if gradient and each.requires_grad else None
-            for each, (_, gradient) in zip(made, self._outputs, strict=True)
-        ]
+        pairs = zip(made, self._outputs, strict=True)
+        roots = [edge_of(each) if gradient and each.requires_grad else None for each, (_, gradient) in pairs]
         if self._ending is not None:
             made += ended
             roots += self._ending.roots(ended)
@@ -333,8 +319,8 @@ class JoinedPartitions:
         if not (graph.held or graph.is_hooked or place.is_alone) and (self._unseen or not self._users):
             return self._unseen
         checked = [each for each in self._runners if each.is_checked(place, bool(graph.held))]
-        found = [each.watched(each.shows_values(graph, output_gradients)) for each in checked]
+        found = [(each, each.shows_values(graph, output_gradients)) for each in checked]
         were_seen = all(each.was_watched_back for each in self._users)
-        if found and were_seen and not any(each.shows_values for each in found):
-            self._unseen = [each.watched(False) for each in self._users]
+        if found and were_seen and not any(shows_values for _, shows_values in found):
+            self._unseen = [(each, False) for each in self._users]
         return found

@@ -48,7 +48,7 @@ from assigner.runtime.forward.randomness import backward_seed, partition_seed, s
 from assigner.runtime.forward.splitbackward import input_part
 from assigner.runtime.forward.state import ForwardStart, LateWrites, PartitionState
 from assigner.runtime.forward.usercode import has_user_code
-from assigner.runtime.step.backward import Watched, in_words, overwritten_error, restored, unchanged_by_backward
+from assigner.runtime.step.backward import in_words, overwritten_error, restored, unchanged_by_backward
 from assigner.runtime.step.batchnorm import DeferredStatistics
 from assigner.runtime.step.graphs import NOTHING, ForwardPlace, Graph, Graphs, differentiate, given
 from assigner.runtime.step.readvalues import ReadValue, check_hooks, check_unchanged, facts_of, written_in_words
@@ -254,7 +254,7 @@ class PartitionRunner:
         start = self._starts.pop(place.micro_batch, None)
         if graph is not None:
             is_checked = self.is_checked(place, bool(graph.held))
-            checked = [self.watched(self.shows_values(graph, output_gradients))] if is_checked else []
+            checked = [(self, self.shows_values(graph, output_gradients))] if is_checked else []
             with (
                 restored(graph.values) if graph.values else NOTHING,
                 as_they_were(graph.held) if graph.held else NOTHING,
@@ -270,7 +270,7 @@ class PartitionRunner:
                 held = self.state.left() if split else []
                 graph = Graph(self.roots(outputs), held, is_hooked=hooks_so_far() != hooks)
                 graph.draws = graph.is_hooked or code_so_far() != code
-                with unchanged_by_backward([self.watched(self.shows_values(graph, output_gradients))]):
+                with unchanged_by_backward([(self, self.shows_values(graph, output_gradients))]):
                     self._differentiate(place, graph, output_gradients, split=split)
 
     def backward_weight(self, place: ForwardPlace) -> None:
@@ -279,7 +279,7 @@ class PartitionRunner:
         if isinstance(graph, _Postponed):
             self.backward(place, *graph)
         elif graph is not None and graph.rest is not None:
-            checked = [self.watched(False)] if self.is_checked(place, bool(graph.held)) else []
+            checked = [(self, False)] if self.is_checked(place, bool(graph.held)) else []
             with (
                 as_single_process(), restored(graph.values), as_they_were(graph.held), unchanged_by_backward(checked),
                 in_words(graph.overwritten),
@@ -308,10 +308,6 @@ class PartitionRunner:
             is_held: It finds tensors as its forward left them.
         """
         return is_held or (self.is_users and not place.is_alone)  # others lie before it
-
-    def watched(self, shows_values: bool) -> Watched:
-        """This partition as one that a backward may not change."""
-        return Watched(self.piece.name, self.state, shows_values)
 
     def shows_values(self, graph: Graph, output_gradients: Sequence[torch.Tensor | None]) -> bool:
         """Whether to look if a backward changes Python values too: the first, and each that runs a forward's hooks.
