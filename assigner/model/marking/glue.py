@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from assigner.model.marking.capture import Capture
+    from assigner.model.marking.opaque import OpaqueCall
 
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -81,7 +82,7 @@ class Ownership:
         self.nodes = list(capture.graph.nodes)
         self.placeholders = {node: capture.kinds[node.name] for node in self.nodes if node.op == "placeholder"}
         self.owner: dict[fx.Node, int] = {}
-        called = [self._module(node) for node in self.nodes if is_call(node)]
+        called = [self._call(node).module for node in self.nodes if is_call(node)]
         self.order = list(dict.fromkeys(name for name in called if name in marked))
         missing = [name for name in marked if name not in self.order]
         if missing and (all_called or not self.order):
@@ -101,8 +102,8 @@ class Ownership:
         self.replaced: set[fx.Node] = set()
         self._find_reads()
 
-    def _module(self, node: fx.Node) -> str:
-        return self.capture.calls[int(node.args[0])].module  # type: ignore[arg-type]
+    def _call(self, node: fx.Node) -> OpaqueCall:
+        return self.capture.calls[opaque_arguments(node)[0]]
 
     def _find_free(self) -> set[fx.Node]:
         grouped = {node for group in self.capture.together for node in group}
@@ -190,7 +191,7 @@ class Ownership:
         found = {
             self.owner[node]
             for node in self.owner
-            if is_call(node) and any(each.startswith(f"{self._module(node)}.") for each in names)
+            if is_call(node) and any(each.startswith(f"{self._call(node).module}.") for each in names)
         }
         return found | self._places(node for node, (_, target) in self.placeholders.items() if target in names)
 
@@ -219,7 +220,7 @@ class Ownership:
         """
         turn = {node: n for n, node in enumerate(self.nodes)}
         for node in filter(is_call, self.owner):
-            call, place = self.capture.calls[int(node.args[0])], self.owner[node]  # type: ignore[arg-type]
+            call, place = self._call(node), self.owner[node]
             for name in sorted(call.effects.changed):
                 names, is_replaced = self.same_tensor.get(name, (name,)), name in call.effects.replaced
                 held = [each for each, (_, target) in self.placeholders.items() if target in names]
@@ -254,7 +255,7 @@ class Ownership:
             MarkingError: this call's module changes the tensor, too, and the glue reads such a value past the call or
                 stores one once a step.
         """
-        call = self.capture.calls[int(node.args[0])]  # type: ignore[arg-type]
+        call = self._call(node)
         users = [user for each in held for user in each.users]
         stores = [user for user in users if user.target in STORES]
         values = [*stores, *(user for user in users if user.target is snapshot)]
@@ -288,8 +289,8 @@ class Ownership:
             MarkingError: with respect to a value that another one, of which its result was made, was made of elsewhere.
         """
         for node in filter(is_call, self.nodes):
-            number, given, _ = opaque_arguments(node)
-            call = self.capture.calls[number]
+            call = self._call(node)
+            _, given, _ = opaque_arguments(node)
             for n, m in sorted(call.effects.differentiated):
                 if given[n] in behind(given[m]):
                     raise MarkingError(
@@ -312,8 +313,7 @@ class Ownership:
             (self.owner[node], name)
             for node in self.owner
             if is_call(node)
-            for call in (self.capture.calls[int(node.args[0])],)  # type: ignore[arg-type]
-            for name in call.effects.changed
+            for name in self._call(node).effects.changed
             if name in self.capture.deferred_statistics
         ]
         changed += [
@@ -331,7 +331,7 @@ class Ownership:
     def _home(self, node: fx.Node) -> str:
         """The partition that must run a node: of a marked module, or as another capture has it."""
         if is_call(node):
-            name = self._module(node)
+            name = self._call(node).module
             return name if name in self.order else self.homes.get(name, "")
         held = [self.placeholders[each][1] for each in node.all_input_nodes if each.op == "placeholder"]
         return next((self.homes[name] for name in held if name in self.homes), "")

@@ -89,6 +89,10 @@ class OpaqueCall:
         return repr(self.module) if self.function is None else getattr(self.function, "__qualname__", "a function")
 
 
+Examined = tuple[CallEffects, list[torch.Tensor], list[Any]]
+"""What a call does; the tensors that it has returned, and the symbolic sizes."""
+
+
 @dataclass(frozen=True)
 class _AfterCall:
     """What a call has left.
@@ -307,10 +311,10 @@ class OpaqueCalls:
                 _session.wanting[number] = learnt.effects.wanting
                 return fresh_results(self._sized(label, made), [*fakes, *own.values()])
             inner_args, inner_kwargs = fill(arguments, tensor=fakes, size=numbers)
+            called = partial(forward, *inner_args, **inner_kwargs)
+            examine = partial(self.examine, name, label, called, fakes, environment)
             with _told(label), self._noticed(name, fakes):
-                effects, made, strange = contextvars.copy_context().run(
-                    self._examined, name, label, partial(forward, *inner_args, **inner_kwargs), fakes, environment
-                )
+                effects, made, strange = contextvars.copy_context().run(self._examined, name, examine)
             plain = plain_leaves(effects.results)
             if strange or any(isinstance(each, torch.SymFloat | torch.SymBool) for each in plain):
                 raise CrossingError(
@@ -358,14 +362,7 @@ class OpaqueCalls:
         if ran and is_left:
             self._left[name] = _AfterCall(self.isolation.values_of(inside), now, ran[-1])
 
-    def _examined(
-        self,
-        name: str,
-        label: str,
-        forward: Callable[[], Any],
-        given: Sequence[torch.Tensor],
-        environment: ShapeEnv | None,
-    ) -> tuple[CallEffects, list[torch.Tensor], list[Any]]:
+    def _examined(self, name: str, examine: Callable[..., Examined]) -> Examined:
         """As `examine`, of a module's first call or of a further one.
 
         Each call is captured, and of an unmarked module may run on a worker of its own, as if there were no other. So
@@ -376,10 +373,10 @@ class OpaqueCalls:
         """
         before, missing = self._left.get(name), self.dependence.failed
         if before is None:
-            return self.examine(name, label, forward, given, environment)
+            return examine()
         failed: Exception | None = None
         try:
-            found = self.examine(name, label, forward, given, environment)
+            found = examine()
         except Exception as error:  # noqa: BLE001 - it may lack what the call before has left
             failed = error
         alone, inside = self._shown, self.isolation.inside[name]
@@ -387,7 +384,7 @@ class OpaqueCalls:
         try:
             with before.values.restored():
                 put_back(inside, before.own)
-                self.examine(name, label, forward, given, environment, known=before.names)
+                examine(known=before.names)
         except Exception:
             if failed is not None:
                 raise failed from None
@@ -413,7 +410,7 @@ class OpaqueCalls:
         environment: ShapeEnv | None,
         *,
         known: Mapping[int, str] | None = None,
-    ) -> tuple[CallEffects, list[torch.Tensor], list[Any]]:
+    ) -> Examined:
         """Run a forward and see what it does; what it leaves in Python and on its module is taken back.
 
         It is called in a context of its own: no variable of that can be made one that was never set.
