@@ -178,10 +178,10 @@ def test_other_results_than_learnt():
 
 def test_the_same_batches_for_all():
     """Batches are Workload.batch's, cut or repeated to the sizes that are asked for."""
-    examples = realforward.Examples(lambda rows: (torch.arange(rows * 3).view(rows, 3),))
     leaves = [torch.zeros(5, 4, dtype=torch.int64), "text"]
     assert call_arguments(tuple(leaves)) == (tuple(leaves), {})
-    found = list(examples.inputs(leaves[:1], [0]))
+    made = realforward.example_inputs(lambda rows: (torch.arange(rows * 3).view(rows, 3),), leaves[:1], [0])
+    found = list(made)
     assert [each.shape for (each,) in found] == [(4, 4), (8, 4), (12, 4)]
     assert found[0][0].tolist()[1] == [3, 4, 5, 3]
 
@@ -189,9 +189,9 @@ def test_the_same_batches_for_all():
 def test_examples_that_are_cut_stay_within_their_lengths():
     """Lengths of sequences, and places in them, are still such when the sequences are cut; ids of words stay."""
     words, lengths, places = torch.arange(12).repeat(4, 1), torch.tensor([12, 3, 9, 5]), torch.tensor([11, 3, 9, 5])
-    examples = realforward.Examples(lambda rows: (words[:rows], lengths[:rows], places[:rows], lengths[:rows] / 2))
     asked = [torch.zeros(4, 7, dtype=torch.int64), *(torch.zeros(4, dtype=torch.int64),) * 2, torch.zeros(4)]
-    found = next(examples.inputs(asked, [0, 0, 0, 0]))
+    made = words, lengths, places, lengths / 2
+    found = next(realforward.example_inputs(lambda rows: tuple(each[:rows] for each in made), asked, [0, 0, 0, 0]))
     assert [each.tolist() for each in found] == [[[*range(7)]] * 4, [7, 3, 7, 5], [6, 3, 6, 5], [6, 1.5, 4.5, 2.5]]
 
 
@@ -199,6 +199,7 @@ def test_examples_of_two_sequences_that_are_cut():
     """Lengths that may be of either are within both."""
     source, target = torch.zeros(4, 10, dtype=torch.int64), torch.zeros(4, 20, dtype=torch.int64)
     lengths = torch.tensor([8, 3, 7, 5])
-    examples = realforward.Examples(lambda rows: (source[:rows], target[:rows], lengths[:rows]))
+    made = source, target, lengths
     asked = [torch.zeros(4, 9, dtype=torch.int64), torch.zeros(4, 5, dtype=torch.int64), lengths]
-    assert next(examples.inputs(asked, [0, 0, 0]))[2].tolist() == [4, 3, 4, 4]
+    found = next(realforward.example_inputs(lambda rows: tuple(each[:rows] for each in made), asked, [0, 0, 0]))
+    assert found[2].tolist() == [4, 3, 4, 4]

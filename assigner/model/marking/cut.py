@@ -29,7 +29,7 @@ from assigner.model.marking.leftovers import check_apart, check_loss, left_by_mo
 from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.piece import PieceBuilder
-from assigner.model.marking.realforward import Examples, learn
+from assigner.model.marking.realforward import Maker, example_inputs, learn
 from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows, batch_rows, find_carriers
 from assigner.model.members import named_parameters
 from assigner.model.workload import call_arguments
@@ -68,8 +68,11 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     marked = find_marks(deferred.model, workload.marks if marks is None else tuple(marks))
     example = workload.make_batch(EXAMPLE_ROWS, workload.seed)
     rows = batch_rows(workload, example)
-    examples = Examples(lambda rows: workload.make_batch(rows, workload.seed)[0])
-    captured = _captured(deferred, marked, example[0], examples, rows.inputs, autocast=workload.autocast)
+
+    def maker(rows: int) -> Any:
+        return workload.make_batch(rows, workload.seed)[0]
+
+    captured = _captured(deferred, marked, example[0], maker, rows.inputs, autocast=workload.autocast)
     check_loss(workload.loss, deferred.model, captured.left)
     outside, modules = modules_outside(deferred.model, captured.opaque), [*deferred.model.modules()]
     own = {id(each) for _, each in outside}
@@ -83,7 +86,7 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     return replace(
         cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, order=order,
         notes=[captured.notes], opened=captured.opened,
-        rows=rows, examples=examples, learnt=any(call.learnt for call in captured.calls),
+        rows=rows, maker=maker, learnt=any(call.learnt for call in captured.calls),
     )  # fmt: skip
 
 
@@ -132,7 +135,7 @@ def _captured(
     deferred: DeferredModel,
     marked: Mapping[str, Mark],
     inputs: Any,
-    examples: Examples | None,
+    maker: Maker | None,
     row_leaves: RowLeaves | None,
     *,
     autocast: str | None,
@@ -141,7 +144,7 @@ def _captured(
     sized: InputKey | None = None,
     opened: Mapping[str, CrossingError] | None = None,
 ) -> Capture:
-    """A capture for inputs like these, where examples tell what modules give whose forward needs values.
+    """A capture for inputs like these, where batches of `maker` tell what modules give whose forward needs values.
 
     Where they have the sizes of those that `sized` is the key of, but for the rows, it holds for no others: a forward
     that needs values there takes seconds to be followed with symbols for all sizes.
@@ -150,13 +153,13 @@ def _captured(
     _, carriers = find_carriers(row_leaves, inputs, leaves)
 
     def learn_calls(names: Sequence[str], wanted: Mapping[str, Exception | None]) -> Mapping[str, Sequence[LearntCall]]:
-        assert examples is not None
-        batches = examples.inputs(leaves, carriers)
+        assert maker is not None
+        batches = example_inputs(maker, leaves, carriers)
         return learn(deferred, names, batches, structure, wanted=wanted, autocast=autocast, training=training)
 
     return capture(
         deferred.model, list(marked), inputs, autocast=autocast, any_rows=any_rows, row_leaves=row_leaves,
-        training=training, learner=None if examples is None else learn_calls,
+        training=training, learner=None if maker is None else learn_calls,
         these_sizes=sized is not None and input_key(structure, leaves).differs_in_rows(sized, carriers),
         opened=opened,
     )  # fmt: skip
@@ -192,7 +195,7 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
     marked = find_marks(deferred.model, graph.marks)
     with deferred.mode(training=training):
         captured = _captured(
-            deferred, marked, inputs, graph.examples, graph.rows.inputs,
+            deferred, marked, inputs, graph.maker, graph.rows.inputs,
             autocast=graph.last.autocast, any_rows=False, training=training,
             sized=graph.domain.example if graph.learnt else None, opened=graph.opened,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.keepers import ABSENT
 from assigner.model.deferred.memento import Memento, StateChange
-from assigner.model.deferred.mutation import is_view
+from assigner.model.deferred.mutation import is_view, storage_of
 from assigner.model.deferred.originals import unwatched
 from assigner.model.marking.domain import Domain
 from assigner.model.marking.isolation import CrossingError
@@ -29,7 +29,7 @@ from assigner.model.marking.leftovers import Notes
 from assigner.model.marking.marks import Mark
 from assigner.model.marking.nodes import is_item
 from assigner.model.marking.partitionmodule import around_module, build_module
-from assigner.model.marking.realforward import Examples
+from assigner.model.marking.realforward import Maker
 from assigner.model.marking.rows import BatchRows
 from assigner.model.members import named_buffers, named_parameters
 
@@ -203,7 +203,7 @@ class PartitionGraph:
         notes: Of its captures, each with what it leaves and reads in attributes.
         opened: The unmarked modules whose code was followed, each with why.
         rows: What carries the rows of a batch.
-        examples: Batches with values, for partitions whose forward needs them to be captured; None: there are none.
+        maker: Has batches with values, for partitions whose forward needs them to be captured; None: there are none.
         learnt: What a partition returns was learnt from batches with values, for these sizes beside the rows.
         recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
     """
@@ -222,7 +222,7 @@ class PartitionGraph:
     notes: list[Notes] = field(default_factory=list, repr=False, compare=False)
     opened: Mapping[str, CrossingError] = field(default_factory=dict, repr=False, compare=False)
     rows: BatchRows = field(default_factory=BatchRows)
-    examples: Examples | None = field(default=None, repr=False, compare=False)
+    maker: Maker | None = field(default=None, repr=False, compare=False)
     learnt: bool = False
     recuts: dict[bool, list[PartitionGraph]] = field(
         default_factory=lambda: {True: [], False: []}, repr=False, compare=False
@@ -429,9 +429,9 @@ class PartitionGraph:
         """
         built = self.deferred.tensors()
         taken = {
-            _memory(built[name]) for name in (*base.persistent, *(each for one in base.pieces for each in one.state))
+            storage_of(built[name]) for name in (*base.persistent, *(each for one in base.pieces for each in one.state))
         }
-        found = {name for piece in self.pieces for name in piece.buffers if _memory(built[name]) not in taken}
+        found = {name for piece in self.pieces for name in piece.buffers if storage_of(built[name]) not in taken}
         written = (name for piece in self.pieces for name in _written(piece.graph))
         return frozenset(found.difference(written))
 
@@ -447,10 +447,6 @@ class PartitionGraph:
     def rebuild_output(self, leaves: Sequence[torch.Tensor]) -> Any:
         """The model's output, in its own structure, from what the last partition returned."""
         return pytree.tree_unflatten(self.output.filled(leaves), self.output.structure)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _written(graph: fx.Graph) -> set[str]:
@@ -485,4 +481,4 @@ def _is_filled_alike(change: StateChange) -> bool:
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Where a tensor's values lie, and how."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+    return storage_of(tensor), tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()

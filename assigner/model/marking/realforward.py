@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,46 +36,42 @@ from assigner.model.workload import call_arguments
 from assigner.usercode import user_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 _ROWS = (4, 8, 12)
 _SHARE = 4  # of the free memory: what all weights together may take, with as much for making them
 
 
-class Examples:
-    """Batches with values, in whatever shapes.
+Maker = Callable[[int], Any]
+"""Makes a batch's inputs with values for a number of rows, as `Workload.batch` does."""
+
+
+def example_inputs(maker: Maker, leaves: Sequence[Any], carriers: Sequence[int | None]) -> Iterator[list[Any]]:
+    """Flattened inputs with values, of several numbers of rows, where any of them carries rows.
 
     Args:
-        make: Inputs for a number of rows, by `Workload.batch`.
+        maker: Has the values.
+        leaves: The inputs whose types and other sizes they have.
+        carriers: In which dimension each of them carries rows; None: in none.
     """
+    for rows in _ROWS:
+        source = _source(maker, rows)
+        if len(source) != len(leaves):
+            source = [None] * len(leaves)
+        generator = torch.Generator().manual_seed(rows)
+        found = [
+            _like(leaf, example, carrier, rows, generator)
+            for leaf, example, carrier in zip(leaves, source, carriers, strict=True)
+        ]
+        yield _within(found, source, carriers)
 
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self._make = make
 
-    def inputs(self, leaves: Sequence[Any], carriers: Sequence[int | None]) -> Iterator[list[Any]]:
-        """Flattened inputs of several numbers of rows, where any of them carries rows.
-
-        Args:
-            leaves: The inputs whose types and other sizes they have.
-            carriers: In which dimension each of them carries rows; None: in none.
-        """
-        for rows in _ROWS:
-            source = self._source(rows)
-            if len(source) != len(leaves):
-                source = [None] * len(leaves)
-            generator = torch.Generator().manual_seed(rows)
-            found = [
-                _like(leaf, example, carrier, rows, generator)
-                for leaf, example, carrier in zip(leaves, source, carriers, strict=True)
-            ]
-            yield _within(found, source, carriers)
-
-    def _source(self, rows: int) -> list[Any]:
-        for each in (rows, _ROWS[0]):
-            with contextlib.suppress(AssignerError):
-                return pytree.tree_leaves(call_arguments(self._make(each)))
-        return []
+def _source(maker: Maker, rows: int) -> list[Any]:
+    for each in (rows, _ROWS[0]):
+        with contextlib.suppress(AssignerError):
+            return pytree.tree_leaves(call_arguments(maker(each)))
+    return []
 
 
 def _like(leaf: Any, source: Any, carrier: int | None, rows: int, generator: torch.Generator) -> Any:
