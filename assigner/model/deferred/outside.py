@@ -60,7 +60,7 @@ def _held_by_functions(model: nn.Module) -> list[Any]:
     model's own.
     """
     inside = Counter[int]()
-    kept: list[Any] = [_Counted()]
+    kept: list[Any] = [object()]  # to which nobody else refers
     for part in _parts_within([*model.modules()]):
         inside[id(part)] += 1
         if inside[id(part)] == 1 and _is_holder(part) and not isinstance(part, nn.Module):
@@ -80,10 +80,6 @@ def _held_by_functions(model: nn.Module) -> list[Any]:
         if holder is not kept and holder is not others and not isinstance(holder, types.FrameType | types.CellType):
             elsewhere.update(map(id, gc.get_referents(holder)))
     return [each for each in others if references[id(each)] - elsewhere[id(each)] > usual]
-
-
-class _Counted:
-    """An object to which nobody else refers."""
 
 
 def _is_holder(value: Any) -> bool:

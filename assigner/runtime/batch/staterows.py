@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
+from assigner.formatting import Unquoted
 from assigner.model.marking.graph import LEAF
 from assigner.model.marking.rows import Carry, RowLeaves, entries_of
 
@@ -70,19 +71,11 @@ def output_leaves(structure: TreeSpec, place: StatePlace) -> tuple[list[int], Tr
     if not leaves or any(type(leaf) is not int for leaf in leaves):
         raise UsageError(
             f"the workload carries output {place!r}, and the model's output has none: it is"
-            f" {pytree.tree_unflatten([_DOTS] * structure.num_leaves, structure)!r}",
+            f" {pytree.tree_unflatten([Unquoted('...')] * structure.num_leaves, structure)!r}",
             hint="Workload.carried says which input is which output, as {1: 1} for"
             " `output, hidden = model(data, hidden)`",
         )
     return leaves, below
-
-
-class _Dots:
-    def __repr__(self) -> str:
-        return "..."
-
-
-_DOTS = _Dots()
 
 
 def _numbered(structure: TreeSpec) -> Any:

@@ -137,7 +137,6 @@ class Saving:
                 self._part.mkdir()
 
     def _write(self) -> None:
-        """Write this rank's part."""
         if not self._part.is_dir():
             raise UsageError(
                 f"{self._part}: rank {self._rank} does not see it", hint="save to a file system that all hosts share"

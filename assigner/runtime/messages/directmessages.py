@@ -39,14 +39,6 @@ class _Awaited:
     dtype: torch.dtype
 
 
-@dataclass(frozen=True)
-class _Launched:
-    """A message whose receive is on its way; without memory: its sender has nothing to send."""
-
-    buffer: torch.Tensor | None = None
-    work: dist.Work | None = None
-
-
 class DirectMessages:
     """Those of one rank.
 
@@ -67,7 +59,7 @@ class DirectMessages:
         self.channels = channels
         self._sends, self._wait, self._tag = sends, wait, tag
         self._awaited: dict[Message, _Awaited] = {}  # those of one source in its order
-        self._launched: dict[Message, _Launched] = {}
+        self._launched: dict[Message, tuple[torch.Tensor, dist.Work | None] | None] = {}  # None: nothing is sent
 
     def _handshake(self, message: Message, peer: str) -> Handshake:
         return Handshake(rank_of(peer), self._tag(message), self._wait)
@@ -92,11 +84,11 @@ class DirectMessages:
         """Launch the receive of a message, once its sender has it ready; those before it are launched."""
         awaited, source = self._awaited.pop(message), message.route.source
         if checked(source, awaited.ready.taken) is Signal.NOTHING:
-            self._launched[message] = _Launched()
+            self._launched[message] = None
             return
         buffer = self.channels.buffer(awaited.shape, awaited.dtype)
         launch = functools.partial(self.channels.start, message, buffer)
-        self._launched[message] = _Launched(buffer, checked(source, lambda: awaited.handshake.accept(launch)))
+        self._launched[message] = buffer, checked(source, lambda: awaited.handshake.accept(launch))
 
     def receive(self, message: Message, span: RecordedSpan | None) -> torch.Tensor | None:
         """A message that was posted, for which what is computed next waits; None: its sender has nothing to send."""
@@ -106,14 +98,12 @@ class DirectMessages:
                 self._launch(earlier)
                 if earlier == message:
                     break
-        launched = self._launched.pop(message)
-        buffer, size = launched.buffer, 0
+        buffer, work = self._launched.pop(message) or (None, None)
         if buffer is not None:
             with nullcontext() if span is None else span.on_device(buffer):
-                checked(source, lambda: self.channels.arrived(launched.work, buffer))
-            size = buffer.nbytes
+                checked(source, lambda: self.channels.arrived(work, buffer))
         if span is not None:
-            span.done(size)
+            span.done(0 if buffer is None else buffer.nbytes)
         self.take_ready()
         return buffer
 
