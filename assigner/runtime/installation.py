@@ -96,8 +96,8 @@ class Installation:
             count_retained()
         self.graph = graph
         self.share = LocalPartitions(graph, plan, member.worker, member.device)
-        if not trains:
-            self.share.freeze_all()
+        for partition in () if trains else self.share.partitions:
+            self.share.freeze(partition, self.share.parameters_of(partition))
         self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else {}
         self.updated = {name: each for name, each in self.trained.items() if name in self.share.updated}
         self.plan, self.member, self._begun = plan, member, False

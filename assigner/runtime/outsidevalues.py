@@ -88,7 +88,7 @@ class _Sample:
     """
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
-        self.name, self._tensor = name, tensor
+        self.name, self.tensor = name, tensor
         self.is_whole = tensor.numel() <= _MOST_SAMPLED
         most = max(1, int(_MOST_SAMPLED ** (1 / max(1, tensor.dim()))))
         steps = (slice(None, None, 1 if self.is_whole else -(-size // most)) for size in tensor.shape)
@@ -107,10 +107,6 @@ class _Sample:
     def take(self) -> None:
         """What is there now is as it should be."""
         self._values = self._shown.clone()
-
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether it is one of this tensor."""
-        return self._tensor is tensor
 
     def holds(self) -> bool:
         """Whether the values are those that were taken."""
@@ -329,7 +325,7 @@ class OutsideValues:
             return [*moved, *(each.name for each in self._samples if each.name and not each.holds())]
 
     def _samples_of(self, tensor: torch.Tensor) -> Iterator[_Sample]:
-        return (each for each in self._samples if each.is_of(tensor))
+        return (each for each in self._samples if each.tensor is tensor)
 
     def _is_as_kept(self, *, training: bool) -> bool:
         then = self._kept[training]

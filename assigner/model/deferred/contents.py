@@ -62,6 +62,11 @@ def _is_link(value: Any) -> bool:
     return type(value).__name__ == "_lru_list_elem"
 
 
+def filling_of(cell: types.CellType) -> list[Any]:
+    """What a function closes over by one name; nothing where that has no value yet."""
+    return [] if cell == types.CellType() else [cell.cell_contents]
+
+
 def contents_of(value: Any) -> Any:
     """The contents of such an object; None: it is none."""
     keeper = keeper_of(type(value), CONTENTS)

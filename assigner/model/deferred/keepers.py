@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from assigner.model.deferred.contents import CONTENTS, Keeper, keeper_of
+from assigner.model.deferred.contents import CONTENTS, Keeper, filling_of, keeper_of
 from assigner.model.deferred.distributions import WITH_CODE, given_attributes, put_given
 from assigner.model.deferred.ownership import is_users, slot_names, slots_of
 from assigner.model.deferred.places import Names
@@ -70,14 +70,6 @@ def _put_space(space: dict[Any, Any], values: dict[Any, Any]) -> None:
         dict.update(space, values)
 
 
-def _copy_module(module: nn.Module) -> dict[str, Any]:
-    return module.__dict__.copy()
-
-
-def _put_module(module: nn.Module, values: dict[str, Any]) -> None:
-    _put_space(module.__dict__, values)
-
-
 def _put_ordered(held: OrderedDict[Any, Any], values: dict[Any, Any]) -> None:
     OrderedDict.clear(held)  # its order is not that of the dict below it
     for name, value in values.items():
@@ -116,10 +108,6 @@ def _put_slots(held: Any, values: dict[str, Any]) -> None:
             object.__delattr__(held, name)
 
 
-def _copy_cell(cell: types.CellType) -> list[Any]:
-    return [] if cell == types.CellType() else [cell.cell_contents]
-
-
 def _put_cell(cell: types.CellType, values: list[Any]) -> None:
     if values:
         cell.cell_contents = values[0]
@@ -155,10 +143,10 @@ ABSENT = object()
 SLOTS = Keeper(slots_of, _put_slots)
 """Of what an object has places for, without a dictionary."""
 _ENTRIES = {
-    nn.Module: Keeper(_copy_module, _put_module),
+    nn.Module: Keeper(lambda held: held.__dict__.copy(), lambda held, values: _put_space(held.__dict__, values)),
     type: Keeper(_copy_class, _put_class),
     functools.partial: Keeper(_copy_partial, _put_partial),
-    types.CellType: Keeper(_copy_cell, _put_cell),
+    types.CellType: Keeper(filling_of, _put_cell),
     **dict.fromkeys(WITH_CODE, Keeper(given_attributes, put_given)),
     Names: Keeper(_copy_names, _put_names),
     OrderedDict: Keeper(dict, _put_ordered),

@@ -7,7 +7,6 @@ then reaches all partitions, as in a plain run.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import sys
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from assigner.model.deferred.contents import ATOMS
+from assigner.model.deferred.contents import ATOMS, filling_of
 from assigner.model.deferred.ownership import OPEN, STANDARD, is_installed, is_open, is_users, slot_names
 from assigner.model.deferred.reach import MOST_ITEMS, kept_objects
 
@@ -159,8 +158,7 @@ def _parts(value: Any, files: set[int]) -> Iterator[Any]:
 def _surroundings(function: types.FunctionType, files: set[int]) -> Iterator[Any]:
     """What a function can name: its closure, its defaults and the top of its file."""
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # a name that has no value yet
-            yield cell.cell_contents
+        yield from filling_of(cell)
     yield from (function.__defaults__ or ())
     yield from (function.__kwdefaults__ or {}).values()
     if id(function.__globals__) not in files:

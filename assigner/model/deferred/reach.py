@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from assigner.model.deferred.codenames import imported_modules, read_names, written_names
-from assigner.model.deferred.contents import ATOMS, IN_C, cached_values
+from assigner.model.deferred.contents import ATOMS, IN_C, cached_values, filling_of
 from assigner.model.deferred.distributions import WITH_CODE, given_attributes
 from assigner.model.deferred.librarycaches import library_caches
 from assigner.model.deferred.ownership import (
@@ -355,7 +355,7 @@ _OF_ALL: tuple[Any, ...] = (random.getrandbits.__self__, np.random.rand.__self__
 
 
 def _of_cell(place: Place, value: types.CellType, _: _Extent) -> list[_Found]:
-    return [] if value == types.CellType() else [(place, value.cell_contents)]
+    return [(place, each) for each in filling_of(value)]
 
 
 def _of_names(place: Place, value: Names, _: _Extent) -> list[_Found]:

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from assigner.model.deferred.codenames import imported_modules, makes_names, read_names, words_in, words_of
-from assigner.model.deferred.contents import ATOMS
+from assigner.model.deferred.contents import ATOMS, filling_of
 from assigner.model.deferred.ownership import (
     OPEN,
     STANDARD,
@@ -275,7 +275,7 @@ _COMPILED = ("cython_function_or_method", "method_descriptor")
 _LEADS: tuple[tuple[tuple[type, ...], Callable[[Any], Iterable[Any]]], ...] = (
     ((types.MethodType,), lambda each: (each.__self__, each.__func__)),
     ((types.BuiltinMethodType, types.MethodWrapperType), lambda each: (each.__self__,)),
-    ((types.CellType,), lambda each: () if each == types.CellType() else (each.cell_contents,)),
+    ((types.CellType,), filling_of),
     ((weakref.ref,), lambda each: (each(),)),
     (tuple(METHODS), lambda each: next(METHODS[kind] for kind in type(each).__mro__ if kind in METHODS)(each)),
     ((functools.partial,), lambda each: (each.func, each.args, each.keywords)),

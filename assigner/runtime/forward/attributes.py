@@ -23,7 +23,7 @@ import torch
 from torch import fx, nn
 
 from assigner.errors import UsageError
-from assigner.model.deferred.contents import ATOMS, contents_of
+from assigner.model.deferred.contents import ATOMS, contents_of, filling_of
 from assigner.model.deferred.distributions import WITH_CODE, given_attributes
 from assigner.model.deferred.ownership import HOOKS, OPEN, STANDARD, attributes_of, is_users, slots_of
 from assigner.model.deferred.reach import reach
@@ -232,7 +232,7 @@ class _Likeness:
         if isinstance(value, weakref.ref):
             return self._is_same(value(), built())
         if isinstance(value, types.CellType):
-            return self._are_same(_filling(value), _filling(built))
+            return self._are_same(filling_of(value), filling_of(built))
         if isinstance(value, dict):
             if not self._has_same_items(value, built):
                 return False
@@ -262,10 +262,6 @@ def _is_as_built(value: Any, built: Any) -> bool:
         return False
     kinds = ((each.layout, each.dtype, each.requires_grad) for each in (value, built))
     return value.layout is torch.strided and operator.eq(*kinds) and has_values_of(value, built)
-
-
-def _filling(cell: types.CellType) -> list[Any]:
-    return [] if cell == types.CellType() else [cell.cell_contents]
 
 
 def _is_equal(value: Any, built: Any) -> bool:

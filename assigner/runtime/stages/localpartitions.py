@@ -238,11 +238,6 @@ class LocalPartitions:
             if path or name not in constants
         }
 
-    def freeze_all(self) -> None:
-        """Have the parameters want no gradient any more."""
-        for parameter in self.parameters.values():
-            parameter.requires_grad_(False)
-
     def empty(self, saved: Collection[str] = ()) -> dict[str, Callable[[torch.Tensor], None]]:
         """What sets a persistent buffer that is None now, or one of those saved that is none yet, by its name."""
         found: dict[str, Callable[[torch.Tensor], None]] = {}
