@@ -142,7 +142,7 @@ _UNLIKE = _ASKED | {"forward"}
 def _told(
     modules: Iterable[nn.Module], reading: Callable[[Any, str], None], setting: Callable[[Any, str], None]
 ) -> Iterator[None]:
-    """Have these told of what attribute code in the block reads or sets, before, of modules of the same classes."""
+    """Call these before code in the block reads or sets an attribute of a module of the same classes, with its name."""
 
     def watch(kind: type) -> None:
         read: Callable[[Any, str], Any] = kind.__getattribute__  # type: ignore[assignment]

@@ -186,8 +186,9 @@ class JoinedPartitions:
             makes = slice(len(place) - len(made), len(place))
             cut = tuple([place[value] for value in made if not graph.values[value].gradient])
             asked = tuple([n for n, value in enumerate(made) if graph.values[value].asked])
-            numbers = slice(sizes, sizes := sizes + len(piece.sizes))
+            numbers = slice(sizes, sizes + len(piece.sizes))
             found.append(_InTurn(each, reads, numbers, lent, tuple(watched), makes, cut, asked))
+            sizes = numbers.stop
         return found
 
     def recomputes(self, place: ForwardPlace) -> bool:  # noqa: ARG002 (as a partition alone)
