@@ -34,6 +34,8 @@ DAILY = frozenset(
         "a count hung on a layer of torch's, in a marked module",
         "the first buffer of a module, registered by its forward, in a marked module",
         "a number that a marked module changes, read by a later one that holds it in a list",
+        "kept table: sinusoids, filled in by columns",
+        "kept table: in a buffer that is long enough at first, by the longest length",
         # tensors that are kept beside parameters and buffers
         "a table in a plain attribute, moved in each forward (SimpleViT), marked",
         "a schedule object that holds tensors (diffusion), unmarked",

@@ -12,6 +12,7 @@ What a training script hands over becomes pieces that a rank can build and run a
                                           what the forward does that no graph holds, caught while it runs: hooks,
                                           regions without gradient, both ways of a decision, checks of values, Python
                                           state
+    tables                                what that keeps for its next call, and whether other sizes leave the same
     functional, writing, families, nodes  a graph without writes: what stands in it for them; which values lie in one
                                           memory; what a node says
     fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values

@@ -7,7 +7,9 @@ An unmarked module that is given or returns what nobody could send, as a functio
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -35,7 +37,7 @@ from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions, RowsFixedError
 from assigner.model.marking.isolation import CrossingError
-from assigner.model.marking.leftovers import Notes, attribute_of, left_behind
+from assigner.model.marking.leftovers import FirstReads, Notes, attribute_of, left_behind
 from assigner.model.marking.modules import opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone
 from assigner.model.marking.observation import LearntCall, ValueDependence
@@ -43,11 +45,14 @@ from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, repl
 from assigner.model.marking.regions import without_regions
 from assigner.model.marking.rows import RowLeaves, find_carriers, in_groups
 from assigner.model.marking.silence import silence
+from assigner.model.marking.tables import CapturedTables, FoundTables, TracedForward, check_tables
 from assigner.model.workload import IN_CONTAINERS, call_arguments
 from assigner.usercode import user_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
+
+    from assigner.model.marking.domain import InputKey
 
     Learner = Callable[[Sequence[str], Mapping[str, Exception | None]], Mapping[str, Sequence[LearntCall]]]
 
@@ -69,6 +74,10 @@ class Capture:
         domain: The inputs that it holds for.
         left: Who changes what in Python (see `left_behind`).
         notes: What of it is in attributes of followed modules.
+        reads: What code outside of partitions reads of modules before it sets it.
+        tables: What it keeps for the next one and reads first, and what follows from shapes alone.
+        kept: Their values, for the example inputs.
+        found: Values of buffers that it may read, by name: of tables that it finds there.
         read_elsewhere: What code outside of partitions reads of their modules (see `Leftovers.read`).
         flags: What code outside of partitions was told of parameters' `requires_grad`.
         deferred_statistics: Names of BatchNorm modules' running statistics, which the runtime moves at a step's end.
@@ -87,10 +96,19 @@ class Capture:
     domain: Domain
     left: dict[tuple[int, str], str]
     notes: Notes
+    reads: FirstReads
+    tables: list[StateChange]
+    found: Mapping[str, torch.Tensor]
     read_elsewhere: frozenset[tuple[str, str]]
     flags: dict[str, bool]
     deferred_statistics: frozenset[str]
     opened: dict[str, CrossingError] = field(default_factory=dict)
+    kept: FoundTables | None = None
+
+    @property
+    def traced(self) -> TracedForward:
+        """What its nodes do, and the values of those that follow from shapes."""
+        return TracedForward(self.program, self.calls, self.domain, self.found)
 
     @cached_property
     def kinds(self) -> dict[str, tuple[InputKind, str]]:
@@ -138,6 +156,8 @@ def capture(
     learner: Learner | None = None,
     these_sizes: bool = False,
     opened: Mapping[str, CrossingError] | None = None,
+    others: Sequence[CapturedTables] = (),
+    originals: Mapping[str, torch.Tensor] | None = None,
 ) -> Capture:
     """Capture one forward, in the mode that the model is in.
 
@@ -153,6 +173,8 @@ def capture(
         these_sizes: It need not hold for other sizes of the inputs than these, beside the rows.
         learner: Learns what opaque modules give whose forward needs values; None: such a forward is an error.
         opened: Unmarked modules whose code is followed, as in another capture, each with why.
+        others: What other captures leave, which this one may find.
+        originals: Buffers in their places as the builder has made them, by name.
 
     Raises:
         MarkingError: the forward cannot be traced; the message has the line.
@@ -164,18 +186,27 @@ def capture(
         tries = _ANY_ROWS if any_rows else _THESE_SIZES if these_sizes else _THESE_ROWS
         while True:
             names, dependence = opaque_modules(model, marked, opened), ValueDependence()
-            export = partial(
-                _export, model, names, inputs, marked=marked, autocast=autocast, known=row_leaves, checks=checks
-            )
+            export = partial(_export, model, names, marked=marked, autocast=autocast, known=row_leaves, checks=checks)
+
+            def again(found: FoundTables, key: InputKey, export: Any = export) -> TracedForward:
+                second = partial(export, key.inputs(), found=found)
+                dims = _THESE_SIZES if these_sizes else _THESE_ROWS
+                return _first_export(second, learnt, ValueDependence(), type(model).__name__, dims).traced
+
             try:
                 try:
-                    found = _first_export(export, learnt, dependence, type(model).__name__, tries)
-                    found.opened = opened
-                    return found
+                    first = partial(export, inputs)
+                    found = _first_export(first, learnt, dependence, type(model).__name__, tries)
                 except MarkingError:
                     wanted = {name: why for name, why in dependence.wanting.items() if name not in learnt}
                     if learner is None or not wanted:
                         raise
+                else:
+                    found.opened, found.found = opened, originals or {}
+                    may_find = [each for each in others if found.reads.among(each.left.values)]
+                    if found.tables or may_find:
+                        found.kept = check_tables(type(model).__name__, found.traced, found.tables, may_find, again)
+                    return found
                 kinds = {type(model.get_submodule(name)) for name in wanted}  # others of them have the same forward
                 for name, calls in learner(names, wanted).items():
                     if calls and type(model.get_submodule(name)) in kinds:
@@ -276,9 +307,13 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
 # An entry of the cache, with symbols for sizes, costs more than it saves: a tenth to a third. Export has its own mode.
 @torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # type: ignore[untyped-decorator]
 def _export(
-    model: nn.Module, names: Sequence[str], inputs: Any, dims: _Dims, *, checks: Checks, **words: Any
-) -> Capture:
-    return checks.carried(lambda: _export_once(model, names, inputs, dims, checks=checks, **words))
+    model: nn.Module, names: Sequence[str], inputs: Any, dims: _Dims, *,
+    checks: Checks, found: FoundTables | None = None, **words: Any,
+) -> Capture:  # fmt: skip
+    with contextlib.nullcontext() if found is None else found.placed(model):
+        made = checks.carried(lambda: _export_once(model, names, inputs, dims, checks=checks, **words))
+    made.found = {} if found is None else found.by_name
+    return made
 
 
 def _export_once(
@@ -319,16 +354,18 @@ def _export_once(
     with kept, ready, calls, watched, mode, casting(autocast, "cpu"), ctc_losses(), on_cpu():
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
-        changes = caught.changes
+        changes, replaced_buffers = caught.changes, caught.replaced
         if changes or caught.made:
             _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic, strict=False
             ))  # fmt: skip
-    _check_replaced(model, program, caught.replaced)
+    _check_replaced(model, program, replaced_buffers)
     _check_ways_out(model, program)
     domain = find_domain(program, input_key(input_structure(inputs), leaves))
     graph = without_regions(program.graph_module, autocast=autocast is not None)
     functional = Functional(graph, _input_kinds(program), opaque.calls, caught.hooks)
+    left = [each for each in (*changes, *replaced_buffers) if _follows_from_shapes(each, program)]
+    read = caught.reads.among(map(attribute_of, left))
     notes = Notes((each for each in changes if not _is_kept_mask(each, program)), caught.reads)
     statistics = frozenset(
         f"{name}.{key}"
@@ -339,6 +376,7 @@ def _export_once(
     return Capture(
         functional.graph, functional.together, program, opaque.names, opaque.calls, checks.known, leaves, rows,
         carriers, domain, left_behind(opaque.leftovers, changes), notes,
+        caught.reads, [each for each in left if attribute_of(each) in read], {},
         opaque.leftovers.read, caught.flags, statistics,
     )  # fmt: skip
 
@@ -405,7 +443,12 @@ def _reached(changes: Sequence[StateChange], opaque: OpaqueCalls) -> bool:
 
 
 def _is_kept_mask(change: StateChange, program: ExportedProgram) -> bool:
-    if not isinstance(change.now, FakeTensor) or not (change.before is None or change.before is ABSENT):
+    return (change.before is None or change.before is ABSENT) and _follows_from_shapes(change, program)
+
+
+def _follows_from_shapes(change: StateChange, program: ExportedProgram) -> bool:
+    """A tensor was left that is made of shapes alone."""
+    if not isinstance(change.now, FakeTensor):
         return False
     storage = change.now.untyped_storage()._cdata
     makers = [

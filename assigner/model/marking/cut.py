@@ -31,6 +31,7 @@ from assigner.model.marking.modules import modules_outside
 from assigner.model.marking.piece import PieceBuilder
 from assigner.model.marking.realforward import Maker, example_inputs, learn
 from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows, batch_rows, find_carriers
+from assigner.model.marking.tables import CapturedTables, FoundTables, neighbours
 from assigner.model.members import named_parameters
 from assigner.model.workload import call_arguments
 
@@ -85,7 +86,7 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     order = {label: _together(each) for label, each in calls.items()}
     return replace(
         cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, order=order,
-        notes=[captured.notes], opened=captured.opened,
+        notes=[captured.notes], opened=captured.opened, tables=[_tables_of(captured, training=True)],
         rows=rows, maker=maker, learnt=any(call.learnt for call in captured.calls),
     )  # fmt: skip
 
@@ -143,6 +144,7 @@ def _captured(
     training: bool = True,
     sized: InputKey | None = None,
     opened: Mapping[str, CrossingError] | None = None,
+    others: Sequence[CapturedTables] = (),
 ) -> Capture:
     """A capture for inputs like these, where batches of `maker` tell what modules give whose forward needs values.
 
@@ -161,8 +163,14 @@ def _captured(
         deferred.model, list(marked), inputs, autocast=autocast, any_rows=any_rows, row_leaves=row_leaves,
         training=training, learner=None if maker is None else learn_calls,
         these_sizes=sized is not None and input_key(structure, leaves).differs_in_rows(sized, carriers),
-        opened=opened,
+        opened=opened, others=others, originals=_originals(deferred, others),
     )  # fmt: skip
+
+
+def _originals(deferred: DeferredModel, tables: Sequence[CapturedTables]) -> dict[str, torch.Tensor]:
+    """The buffers in whose places tables are, as the builder has made them."""
+    names = {place.name for each in tables for place, _ in each.left.values.values()}
+    return deferred.materialise(names & {name for name, _ in deferred.model.named_buffers()}) if names else {}
 
 
 def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, training: bool) -> PartitionGraph:
@@ -193,18 +201,52 @@ def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, 
 def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGraph:
     deferred = graph.deferred
     marked = find_marks(deferred.model, graph.marks)
-    with deferred.mode(training=training):
-        captured = _captured(
-            deferred, marked, inputs, graph.maker, graph.rows.inputs,
-            autocast=graph.last.autocast, any_rows=False, training=training,
-            sized=graph.domain.example if graph.learnt else None, opened=graph.opened,
-        )  # fmt: skip
+    left = [each for each in graph.tables if each.left.values]
+    captured = _captured_again(graph, marked, inputs, training=training, opened=graph.opened, others=left)
     _check_notes(graph, captured.notes)
+    _check_found(graph, marked, captured, training=training)
     check_apart(deferred.model, graph.left, captured.read_elsewhere)
     check_apart(deferred.model, captured.left, graph.read_elsewhere)
     keep_left(deferred.model, left_by_module(deferred.model, captured.left))
     autocast = graph.last.autocast
     return Cutter(deferred, marked, captured, autocast, rows=graph.rows, base=graph, training=training).cut()
+
+
+def _captured_again(
+    graph: PartitionGraph,
+    marked: Mapping[str, Mark],
+    inputs: Any,
+    *,
+    training: bool,
+    opened: Mapping[str, CrossingError],
+    others: Sequence[CapturedTables],
+) -> Capture:
+    with graph.deferred.mode(training=training):
+        return _captured(
+            graph.deferred, marked, inputs, graph.maker, graph.rows.inputs,
+            autocast=graph.last.autocast, any_rows=False, training=training,
+            sized=graph.domain.example if graph.learnt else None, opened=opened, others=others,
+        )  # fmt: skip
+
+
+def _tables_of(captured: Capture, *, training: bool) -> CapturedTables:
+    left = captured.kept or FoundTables(captured.domain.example, {})
+    return CapturedTables(training, captured.opened, left)
+
+
+def _check_found(graph: PartitionGraph, marked: Mapping[str, Mark], captured: Capture, *, training: bool) -> None:
+    """Earlier captures must hold where they find the tables that this one leaves, too.
+
+    Raises:
+        MarkingError: one does not.
+    """
+    own = _tables_of(captured, training=training)
+    for other in neighbours(graph.tables, own.left.count) if captured.tables else ():
+        if not other.left.values or not captured.traced.leaves(captured.tables, other.left):
+            inputs, opened = other.left.sizes.inputs(), {**other.opened, **captured.opened}
+            _captured_again(graph, marked, inputs, training=other.training, opened=opened, others=[own])
+    graph.tables.append(own)
+    del graph.tables[1:-_MOST_RECUTS]
 
 
 def _check_notes(graph: PartitionGraph, notes: Notes) -> None:

@@ -14,10 +14,11 @@ A size of 1 is another path (it broadcasts), so symbolic sizes are 2 or more.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch._guards import detect_fake_mode
 from torch.utils import _pytree as pytree
@@ -28,11 +29,16 @@ from assigner.model.plainvalues import dtype_name
 from assigner.model.workload import call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from torch.export import ExportedProgram
 
 _NOTED = 1000
+_OTHERS: tuple[tuple[Callable[[int], int], ...], ...] = (
+    (lambda n: n + min(n, 64), lambda n: n + 1),
+    (lambda n: n - min(n // 2, 64), lambda n: n - 1),
+)
+"""Larger sizes, and smaller ones; a mask by two of them takes not much more memory than its own."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,12 @@ class TensorKey:
     def __str__(self) -> str:
         return f"{dtype_name(self.dtype)}{list(self.sizes)}"
 
+    def made(self) -> torch.Tensor:
+        """A tensor with this key, of whatever values."""
+        if self.strides is None:
+            return torch.empty(self.sizes, dtype=self.dtype, device="cpu")
+        return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device="cpu")
+
 
 @dataclass(frozen=True)
 class Constant:
@@ -62,6 +74,10 @@ class Constant:
 
     def __str__(self) -> str:
         return repr(self.value)
+
+    def made(self) -> Any:
+        """The value; of a float its words are kept."""
+        return float(self.value) if self.kind is float else self.value
 
     def is_as(self, other: TensorKey | Constant) -> bool:
         """Both are numbers of one type."""
@@ -87,6 +103,11 @@ class InputKey:
         """The inputs as the model's forward is called with them, by keyword where a batch's inputs are a dict."""
         args, kwargs = pytree.tree_unflatten([Unquoted(str(leaf)) for leaf in self.leaves], self.structure)
         return ", ".join([*map(repr, args), *(f"{name}={word!r}" for name, word in kwargs.items())])
+
+    def inputs(self) -> Any:
+        """Inputs with this key, as a batch has them; of tensors without values."""
+        args, kwargs = pytree.tree_unflatten([each.made() for each in self.leaves], self.structure)
+        return kwargs or args
 
     @property
     def noted(self) -> str:
@@ -173,10 +194,49 @@ class Domain:
             return False
         if any(_sizes(key, leaf)[dim] != _sizes(self.example, leaf)[dim] for leaf, dim in self.fixed):
             return False
-        values = {symbol: _number(key, place) for symbol, place in self.symbols.items()}
+        values = self.numbers(key)
         if any(not low <= values[symbol] <= high for symbol, (low, high) in self.bounds.items()):
             return False
         return all(guard.subs(values) == True for guard in self.guards)  # noqa: E712 - sympy's true is no Python bool
+
+    def numbers(self, key: InputKey) -> dict[Any, int]:
+        """What the symbols are for inputs with this key, which is like the example's."""
+        return {symbol: _number(key, place) for symbol, place in self.symbols.items()}
+
+    def beside(self) -> list[tuple[InputKey | None, InputKey | None]]:
+        """The example's inputs with one other size each, or several where these hang together.
+
+        Returns:
+            Of each size that may vary: with a larger one, and with a smaller one. None: the capture does not hold for
+            these.
+        """
+        sizes = (symbol for symbol, (_, what, _) in self.symbols.items() if what == "size")
+        tied = dict.fromkeys(frozenset(self._tied(each)) for each in sizes)
+        found = ([self._first([self._changed(each, way) for way in ways]) for ways in _OTHERS] for each in tied)
+        return [(larger, smaller) for larger, smaller in found]
+
+    def _first(self, keys: Sequence[InputKey]) -> InputKey | None:
+        return next(filter(self.admits, keys), None)
+
+    def _tied(self, symbol: Any) -> set[Any]:
+        """The symbols that are in equations with one."""
+        found, before = {symbol}, 0
+        while len(found) > before:
+            before = len(found)
+            for each in self.guards:
+                if isinstance(each, sympy.Eq) and each.free_symbols & found:
+                    found |= each.free_symbols & self.symbols.keys()
+        return found
+
+    def _changed(self, symbols: Collection[Any], change: Callable[[int], int]) -> InputKey:
+        places = {(leaf, dim) for leaf, what, dim in map(self.symbols.__getitem__, symbols) if what == "size"}
+        leaves = [
+            replace(each, sizes=tuple(change(n) if (leaf, dim) in places else n for dim, n in enumerate(each.sizes)))
+            if isinstance(each, TensorKey) and each.strides is None
+            else each
+            for leaf, each in enumerate(self.example.leaves)
+        ]
+        return InputKey(self.example.structure, tuple(leaves))
 
 
 def _alike(one: TensorKey | Constant, other: TensorKey | Constant) -> bool:

@@ -196,7 +196,7 @@ def aliases_of(
         known[storage_of(tensor)].append(("own", name, tensor))
     for n, each in enumerate(made):
         others = known[storage_of(each)]
-        matches = [Alias(kind, k, _is_same(each, other)) for kind, k, other in others]
+        matches = [Alias(kind, k, is_same_view(each, other)) for kind, k, other in others]
         if matches:
             found[n] = next((match for match in matches if match.exact), matches[0])
         others.append(("made", n, each))
@@ -223,7 +223,9 @@ def any_way(ways: Sequence[dict[int, Alias]]) -> dict[int, Alias]:
     return found
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors on one storage have the same elements, in the same order."""
+
     def geometry(tensor: torch.Tensor) -> tuple[str, ...]:
         return (str(tensor.dtype), str(tensor.storage_offset()), *map(str, tensor.shape), *map(str, tensor.stride()))
 

@@ -31,6 +31,7 @@ from assigner.model.marking.nodes import is_item
 from assigner.model.marking.partitionmodule import around_module, build_module
 from assigner.model.marking.realforward import Maker
 from assigner.model.marking.rows import BatchRows
+from assigner.model.marking.tables import CapturedTables
 from assigner.model.members import named_buffers, named_parameters
 
 LEAF = object()
@@ -201,6 +202,7 @@ class PartitionGraph:
         order: Of the operations of what partitions call, by its name, in all of its calls: see `Operations`. How calls
             follow each other, the graph says.
         notes: Of its captures, each with what it leaves and reads in attributes.
+        tables: Likewise, with the tables that it keeps for the next one.
         opened: The unmarked modules whose code was followed, each with why.
         rows: What carries the rows of a batch.
         maker: Has batches with values, for partitions whose forward needs them to be captured; None: there are none.
@@ -220,6 +222,7 @@ class PartitionGraph:
     left: Mapping[tuple[int, str], str] = field(default_factory=dict, repr=False, compare=False)
     order: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
     notes: list[Notes] = field(default_factory=list, repr=False, compare=False)
+    tables: list[CapturedTables] = field(default_factory=list, repr=False, compare=False)
     opened: Mapping[str, CrossingError] = field(default_factory=dict, repr=False, compare=False)
     rows: BatchRows = field(default_factory=BatchRows)
     maker: Maker | None = field(default=None, repr=False, compare=False)

@@ -1,0 +1,439 @@
+"""Tables that code between partitions keeps for its next call: what that finds must be what it would make itself.
+
+    if self.table is None or self.table.shape[0] < n:     made by whichever call was the longest so far
+        self.table = f(n)
+    x = x + self.table[:n]                                f(14)[:8], or f(8)
+
+A captured graph makes such a table anew, from the shapes of its own inputs. Of positions, rotary angles and masks
+f(14)[:8] is f(8). Where it is not, as of positions counted from the middle, plain torch's result depends on the sizes
+that came before, and on which worker they came. So the forward is captured a second time, where it finds what inputs of
+other sizes leave, and must do the same: what follows from shapes is compared by its values, all else by its operations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from assigner.errors import MarkingError
+from assigner.model.deferred import placed
+from assigner.model.deferred.mutation import is_random, tensor_leaves
+from assigner.model.deferred.origins import digest
+from assigner.model.marking.domain import InputKey
+from assigner.model.marking.fakeforward import is_same_view
+from assigner.model.marking.isolation import CrossingError
+from assigner.model.marking.nodes import storages
+from assigner.model.marking.opaque import OpaqueCall, is_call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from torch.export import ExportedProgram
+
+    from assigner.model.deferred.memento import StateChange
+    from assigner.model.marking.domain import Domain
+
+_ULPS = 4
+"""By how many units in the last place values may differ: a vectorised function takes another way at a tensor's end."""
+
+
+class TablePlace(NamedTuple):
+    """Where a table is kept.
+
+    Args:
+        name: For people; of a buffer its name in the model.
+        holder: The module or the object whose attribute it is, or the dict that has it.
+        key: Under which name.
+    """
+
+    name: str
+    holder: Any
+    key: Any
+
+
+@dataclass(frozen=True)
+class FoundTables:
+    """What a forward finds that another one has left.
+
+    Args:
+        sizes: Of the other one's inputs.
+        values: The tables that it has left, by their places.
+    """
+
+    sizes: InputKey
+    values: Mapping[tuple[int, Any], tuple[TablePlace, torch.Tensor]]
+
+    @property
+    def count(self) -> int:
+        """Of all elements."""
+        return sum(each.numel() for _, each in self.values.values())
+
+    @property
+    def by_name(self) -> dict[str, torch.Tensor]:
+        """The tables by name."""
+        return {place.name: each for place, each in self.values.values()}
+
+    def are_as(self, others: FoundTables) -> bool:
+        """Whether the others are the same tables with the same values."""
+        return self.values.keys() == others.values.keys() and all(
+            _are_equal(each, others.values[key][1]) for key, (_, each) in self.values.items()
+        )
+
+    @contextlib.contextmanager
+    def placed(self, model: nn.Module) -> Iterator[None]:
+        """The model has them in the block: attributes with their values, buffers on the meta device as all others."""
+        spaces = {id(module._buffers) for module in model.modules()}
+        entries = [
+            (_space(place.holder), place.key, each.to("meta") if id(place.holder) in spaces else each)
+            for place, each in self.values.values()
+        ]
+        with placed(entries):
+            yield
+
+
+@dataclass(frozen=True)
+class CapturedTables:
+    """What one capture of a model leaves for others.
+
+    Args:
+        training: The mode.
+        opened: The unmarked modules whose code was followed.
+        left: The tables; none: there are none.
+    """
+
+    training: bool
+    opened: Mapping[str, CrossingError]
+    left: FoundTables
+
+
+def neighbours(captured: Sequence[CapturedTables], count: int) -> list[CapturedTables]:
+    """Those captures whose tables are next in size: what is alike for these is so for those beyond.
+
+    Args:
+        captured: All of them.
+        count: Of elements, of the tables to be compared.
+    """
+    found: list[CapturedTables] = []
+    for training in (True, False):
+        sized = sorted((each for each in captured if each.training is training), key=lambda each: each.left.count)
+        smaller = [each for each in sized if each.left.count < count]
+        larger = [each for each in sized if each.left.count > count]
+        found += [*smaller[-1:], *(each for each in sized if each.left.count == count), *larger[:1]]
+    return found
+
+
+class TracedForward:
+    """One exported forward, read by what its nodes do and by the values of those that follow from shapes alone.
+
+    Args:
+        program: The export; regions are ordinary nodes of its graph.
+        calls: The opaque calls by their number in it.
+        domain: The inputs that it holds for.
+        found: Values of buffers that are tables, by name.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        calls: Sequence[OpaqueCall],
+        domain: Domain,
+        found: Mapping[str, torch.Tensor],
+    ) -> None:
+        self.nodes, self.domain, self._calls = list(program.graph.nodes), domain, calls
+        self._kinds = {spec.arg.name: (spec.kind, spec.target or "") for spec in program.graph_signature.input_specs}
+        self._given = {
+            name: n for n, name in enumerate(
+                name for name, (kind, _) in self._kinds.items() if kind is InputKind.USER_INPUT
+            )
+        }  # fmt: skip
+        self._constants = program.constants
+        self._found = found
+
+    def left(self, tables: Iterable[StateChange], key: InputKey) -> FoundTables | None:
+        """The tables that it leaves for inputs of some sizes; None: they do not follow from these."""
+        values, found = NodeValues(self, key), {}
+        for each in tables:
+            node = self._maker(each.now)
+            value = None if node is None else values.of(node)
+            if value is None:
+                return None
+            found[id(each.holder), each.key] = TablePlace(each.name, each.holder, each.key), value
+        return FoundTables(key, found)
+
+    def leaves(self, tables: Sequence[StateChange], others: FoundTables) -> bool:
+        """Whether it leaves the same for inputs of the sizes that others have been left for."""
+        if not self.domain.admits(others.sizes):
+            return False
+        found = self.left(tables, others.sizes)
+        return found is not None and found.are_as(others)
+
+    def _maker(self, table: torch.Tensor) -> fx.Node | None:
+        made = ((node, node.meta.get("val")) for node in reversed(self.nodes))
+        storage = table.untyped_storage()._cdata
+        return next(
+            (
+                node for node, value in made
+                if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage
+                and is_same_view(value, table)
+            ),
+            None,
+        )  # fmt: skip
+
+    def constant(self, node: fx.Node) -> torch.Tensor | None:
+        """The value of a placeholder that is a tensor with one, or a table that was found."""
+        kind, target = self._kinds.get(node.name, (None, ""))
+        if target in self._found:
+            return self._found[target]
+        value = self._constants.get(target) if kind is InputKind.CONSTANT_TENSOR else None
+        is_real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and not value.is_meta
+        return value if is_real else None
+
+    def does(self, node: fx.Node) -> str:
+        """What a node is, but for the nodes that it reads."""
+        if node.op == "placeholder":
+            kind, target = self._kinds[node.name]
+            return f"{kind} {target or self._given.get(node.name)}"
+        turn = {each: n for n, each in enumerate(node.all_input_nodes)}
+        args: Any = fx.map_arg((node.args, node.kwargs), lambda each: f"%{turn[each]}")
+        if is_call(node):
+            call = self._calls[int(node.args[0])]  # type: ignore[arg-type]
+            args = (call.label, repr(call.arguments))
+        return f"{node.op} {node.target} {args}"
+
+
+class NodeValues:
+    """The values of a traced forward's nodes that follow from its inputs' sizes.
+
+    Args:
+        forward: Whose.
+        key: The inputs.
+    """
+
+    def __init__(self, forward: TracedForward, key: InputKey) -> None:
+        self._forward, self._sizes = forward, forward.domain.numbers(key)
+        self._values: dict[fx.Node, Any] = {}
+        self.known: dict[fx.Node, None] = {}
+        for node in forward.nodes:
+            if self._follows(node):
+                self.known[node] = None
+
+    def _follows(self, node: fx.Node) -> bool:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
+            return self.number(value) is not None
+        if node.op == "placeholder":
+            return self._forward.constant(node) is not None
+        is_plain = isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem
+        is_made = node.op == "call_function" and is_plain and not is_call(node) and not is_random(node.target)
+        return is_made and bool(tensor_leaves(value)) and all(each in self.known for each in node.all_input_nodes)
+
+    def number(self, value: Any) -> Any:
+        """A size as a number; None: it depends on values."""
+        if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return value
+        found = value.node.expr.subs(self._sizes)
+        if found.free_symbols:
+            return None
+        kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+        return kind(found)
+
+    def of(self, node: fx.Node) -> Any:
+        """A node's value, after all that is written to it; None: it is not known."""
+        if node not in self.known:
+            return None
+        if node not in self._values:
+            needed = self._behind(node)
+            if not needed <= self.known.keys():
+                return None
+            with _disable_current_modes(), torch.no_grad():
+                for each in self._forward.nodes:
+                    if each in needed:
+                        self._values[each] = self._made(each)
+        return self._values[node]
+
+    def _behind(self, node: fx.Node) -> set[fx.Node]:
+        """All that a node is made of, with what is written to the memory of it."""
+        found, waiting = set[fx.Node](), [node]
+        while waiting:
+            each = waiting.pop()
+            if each not in found:
+                found.add(each)
+                waiting += each.all_input_nodes if tensor_leaves(each.meta.get("val")) else ()  # a size is a number
+                waiting += (other for place in storages(each) for other in self._in_memory.get(place, ()))
+        return found
+
+    @cached_property
+    def _in_memory(self) -> dict[int, list[fx.Node]]:
+        found: dict[int, list[fx.Node]] = {}
+        for node in self._forward.nodes:
+            for place in storages(node) if node.op == "call_function" and not is_call(node) else ():
+                found.setdefault(place, []).append(node)
+        return found
+
+    def _made(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        if not tensor_leaves(value):
+            return self.number(value)
+        if node.op == "placeholder":
+            constant = self._forward.constant(node)
+            return None if constant is None else constant.clone()
+        target: Any = node.target
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        return target(*pytree.tree_map(_on_cpu, args), **pytree.tree_map(_on_cpu, kwargs))
+
+    @cached_property
+    def words(self) -> dict[fx.Node, int]:
+        """Of each node, by what it is made."""
+        found: dict[fx.Node, int] = {}
+        for node in self._forward.nodes:
+            value, read = node.meta.get("val"), [found[each] for each in node.all_input_nodes]
+            if node in self.known and not tensor_leaves(value):
+                found[node] = digest([f"size {self.number(value)}"])
+            else:
+                found[node] = digest([self._forward.does(node), *map(str, read)])
+        return found
+
+    @property
+    def ends(self) -> list[fx.Node]:
+        """What the forward is for: its output, its writes, and what is called for its own sake."""
+        return [
+            node for node in self._forward.nodes
+            if node.op == "output"
+            or (self._brings(node) and (not node.users or _is_write(node)))
+        ]  # fmt: skip
+
+    def _brings(self, node: fx.Node) -> bool:
+        """Whether a node does something that does not follow from sizes; a look at a type does."""
+        is_plain = not is_call(node) and not is_random(node.target)
+        is_known = node in self.known or (is_plain and all(each in self.known for each in node.all_input_nodes))
+        return node.op == "call_function" and not is_known
+
+    def shows_as(self, others: NodeValues) -> bool:
+        """Whether both forwards do the same."""
+        if len(self.ends) != len(others.ends):
+            return False
+        waiting, seen = [*zip(self.ends, others.ends, strict=True)], set[tuple[fx.Node, fx.Node]]()
+        while waiting:
+            pair = one, other = waiting.pop()
+            if pair in seen or self.words[one] == others.words[other]:
+                continue
+            seen.add(pair)
+            if one in self.known and other in others.known:
+                if not _are_equal(self.of(one), others.of(other)):
+                    return False
+            elif self._forward.does(one) != others._forward.does(other):
+                return False
+            else:
+                inputs = one.all_input_nodes, other.all_input_nodes
+                if len(inputs[0]) != len(inputs[1]):
+                    return False
+                waiting += zip(*inputs, strict=True)
+        return True
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same, up to what a vectorised function may make of one number."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and bool(one == other)
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point() or torch.equal(one, other):
+        return torch.equal(one, other)
+    step = _ULPS * torch.finfo(one.dtype).eps
+    return torch.allclose(one, other, rtol=step, atol=step * 1e-3, equal_nan=True)
+
+
+def _is_write(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _on_cpu(leaf: Any) -> Any:
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+
+def _space(holder: Any) -> dict[Any, Any]:
+    return holder if isinstance(holder, dict) else vars(holder)
+
+
+def check_tables(
+    name: str,
+    first: TracedForward,
+    tables: Sequence[StateChange],
+    others: Sequence[CapturedTables],
+    again: Callable[[FoundTables, InputKey], TracedForward],
+) -> FoundTables:
+    """A forward does the same whichever tables it finds: those of the builder, or what others have left.
+
+    Args:
+        name: Of the model's class.
+        first: The forward where it finds those of the builder.
+        tables: Those that it leaves and reads.
+        others: What forwards leave that were captured for other inputs, or in the other mode.
+        again: The forward for some inputs where it finds tables.
+
+    Returns:
+        What it leaves for its example's inputs.
+
+    Raises:
+        MarkingError: it does not.
+    """
+    own = first.left(tables, first.domain.example)
+    if own is None:
+        raise MarkingError(
+            f"the forward of {name} keeps {tables[0].name} for its next call, which does not follow from the shapes of"
+            " inputs alone",
+            hint=_ANEW,
+        )
+    for found, key in _starts(first, tables, others, own):
+        cause: MarkingError | None = None
+        try:
+            second = again(found, key)
+        except MarkingError as error:
+            cause = error
+        if cause is not None or not NodeValues(first, key).shows_as(NodeValues(second, key)):
+            raise MarkingError(
+                f"the forward of {name} keeps {min(found.by_name)} for its next call: with inputs {key} it does"
+                f" something else where it finds what inputs {found.sizes} have left there than where it makes that"
+                " itself, so that its result depends on which sizes came before",
+                hint=_ANEW,
+            ) from cause
+    return own
+
+
+def _starts(
+    first: TracedForward, tables: Sequence[StateChange], others: Sequence[CapturedTables], own: FoundTables
+) -> list[tuple[FoundTables, InputKey]]:
+    """Which tables a forward is to find, each with the sizes of its inputs then.
+
+    They are of its neighbours, unless these leave what it leaves itself; and of its own for one larger size, of each
+    that they depend on. Where it holds for no larger one, it finds those for its example with a smaller one.
+    """
+    example = first.domain.example
+    near = (each.left for each in neighbours(others, own.count))
+    tries = [(each, example) for each in near if not first.leaves(tables, each)]
+    for larger, smaller in first.domain.beside():
+        key = larger or smaller
+        left = None if key is None else first.left(tables, key)
+        if key is not None and left is not None and not left.are_as(own):
+            tries.append((left, example) if larger else (own, key))
+    return [
+        (found, key) for n, (found, key) in enumerate(tries)
+        if not any(key == known and found.are_as(each) for each, known in tries[:n])
+    ]  # fmt: skip
+
+
+_ANEW = (
+    "make it for a fixed longest size in the model's builder (register_buffer), or anew in each forward; or mark a"
+    " larger module that contains the line"
+)
