@@ -51,6 +51,20 @@ def test_what_shows_through_a_capture_is_found_by_the_check(name: str):
         check_model(made, partition_graph(made))
 
 
+@pytest.mark.parametrize(
+    "each",
+    [
+        pytest.param(each, id=each.name, marks=() if each.name in DAILY else pytest.mark.sweep)
+        for each in all_cases()
+        if each.group == "kept_tables" and each.refusal
+    ],
+)
+def test_tables_that_depend_on_the_longest_length_are_refused(each: Case):
+    """They are not equal by chance, for the lengths of the batches of the list."""
+    verdict = Judge(each).verdict(Setting(1, 1))
+    assert verdict.kind == "refused", verdict.words
+
+
 def test_no_micro_batch_of_one_row_where_batch_norm_needs_two():
     """Five rows over three micro-batches: a cut of 2, 2 and 1 is avoided, and plain torch over the same cut agrees."""
     case = next(each for each in all_cases() if each.name == "BatchNorm, marked with its layer")
