@@ -18,6 +18,7 @@ from assigner.model.marking import Value
 from assigner.model.marking.casting import casting
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
+from assigner.model.marking.forwards import forwards_called
 from assigner.model.marking.owncopies import own_copy
 from assigner.model.marking.writing import StepStores
 from assigner.usercode import user_code
@@ -95,8 +96,8 @@ def _streamed(exercise: Exercise, cut: MicroBatch) -> Any:
         module.register_forward_hook(emptying(f"{name}."))
     args, kwargs = pytree.tree_unflatten(cut.inputs, cut.structure)
     with (
-        SideGenerators(1).in_use(), torch.no_grad(), ComparableDraws(0),
-        casting(exercise.workload.autocast, "cpu"), user_code("the plain model's forward"),
+        forwards_called([model.get_submodule(name) for name in names]), SideGenerators(1).in_use(), torch.no_grad(),
+        ComparableDraws(0), casting(exercise.workload.autocast, "cpu"), user_code("the plain model's forward"),
     ):  # fmt: skip
         return model(*args, **kwargs)
 

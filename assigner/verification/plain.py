@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.model.deferred.modes import settle_mode
 from assigner.model.marking.casting import casting
+from assigner.model.marking.forwards import forwards_called
 from assigner.model.members import named_buffers, named_parameters, parameters
 from assigner.runtime.batch.staterows import state_of, with_states
 from assigner.runtime.step.batchnorm import DeferredStatistics
@@ -194,7 +195,8 @@ class PlainModel:
         workload = self._exercise.workload
         inputs, structure = with_states(cut.inputs, cut.structure, self._states.get((trains, place), {}))
         args, kwargs = pytree.tree_unflatten(inputs, structure)
-        with casting(self._autocast, "cpu"), user_code("the plain model's forward"):
+        marked = forwards_called([self.model.get_submodule(name) for name in self._exercise.graph.marks])
+        with marked, casting(self._autocast, "cpu"), user_code("the plain model's forward"):
             outputs = self.model(*args, **kwargs)
         self._states[trains, place] = {
             target: state_of(outputs, source) for target, source in (workload.carried or {}).items()

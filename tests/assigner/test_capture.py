@@ -634,6 +634,28 @@ def test_a_mark_that_is_never_called():
     assert "as d " in caught.value.hint
 
 
+def test_a_forward_that_is_called_by_name():
+    """It is a call of its module, also of one that calls its own forward again; past hooks it is refused."""
+
+    class Twice(nn.Linear):
+        def forward(self, x: torch.Tensor, *, again: bool = True) -> torch.Tensor:
+            return self.forward(-x, again=False) if again else super().forward(x)
+
+    class Doubled(nn.Linear):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().__call__(x)
+
+    def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
+        return s.c.forward(s.b.forward(s.a(x)) + s.b.forward(x))
+
+    check(of(forward, b=lambda: Twice(WIDTH, WIDTH)))
+    hooked = of(forward, c=lambda: torch.nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH)))
+    with pytest.raises(MarkingError, match=r"'c' is called by that name, at .*test_capture\.py:\d+ \(return s\.c\.for"):
+        partition_graph(hooked)
+    with pytest.raises(MarkingError, match="'b' is marked, and the model's forward never calls it"):
+        partition_graph(of(forward, b=lambda: Doubled(WIDTH, WIDTH)))
+
+
 def test_a_mark_that_is_passed_by():
     """That the forward calls a module in it comes before what the code of that module does then."""
 

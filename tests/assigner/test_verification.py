@@ -114,6 +114,23 @@ def test_draws_of_pythons_generator_inside_of_modules_are_a_caution():
     assert "draw from Python's or NumPy's generator" in found.cautions[0]
 
 
+class ByName(Noisy):
+    """Calls the forwards of its marked modules by that name."""
+
+    def forward(self, x):
+        return self.last.forward(self.first.forward(x))
+
+
+def test_forwards_that_are_called_by_name_are_compared(monkeypatch):
+    """The plain model's draws are those of its modules there, too, and without room they have their weights."""
+    found = checked(workload(ByName, "*"))
+    assert found.result == "equal"
+    assert "draw from Python's or NumPy's generator" in found.cautions[0]
+    monkeypatch.setattr("assigner.verification.checking.free_memory", lambda: 0)
+    monkeypatch.setattr(random, "random", lambda: 0.5)
+    assert checked(workload(ByName, "*")).result == "equal"
+
+
 @pytest.mark.long
 def test_a_model_that_differs_from_itself_cannot_be_compared():
     """Nothing is refused for that, and nothing is claimed."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from foreign.case import case
 from torch import nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 from workloads import WIDTH, numbers
 
 MARKS = ("first", "second", "last")
@@ -81,9 +82,29 @@ class Hyper(nn.Module):
         return self.last(torch.tanh(functional_call(self.target, {"weight": weight}, (x,))))
 
 
-@middle("forward called by name: self.second.forward(h)", refusal="never calls|forward")
+@middle("forward called by name: self.second.forward(h)")
 def _(net, h):
     return net.second.forward(h)
+
+
+@case("forward called by name, of a dropout layer under a checkpoint", *MARKS, random=True)
+class CheckpointedByName(Net):
+    def make(self):
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
+
+    def middle(self, h):
+        return checkpoint(self.second.forward, h, use_reentrant=False)
+
+
+@case("forward called by name, past a hook of the layer", *MARKS, refusal="torch runs none of the module's hooks")
+class HookedByName(Net):
+    def make(self):
+        layer = nn.Linear(WIDTH, WIDTH)
+        layer.register_forward_hook(lambda module, given, made: made * 2)
+        return layer
+
+    def middle(self, h):
+        return self.second.forward(h)
 
 
 @middle("a marked layer's weight read by the root", refusal="never calls")

@@ -13,6 +13,7 @@ What a training script hands over becomes pieces that a rank can build and run a
                                           regions without gradient, both ways of a decision, checks of values, Python
                                           state
     tables                                what that keeps for its next call, and whether other sizes leave the same
+    forwards                              marked modules whose forward is called by that name
     functional, writing, families, nodes  a graph without writes: what stands in it for them; which values lie in one
                                           memory; what a node says
     fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values

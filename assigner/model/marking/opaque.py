@@ -48,6 +48,7 @@ from assigner.model.marking.fakeforward import (
     put_back,
     with_own_sizes,
 )
+from assigner.model.marking.forwards import calling_class, check_unhooked, forwards_called
 from assigner.model.marking.isolation import CrossingError, Isolation, check_bare, check_plain, check_unpacked
 from assigner.model.marking.leftovers import Leftovers
 from assigner.model.marking.modules import TOO_FEW_VALUES
@@ -563,14 +564,13 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
         if type(module).__call__ is nn.Module.__call__
     ]
     session = mock.patch.multiple(_session, forwards=[], wanting={}, anchor=anchor, thread=threading.get_ident())
-    with session, opaque.leftovers.guarded(), placed(calls), contextlib.ExitStack() as stack:
-        for each in {_calling_class(module) for module in modules} - {nn.Module}:
+    by_name = forwards_called(
+        [module for module, name in modules.items() if name not in opaque.unmarked], check_unhooked(opaque.name_of)
+    )
+    with session, opaque.leftovers.guarded(), placed(calls), by_name, contextlib.ExitStack() as stack:
+        for each in {calling_class(module) for module in modules} - {nn.Module}:
             stack.enter_context(_call_replaced(each, opaque))
         yield
-
-
-def _calling_class(module: nn.Module) -> type:
-    return next(each for each in type(module).__mro__ if "__call__" in vars(each))
 
 
 @contextlib.contextmanager
@@ -579,7 +579,7 @@ def _call_replaced(owner: Any, opaque: OpaqueCalls) -> Iterator[None]:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         name = opaque.name_of.get(id(self))
-        if name is None or within_call() or _calling_class(self) is not owner:
+        if name is None or within_call() or calling_class(self) is not owner:
             return original(self, *args, **kwargs)
         return opaque.module(name, partial(original, self))(*args, **kwargs)
 
