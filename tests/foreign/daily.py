@@ -90,6 +90,7 @@ DAILY = frozenset(
         "LoRA adapters over frozen layers",
         "tied embedding and head",
         # Python's state, and draws
+        "a table that is kept, and a flag of the first evaluation",
         "calls counted in an object that a cached function makes in the first one, in a marked module",
         "call counter at the root",
         "LayerDrop by random.random() at the root",

@@ -104,6 +104,59 @@ class NotedMean(Net):
         return self.last(self.second(h))
 
 
+class Table(Net):
+    """Keeps a table that its input's width decides, beside flags."""
+
+    def table(self, x):
+        if not hasattr(self, "kept") or self.kept.shape[0] < x.shape[1]:
+            self.kept = torch.arange(x.shape[1], device=x.device).to(x) / 10
+        return self.kept[: x.shape[1]]
+
+    def note(self):
+        if not hasattr(self, "seen"):
+            self.seen = True
+
+    def forward(self, x):
+        x = x + self.table(x)
+        self.note()
+        return super().forward(x)
+
+
+case("a table that is kept, and a flag of the first time", *MARKS)(Table)
+
+
+@case("a table that is kept, and a flag of the first evaluation", *MARKS)
+class EvaluatedTable(Table):
+    def note(self):
+        if not self.training:
+            super().note()
+
+
+@case("a table that is kept is another one where a flag is set", *MARKS, refusal="FlaggedTable.seen outside its part")
+class FlaggedTable(Table):
+    def table(self, x):
+        return super().table(x) * (1 if hasattr(self, "seen") else 2)
+
+
+@case("a table is made where a flag is not set yet", *MARKS, refusal="FirstTable.seen outside its partitions")
+class FirstTable(Table):
+    def table(self, x):
+        if not hasattr(self, "seen"):
+            self.kept = torch.arange(x.shape[1], device=x.device).to(x) / 10
+        return self.kept
+
+
+@case("a table that is kept, and a counter that scales", *MARKS, refusal="CountedTable.calls outside its partitions")
+class CountedTable(Table):
+    calls = 0
+
+    def note(self):
+        self.calls += 1
+
+    def table(self, x):
+        return super().table(x) * (1 + 0.1 * self.calls)
+
+
 @case("a flag that few rows set", *MARKS, inherent=True, refusal="another value for these inputs")
 class FewRows(Net):
     def __init__(self):

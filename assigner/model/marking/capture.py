@@ -25,6 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
+from assigner.model.deferred import put
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.keepers import ABSENT
 from assigner.model.deferred.memento import Memento, StateChange
@@ -405,13 +406,24 @@ def _check_repeated(
     settled = [each for each in had if type(each.now) in ATOMS]
     for change in settled:  # torch.export has put back what was there before, but leaves what was not
         vars(change.holder)[change.key] = change.now
+    masks = [
+        (space, change.key, change.before)
+        for change in caught.changes
+        if _is_kept_mask(change, program) and (space := _space(change)) is not None
+    ]
+    put(masks)
     first, calls = _in_words(program, opaque), len(opaque.calls)
     hooks = list(caught.hooks)
-    second = again()
-    same = _in_words(second, opaque) == first
+    try:
+        second = again()
+        same = _in_words(second, opaque) == first
+    except Exception:
+        if not masks:
+            raise
+        second, same = program, False  # it looks for a mask that it makes but once
     del opaque.calls[calls:]
     caught.hooks[:] = hooks
-    odd = [change for change in caught.changes if not _is_replaced_tensor(change)]
+    odd = [each for each in caught.changes if not _is_replaced_tensor(each) and not _is_kept_mask(each, second)]
     read = caught.reads.among(map(attribute_of, odd))
     further = [change for change in odd if attribute_of(change) in read]
     noted = [change for change in odd if attribute_of(change) not in read]
@@ -440,6 +452,13 @@ def _reached(changes: Sequence[StateChange], opaque: OpaqueCalls) -> bool:
     functions = {call.label: call.function for call in opaque.calls if call.function is not None}
     inside = [each for modules in opaque.isolation.inside.values() for each in modules]
     return bool(holders) and any(id(each) in holders for _, each in reach(functions, inside))
+
+
+def _space(change: StateChange) -> dict[str, Any] | None:
+    """The dict that has the entry; None: it is in none."""
+    if isinstance(change.holder, nn.Module):
+        return vars(change.holder)
+    return change.holder if isinstance(change.holder, dict) and change.key is not None else None
 
 
 def _is_kept_mask(change: StateChange, program: ExportedProgram) -> bool:
