@@ -567,7 +567,8 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
     by_name = forwards_called(
         [module for module, name in modules.items() if name not in opaque.unmarked], check_unhooked(opaque.name_of)
     )
-    with session, opaque.leftovers.guarded(), placed(calls), by_name, contextlib.ExitStack() as stack:
+    # leftovers ask who reads an attribute: their watch is the one that the reader calls
+    with session, by_name, opaque.leftovers.guarded(), placed(calls), contextlib.ExitStack() as stack:
         for each in {calling_class(module) for module in modules} - {nn.Module}:
             stack.enter_context(_call_replaced(each, opaque))
         yield
