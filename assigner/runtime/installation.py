@@ -177,6 +177,14 @@ class Installation:
         count = self.cutting.count(self.cutting.row_count(inputs), self.plan)
         return self.cutting.split((inputs, targets), count, weighed=loss, weights=weights)
 
+    def check_read_elsewhere(self) -> None:
+        """Behind a forward: it has not begun to change what code outside of its partition reads.
+
+        Raises:
+            MarkingError: it has.
+        """
+        self.share.read_elsewhere.check(self.training.variants.read_elsewhere)
+
     def evaluate(self, call: str, batch: Batch | None, number: int, outputs_to: Receiver | None = None) -> StepResult:
         """The loss and the metrics over a batch; see `Pipeline.evaluate`.
 
@@ -187,6 +195,7 @@ class Installation:
             outputs_to: Who wants the model's outputs; None: nobody.
         """
         found, outputs = self.inference.run(self._cut(call, given_pair(batch)), number, outputs_to=outputs_to)
+        self.check_read_elsewhere()
         result = shared_result(found, self.inference.workload, self.member, training=False)
         if outputs is not None:
             result.outputs = outputs.carry(self.member)
@@ -196,6 +205,7 @@ class Installation:
         """The model's output on rank `to`; see `Pipeline.forward`."""
         micro_batches = self._cut(f"forward(to={to})", given_pair((inputs, None)), loss=False)
         _, outputs = self.inference.run(micro_batches, number, loss=False, outputs_to="all" if to is None else to)
+        self.check_read_elsewhere()
         assert outputs is not None
         return outputs.carry(self.member)
 

@@ -348,7 +348,7 @@ class Pipeline(ModelState):
             )  # fmt: skip
             if [*found] == [self.rank]:  # else the end of the step, where the others' are known, has to say so
                 check_trained(found[self.rank])
-            self._installed.share.read_elsewhere.check()
+            self._installed.check_read_elsewhere()
             self._installed.gradients.end(program, self._installed.executor, self._batches)
             if not update:
                 self._installed.gradients.factor.note()
@@ -414,7 +414,6 @@ class Pipeline(ModelState):
             self._outside.check_kept(self.state_dict, training=False)
             call += self._loss_values.begin()
             result = self._installed.evaluate(call, batch, self._batches, outputs_to)
-            self._installed.share.read_elsewhere.check()
             self._loss_values.end()
         return result
 

@@ -13,7 +13,7 @@ from torch import nn
 from workloads import WIDTH, Reference, graph_of, language, make_plan, normalised, pairs, towers, workload
 
 from assigner import Pipeline
-from assigner.errors import UsageError
+from assigner.errors import MarkingError, UsageError
 
 EXACT = 1e-10
 
@@ -204,6 +204,102 @@ def test_parts_that_eval_does_not_call():
         torch.testing.assert_close(pipeline.forward(batch[0]), reference.output(batch[0]), rtol=0, atol=EXACT)
         pipeline.step(batch)
         assert {"aside.weight", "head.weight"} < set(pipeline.gradients())
+
+
+class UsedAgain(nn.Module):
+    """An unmarked part in front, and in eval mode behind the last partition, too."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part, self.first, self.last = part, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.last(torch.tanh(self.first(self.part(x))))
+        return (y if self.training else self.part(y)).mean(1, keepdim=True)
+
+
+class Moving(nn.Module):
+    """Moves something in training, by which it scales in eval mode."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.layer, self.scale, self.calls = way, nn.Linear(WIDTH, WIDTH), 1.0, [0]
+        self.kept = torch.ones(WIDTH, dtype=torch.float64)
+        self.register_buffer("put", torch.ones(WIDTH, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            by = {"attribute": self.scale, "later": self.scale, "list": 1 + self.calls[0], "tensor": self.kept}
+            return self.layer(x) * by.get(self.way, self.put)
+        self.count += 1
+        if self.way == "buffer":
+            self.put = self.put * 0.9
+        elif self.way == "attribute" or (self.way == "later" and not self.count.is_meta and _is_third(self.count)):
+            self.scale = self.scale * 0.9
+        elif self.way == "list":
+            self.calls[0] += 1
+        elif self.way == "tensor":
+            self.kept.mul_(0.9)
+        return self.layer(x)
+
+
+def hooked(part: nn.Module) -> nn.Module:
+    part.register_forward_hook(lambda *given: given[2] * 2)
+    return part
+
+
+def _is_third(count: torch.Tensor) -> bool:
+    return not isinstance(count, torch._subclasses.FakeTensor) and bool(count == 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LayerNorm(WIDTH),
+        nn.Tanh,
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()),
+        lambda: hooked(nn.LayerNorm(WIDTH)),
+        lambda: Moving("buffer"),
+    ],
+    ids=["weights", "nothing", "statistics", "hooks", "a buffer that is replaced"],
+)
+def test_a_part_that_eval_uses_again(make):
+    """Behind the last partition it is what it is by now in front: its weights and buffers are sent there."""
+    made = workload(lambda: UsedAgain(make()), "first", "last")
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made, micro_batches=1), graph=graph_of(made)) as pipeline:
+        for n in range(3):
+            batch = made.make_batch(8, n)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
+            assert pipeline.evaluate(batch) == pytest.approx(plain_loss(reference, batch), abs=EXACT)
+            torch.testing.assert_close(pipeline.forward(batch[0]), reference.output(batch[0]), rtol=0, atol=EXACT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("attribute", "'part' changes its attribute 'scale'"),
+        ("list", "'part' changes its attribute 'calls'"),
+        ("tensor", "'part' changes its attribute 'kept'"),
+        ("later", "'first' changes its attribute 'scale'"),
+    ],
+)
+def test_a_part_that_eval_uses_again_and_training_changes(way, words):
+    """Python values are sent nowhere: what training moves cannot be read elsewhere, also where it begins later."""
+    made = workload(lambda: UsedAgain(Moving(way)), "first", "last")
+    with Pipeline(made, make_plan(made, micro_batches=1), graph=graph_of(made)) as pipeline:
+        batch = made.make_batch(8, 0)
+
+        def run() -> None:
+            for _ in range(3):
+                pipeline.step(batch)
+                pipeline.evaluate(batch)
+
+        with pytest.raises(MarkingError, match=words):
+            run()
 
 
 def test_inference_alone(tmp_path):

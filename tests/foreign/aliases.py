@@ -388,3 +388,128 @@ class ReadsData(nn.Module):
     def forward(self, x):
         y = self.a(x)
         return self.c(self.b(y) + y)
+
+
+class UsedAgain(nn.Module):
+    """An unmarked part in front of the marked ones, and behind them in eval mode alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.part, self.first, self.last = self.make(), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def make(self):
+        return nn.LayerNorm(WIDTH)
+
+    def front(self, x):
+        return self.part(x)
+
+    def behind(self, y):
+        return self.part(y)
+
+    def forward(self, x):
+        y = self.last(torch.tanh(self.first(self.front(x))))
+        return (y if self.training else self.behind(y)).mean(1, keepdim=True)
+
+
+ENDS = ("first", "last")
+
+case("in eval mode alone, an unmarked layer in front is called again behind the last partition", *ENDS)(UsedAgain)
+
+
+@case("in eval mode alone, a product with an unmarked layer's weight behind the last partition", *ENDS)
+class DecodesTied(UsedAgain):
+    def make(self):
+        return nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def behind(self, y):
+        return y @ self.part.weight
+
+
+@case("in eval mode alone, a marked module is given an unmarked layer's weight", *ENDS)
+class GivenWeight(UsedAgain):
+    class Scaled(nn.Linear):
+        def forward(self, y, scale=None):
+            return super().forward(y) if scale is None else super().forward(y) * scale
+
+    def __init__(self):
+        super().__init__()
+        self.last = self.Scaled(WIDTH, WIDTH)
+
+    def forward(self, x):
+        given = () if self.training else (self.part.weight,)
+        return self.last(torch.tanh(self.first(self.front(x))), *given).mean(1, keepdim=True)
+
+
+@case("in eval mode alone, BatchNorm in front is called again", *ENDS, inherent=True)
+class NormalisesAgain(UsedAgain):
+    def make(self):
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
+
+
+class Normaliser(nn.Module):
+    """Has the statistics of the data in buffers, and takes what it has noted of a batch back out (RevIN)."""
+
+    scale = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.register_buffer("mean", torch.randn(WIDTH))
+
+    def forward(self, x, back=False):
+        if back:
+            return (x / self.weight * self.deviation + self.mean) * self.scale
+        self.deviation = x.std(1, keepdim=True).detach()
+        return (x - self.mean) / self.deviation * self.weight
+
+
+@case("in eval mode alone, a reversible normaliser takes back what it did in front", *ENDS)
+class Reversed(UsedAgain):
+    def make(self):
+        return Normaliser()
+
+    def behind(self, y):
+        return self.part(y, back=True)
+
+
+@case("in eval mode alone, buffers of an unmarked layer are read", *ENDS)
+class ReadsBuffers(Reversed):
+    def behind(self, y):
+        return y + self.part.mean.abs().sqrt()
+
+
+@case(
+    "in eval mode alone, an unmarked layer is called again whose forwards in training move a number",
+    *ENDS, refusal="changes its attribute 'scale', and code outside of it",
+)  # fmt: skip
+class Anneals(Reversed):
+    class Annealed(Normaliser):
+        def forward(self, x, back=False):
+            if self.training:
+                self.scale = self.scale * 0.9
+            return super().forward(x, back)
+
+    def make(self):
+        return self.Annealed()
+
+
+@case("in eval mode alone, a softmax layer", *ENDS)
+class Softened(UsedAgain):
+    def make(self):
+        return nn.Softmax(1)
+
+    def front(self, x):
+        return x
+
+
+@case("in eval mode alone, an unmarked layer behind is called in front", *ENDS, refusal="which comes later")
+class CalledBefore(UsedAgain):
+    def forward(self, x):
+        x = x if self.training else self.part(x)
+        return self.part(self.last(torch.tanh(self.first(x)))).mean(1, keepdim=True)
+
+
+@case("in eval mode alone, a marked layer is called again", *ENDS, refusal="'first' is called again")
+class MarkedAgain(UsedAgain):
+    def behind(self, y):
+        return self.first(y)

@@ -132,6 +132,9 @@ DAILY = frozenset(
         "blind: one row in every batch",
         "blind: loss: a mean over a mask, m.sum() at least one",
         # calls
+        "forward called by name: self.second.forward(h)",
+        "in eval mode alone, an unmarked layer in front is called again behind the last partition",
+        "in eval mode alone, an unmarked layer is called again whose forwards in training move a number",
         "functional_call of a marked module with its own weights scaled",
         "a marked layer's weight read by the root",
         "an input that lands in **kwargs of the root's forward, and is read there",

@@ -29,7 +29,6 @@ REFUSALS = {
     "blind: an autocast island in bfloat16 at the root": "cannot be cut",
     "blind: around a marked call: a class attribute": "is set from outside",
     "blind: around a marked call: the default dtype": "is set from outside",
-    "blind: constant buffers read by other glue in eval than in training": "does not hold under the plan",
     "blind: enable_grad inside a no_grad helper, in a marked module's way, in a marked module": "own parameters",
     "blind: experts with nonzero and index_add_, not marked": "cannot be traced",
     "blind: float() of a constant buffer at the root": "cannot be traced",

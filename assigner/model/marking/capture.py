@@ -218,12 +218,12 @@ def capture(
                     alike = [name for name in names if type(model.get_submodule(name)) is kind]
                     opened.update({name: error for name in alike if name not in marked})
                 elif opened:
-                    raise _opened_in_vain(error, opened) from error
+                    raise opened_in_vain(error, opened) from error
                 else:
                     raise
 
 
-def _opened_in_vain(error: MarkingError, opened: Mapping[str, CrossingError]) -> MarkingError:
+def opened_in_vain(error: MarkingError, opened: Mapping[str, CrossingError]) -> MarkingError:
     """An error, with why the code of unmarked modules was followed: it may come from there."""
     causes = {cause.module: cause.message for cause in opened.values()}
     ways = [f"{message}: mark a larger module around {name!r}" for name, message in causes.items()]

@@ -20,14 +20,15 @@ from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.originals import keep_left
 from assigner.model.deferred.origins import digest
 from assigner.model.deferred.vocabulary import vocabulary_of
-from assigner.model.marking.capture import Capture, capture
+from assigner.model.marking.capture import Capture, capture, opened_in_vain
 from assigner.model.marking.domain import input_key
 from assigner.model.marking.glue import Ownership, is_size, value_bytes
 from assigner.model.marking.gradients import asked, requiring, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
-from assigner.model.marking.leftovers import check_apart, check_loss, left_by_module
+from assigner.model.marking.isolation import CrossingError
+from assigner.model.marking.leftovers import check_apart, check_followed, check_loss, left_by_module
 from assigner.model.marking.marks import Mark, find_marks
-from assigner.model.marking.modules import modules_outside
+from assigner.model.marking.modules import modules_inside, modules_outside, opaque_modules
 from assigner.model.marking.piece import PieceBuilder
 from assigner.model.marking.realforward import Maker, example_inputs, learn
 from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows, batch_rows, find_carriers
@@ -38,10 +39,11 @@ from assigner.model.workload import call_arguments
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from torch import nn
     from torch.utils._pytree import TreeSpec
 
     from assigner.model.marking.domain import InputKey
-    from assigner.model.marking.isolation import CrossingError
+    from assigner.model.marking.fakeforward import Named
     from assigner.model.marking.leftovers import Notes
     from assigner.model.marking.observation import LearntCall
     from assigner.model.marking.rows import RowLeaves
@@ -75,10 +77,7 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
 
     captured = _captured(deferred, marked, example[0], maker, rows.inputs, autocast=workload.autocast)
     check_loss(workload.loss, deferred.model, captured.left)
-    outside, modules = modules_outside(deferred.model, captured.opaque), [*deferred.model.modules()]
-    own = {id(each) for _, each in outside}
-    vocabulary = vocabulary_of((each for _, each in outside), (each for each in modules if id(each) not in own))
-    read = Memento(outside, beside=modules, top="read", vocabulary=vocabulary)
+    read = _read_by(deferred.model, modules_outside(deferred.model, captured.opaque))
     cut = Cutter(deferred, marked, captured, workload.autocast, rows=rows).cut()
     calls: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for call in captured.calls:
@@ -89,6 +88,13 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
         notes=[captured.notes], opened=captured.opened, tables=[_tables_of(captured, training=True)],
         rows=rows, maker=maker, learnt=any(call.learnt for call in captured.calls),
     )  # fmt: skip
+
+
+def _read_by(model: nn.Module, outside: Named) -> Memento:
+    """The Python values that the code of some of a model's modules can read, as they are."""
+    own, modules = {id(each) for _, each in outside}, [*model.modules()]
+    vocabulary = vocabulary_of((each for _, each in outside), (each for each in modules if id(each) not in own))
+    return Memento(outside, beside=modules, top="read", vocabulary=vocabulary)
 
 
 def _together(orders: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -200,16 +206,60 @@ def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, 
 
 def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGraph:
     deferred = graph.deferred
-    marked = find_marks(deferred.model, graph.marks)
+    marked, opened = find_marks(deferred.model, graph.marks), dict(graph.opened)
     left = [each for each in graph.tables if each.left.values]
-    captured = _captured_again(graph, marked, inputs, training=training, opened=graph.opened, others=left)
+    while True:
+        captured = _captured_again(graph, marked, inputs, training=training, opened=opened, others=left)
+        try:
+            cutter = Cutter(
+                deferred, marked, captured, graph.last.autocast, rows=graph.rows, base=graph, training=training
+            )
+            cut = cutter.cut()
+            if not training:
+                _check_called(graph, cut)
+            break
+        except CrossingError as error:
+            if training or not error.module or error.module in captured.opened:
+                raise
+            names = (name for name, _ in modules_inside(deferred.model, error.module))
+            opened = {**captured.opened, **dict.fromkeys(names, error)}
+    followed = _followed(graph, captured)
+    read_elsewhere = captured.read_elsewhere | captured.notes.reads.of(followed)
+    read = _read_by(deferred.model, followed) if followed else cut.read
     _check_notes(graph, captured.notes)
     _check_found(graph, marked, captured, training=training)
-    check_apart(deferred.model, graph.left, captured.read_elsewhere)
+    try:
+        check_apart(deferred.model, graph.left, read_elsewhere)
+        check_followed(followed, read, graph.left)
+    except CrossingError as error:
+        raise opened_in_vain(error, captured.opened) from error
     check_apart(deferred.model, captured.left, graph.read_elsewhere)
     keep_left(deferred.model, left_by_module(deferred.model, captured.left))
-    autocast = graph.last.autocast
-    return Cutter(deferred, marked, captured, autocast, rows=graph.rows, base=graph, training=training).cut()
+    return replace(cut, read=read, read_elsewhere=read_elsewhere)
+
+
+def _followed(graph: PartitionGraph, captured: Capture) -> Named:
+    """The modules whose own code is followed in a capture, and was one call, or within one, in the first one."""
+    model = graph.deferred.model
+    known = modules_outside(model, opaque_modules(model, graph.marks, graph.opened))
+    names = {name for name, _ in known}
+    return [(name, each) for name, each in modules_outside(model, captured.opaque) if name not in names]
+
+
+def _check_called(graph: PartitionGraph, cut: PartitionGraph) -> None:
+    """Partitions call the modules that they have under the plan.
+
+    Raises:
+        CrossingError: one calls an unmarked module that another has, or that has no tensors: its code can be followed.
+    """
+    held = {name for piece in graph.pieces for name in piece.state}
+    for piece in cut.pieces:
+        for name in piece.called:
+            own = {f"{name}.{each}" for each in graph.deferred.model.get_submodule(name).state_dict()}
+            if name not in graph.piece[piece.name].called and own <= held:
+                error = CrossingError(f"{piece.name!r} calls {name!r}, which it does not have under the plan")
+                error.module = name
+                raise error
 
 
 def _captured_again(
@@ -355,6 +405,7 @@ class Cutter:
         self.ownership = Ownership(
             captured, list(marked), lambda node: value_bytes(node, self.symbols.number),
             homes=homes, same_tensor=_same_tensor(deferred), all_called=base is None,
+            lends=base is not None and not training,
         )  # fmt: skip
         self.names = [marked[name].name or name for name in self.ownership.order]
         (output,) = [node for node in captured.graph.nodes if node.op == "output"]

@@ -4,6 +4,7 @@
              also what is stored once a step in a parameter or buffer, by whoever holds that
     counted  a number that depends on values (how many are not zero): worked out again wherever it is read
     owned    everything else: runs in one partition
+    lent     a parameter or buffer that an earlier partition holds as another capture has it: sent like a value
 
 Partitions are numbered in the order of their first call. Along every edge of the graph the owner's number never falls,
 so the partitions keep an order without cycles. An owned node first goes to the partition that makes its last input
@@ -30,6 +31,7 @@ from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import is_random, tensor_leaves
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.families import opaque_arguments
+from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.nodes import behind, is_item, line_of, storages
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import ONCE, STORES, snapshot, stored
@@ -55,6 +57,7 @@ class Ownership:
             capture of the model has decided that.
         same_tensor: For each tensor that has several names in the model all of them.
         all_called: Every marked module must be called; False: those that are not are left out.
+        lends: What reads a tensor that another capture has an earlier partition hold may be sent it.
 
     Attributes:
         order: The marked names in the order of their first call.
@@ -65,6 +68,7 @@ class Ownership:
 
     Raises:
         MarkingError: a marked module is never called, or the glue would make a cycle.
+        CrossingError: likewise, on account of an unmarked module that is one call.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Ownership:
         homes: Mapping[str, str],
         same_tensor: Mapping[str, tuple[str, ...]],
         all_called: bool = True,
+        lends: bool = False,
     ) -> None:
         self.capture, self.homes, self.same_tensor = capture, homes, same_tensor
         self.size_of = size_of
@@ -95,7 +100,10 @@ class Ownership:
             )
         self.counted = {node for node in self.nodes if _is_counted(node)}
         self.free = self._find_free()
+        self._late = self._find_late() if lends else set()
         self._assign()
+        if lends:
+            self._lend()
         self._check_gradients()
         self._check_state()
         self.in_turn = self._find_stores()
@@ -154,13 +162,31 @@ class Ownership:
             inputs = [self.owner[each] for each in self._sources(node)]
             if node in self._fixed:
                 if inputs and max(inputs) > self._fixed[node]:
-                    raise MarkingError(
-                        f"{self.order[self._fixed[node]]!r} is called again with what {self.order[max(inputs)]!r} made",
-                        hint="mark one larger module that contains both",
-                    )
+                    raise self._called_again(node, max(inputs))
                 self.owner[node] = self._fixed[node]
             else:
                 self.owner[node] = max(inputs, default=-1)  # -1: before every partition, until a reader is known
+
+    def _called_again(self, node: fx.Node, later: int) -> MarkingError:
+        """Of a node that must run in one partition, with what a later one makes."""
+        before, place, last = behind(node), self.order[self._fixed[node]], self.order[later]
+        first = next(each for each in self.nodes if each in before and self.owner.get(each) == later)
+        brought, is_run = self._brought(node), is_call(node)
+        if brought:
+            text = f"{brought}, which {place!r} has, is {'called' if is_run else 'read'} again with what {last!r} made"
+        elif first in self._fixed and (other := self._brought(first)):
+            text = f"{place!r} needs what {other} is used for, and {last!r} has that, which comes later"
+        else:
+            text = f"{place!r} is called again with what {last!r} made"
+        found = CrossingError(text, hint="mark one larger module that contains both")
+        found.module = self._call(node).module if brought and is_run else ""
+        return found
+
+    def _brought(self, node: fx.Node) -> str:
+        """What has a node run where another capture has it, by name; empty: a mark does."""
+        if is_call(node):
+            return "" if self._call(node).module in self.order else repr(self._call(node).module)
+        return next((repr(name) for each in node.all_input_nodes if (name := self._held(each)) in self.homes), "")
 
     def _gathered(self, group: list[fx.Node]) -> bool:
         """Have one partition run all of a group: the last one that any of them needs. True: something has moved."""
@@ -333,8 +359,44 @@ class Ownership:
         if is_call(node):
             name = self._call(node).module
             return name if name in self.order else self.homes.get(name, "")
-        held = [self.placeholders[each][1] for each in node.all_input_nodes if each.op == "placeholder"]
+        held = () if node in self._late else map(self._held, node.all_input_nodes)
         return next((self.homes[name] for name in held if name in self.homes), "")
+
+    def _held(self, node: fx.Node) -> str:
+        """The parameter, buffer or constant that a node stands for; empty: none."""
+        return self.placeholders[node][1] if node.op == "placeholder" else ""
+
+    def _find_late(self) -> set[fx.Node]:
+        """The glue that reads a tensor of one partition together with what a later one makes."""
+        place, found = {"": -1, **{name: n for n, name in enumerate(self.order)}}, set[fx.Node]()
+        self._late = found  # of which `_home` says nothing
+        least: dict[fx.Node, int] = {}
+        for node in self.nodes:
+            made = max((least[each] for each in node.all_input_nodes), default=-1)
+            if not is_call(node) and made > place.get(self._home(node), -1) >= 0:
+                found.add(node)
+            least[node] = made if node.op == "placeholder" else max(made, place.get(self._home(node), -1))
+        return found
+
+    def _lend(self) -> None:
+        """Send a tensor from the partition that holds it to later ones that read it, if nothing changes it."""
+        changed = {name for call in self.capture.calls for name in call.effects.changed}
+        changed |= {self._held(node.args[0]) for node in self.nodes if node.target in STORES}
+        grouped = {node for group in self.capture.together for node in group}
+        for node, (_, name) in self.placeholders.items():
+            home = self.homes.get(name)
+            if home not in self.order or node in grouped or not changed.isdisjoint(self.same_tensor.get(name, (name,))):
+                continue
+            place = self.order.index(home)
+            late = [user for user in node.users if max(self._places([user]), default=place) > place]
+            if late:
+                with self.capture.graph.inserting_after(node):
+                    sent = self.capture.graph.call_function(torch.ops.aten.alias.default, (node,))
+                sent.meta["val"] = node.meta["val"]
+                self.owner[sent] = place
+                for user in late:
+                    user.replace_input_with(node, sent)
+        self.nodes = list(self.capture.graph.nodes)
 
     def _settle(self, owned: list[fx.Node]) -> None:
         """Move nodes to where fewer bytes cross; an item of a tuple goes where its tuple goes."""

@@ -23,6 +23,7 @@ from torch import nn
 from assigner.errors import MarkingError
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.keepers import ABSENT
+from assigner.model.deferred.mutation import storage_of, tensor_leaves
 from assigner.model.deferred.ownership import STANDARD
 from assigner.model.deferred.reach import reach
 from assigner.model.marking.isolation import CrossingError
@@ -106,6 +107,19 @@ class Leftovers:
                 if not self._read.isdisjoint({(id(module), key), (id(module), _ALL)}):
                     raise _read_elsewhere(partition, key)
         return found
+
+    def note_written(self, partition: str, inside: Named, written: Collection[int]) -> None:
+        """A partition's forward has written in place.
+
+        Args:
+            partition: Its name.
+            inside: Its modules.
+            written: Into which memories.
+        """
+        for _, module in inside:
+            for key in module.__dict__.keys() - _OTHERS:
+                if any(storage_of(each) in written for each in tensor_leaves(module.__dict__[key])):
+                    self.left[id(module), key] = partition
 
     def _reading(self, module: Any, name: str) -> None:
         if self._is_other(module, name) and (name not in _ASKED or is_asked_by_user()):
@@ -200,6 +214,15 @@ class FirstReads:
         """Whether two forwards read the same."""
         return self._read == others._read and self._modules.keys() == others._modules.keys()
 
+    def of(self, modules: Named) -> frozenset[tuple[str, str]]:
+        """Those of some modules, by the modules' names, but what torch reads all the time."""
+        names = {id(module): name for name, module in modules}
+        return frozenset(
+            (names[module], key)
+            for module, key in self._read
+            if module in names and (key == _ALL or key not in _OTHERS | _UNLIKE)
+        )
+
     def among(self, attributes: Iterable[Attribute]) -> set[Attribute]:
         """Those that the forward may have read before it set them."""
         return {
@@ -221,10 +244,13 @@ class Notes:
     Args:
         changes: What it leaves, but for tensors that follow from shapes alone.
         reads: What it reads before it sets it.
+
+    Attributes:
+        reads: Likewise.
     """
 
     def __init__(self, changes: Iterable[StateChange], reads: FirstReads) -> None:
-        self._reads = reads
+        self.reads = reads
         self._left = {
             attribute_of(each): LeftValue(each.name, _in_words(each.now))
             for each in changes
@@ -233,11 +259,11 @@ class Notes:
 
     def says_as(self, others: Notes) -> bool:
         """Whether nothing is told of one forward that is not told of the other."""
-        return self._left == others._left and self._reads.are_those_of(others._reads)
+        return self._left == others._left and self.reads.are_those_of(others.reads)
 
     def found_of(self, others: Notes) -> str | None:
         """What this forward may find as the other has left it, and does not leave so itself, by name; None: nothing."""
-        read = {each: others._left[each] for each in self._reads.among(others._left)}
+        read = {each: others._left[each] for each in self.reads.among(others._left)}
         return min((it.name for each, it in read.items() if not it.value or self._left.get(each) != it), default=None)
 
 
@@ -253,32 +279,38 @@ def attribute_of(change: StateChange) -> Attribute:
 
 
 class ReadElsewhere:
-    """The attributes of one rank's modules that code outside of their partitions has read in the capture.
+    """The attributes of one rank's modules, of which code outside of their partitions has read some in captures.
 
     Args:
         partitions: Those of the rank, by name, as they were built.
-        read: The modules' names, each with the attribute's.
     """
 
-    def __init__(self, partitions: Mapping[str, nn.Module], read: Collection[tuple[str, str]]) -> None:
-        spaces = [
-            (name, path, vars(module))
-            for name, partition in (partitions.items() if read else ())
+    def __init__(self, partitions: Mapping[str, nn.Module]) -> None:
+        self._spaces = [
+            (name, path, vars(module), dict(vars(module)))
+            for name, partition in partitions.items()
             for path, module in partition.named_modules()
         ]
-        self._first = [
-            (name, key, space, space.get(key, ABSENT))
-            for name, path, space in spaces
-            for key in {key for where, key in read if where == path and key not in _UNLIKE}
-            | ({each for each in space if each not in _OTHERS | _UNLIKE} if (path, _ALL) in read else set())
-        ]
+        self._read: Collection[tuple[str, str]] = ()
+        self._first: list[tuple[str, str, dict[str, Any], Any]] = []
 
-    def check(self) -> None:
+    def check(self, read: Collection[tuple[str, str]]) -> None:
         """Refuse what forwards have begun to change.
+
+        Args:
+            read: The modules' names, each with the attribute's.
 
         Raises:
             MarkingError: an attribute is not as it was when this was made.
         """
+        if read is not self._read:
+            self._read = read
+            self._first = [
+                (name, key, space, before.get(key, ABSENT))
+                for name, path, space, before in self._spaces
+                for key in {key for where, key in read if where == path and key not in _UNLIKE}
+                | ({each for each in before if each not in _OTHERS | _UNLIKE} if (path, _ALL) in read else set())
+            ]
         for name, key, space, first in self._first:
             now = space.get(key, ABSENT)
             if now is not first and (type(first) not in ATOMS or repr(now) != repr(first)):
@@ -340,6 +372,22 @@ def check_apart(model: nn.Module, left: Mapping[tuple[int, str], str], read: Col
                 raise _read_elsewhere(partition, each)
 
 
+def check_followed(followed: Named, read: Memento, left: Mapping[tuple[int, str], str]) -> None:
+    """Code that is followed in one capture, and was a call's in the first one, reads nothing that this call changes.
+
+    Args:
+        followed: Whose code; their buffers are sent.
+        read: What it can read.
+        left: What forwards change in the first one, as `left_behind` gives it.
+
+    Raises:
+        CrossingError: it can read a list, a dict or another object that they change.
+    """
+    sent = {id(space) for _, module in followed for space in (module._parameters, module._buffers)}
+    if found := sorted({left[holder, ""] for holder in read.holders() - sent if left.get((holder, ""))}):
+        raise _crossing(found[0], "a list, dict or object that it holds")
+
+
 def left_by_module(model: nn.Module, left: Mapping[tuple[int, str], str]) -> dict[nn.Module, dict[str, str]]:
     """The attributes that forwards change, by the builder's module that has them, each in words."""
     found: dict[nn.Module, dict[str, str]] = {}
@@ -357,8 +405,12 @@ def _forward_of(partition: str) -> str:
 
 
 def _read_elsewhere(partition: str, name: str) -> CrossingError:
+    return _crossing(partition, f"its attribute {name!r}")
+
+
+def _crossing(partition: str, what: str) -> CrossingError:
     error = CrossingError(
-        f"the forward of {partition!r} changes its attribute {name!r}, and code outside of it reads or sets that:"
+        f"the forward of {partition!r} changes {what}, and code outside of it reads or sets that:"
         " nobody sends it from the worker that runs it, or to that",
         hint="return it from the marked module, leave that module unmarked, or mark a larger one that contains both",
     )

@@ -482,6 +482,7 @@ class OpaqueCalls:
         def undo() -> None:
             self.isolation.check_shared(name, values, written, around)
             self._keep_left(name, values, own, ran)
+            self.leftovers.note_written(name, inside, written)
             values.restore()
             put_back(inside, own)
             draws.put_back()

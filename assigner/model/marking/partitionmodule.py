@@ -91,11 +91,16 @@ def around_module(
     root: dict[str, Any] = {name: constant.to(device) for name, constant in piece.constants.items()}
     root.update({name: module.get_submodule(name) for name in piece.called})
     root.update({name: beside[name] for name in piece.buffers if name in beside})
+    holders = set[str]()
     for node in piece.graph.nodes:
         if node.op == "get_attr" and node.target not in root:
             path, _, leaf = str(node.target).rpartition(".")
             root[str(node.target)] = getattr(module.get_submodule(path), leaf)
-    return _assemble(root, piece, device)
+            holders.add(path)
+    made = _assemble(root, piece, device)
+    for path in sorted(holders - {""} - {name.rpartition(".")[0] for name in beside}):
+        made.set_submodule(path, module.get_submodule(path))  # its forward may put another tensor in a buffer's place
+    return made
 
 
 def _assemble(root: dict[str, Any], piece: Piece, device: torch.device) -> fx.GraphModule:

@@ -116,6 +116,9 @@ class Variants:
         modules: This rank's partitions of it.
         member: This process in the run.
         trained: This rank's parameters that a script may freeze, by name.
+
+    Attributes:
+        read_elsewhere: What code outside of partitions reads of their modules in any of them: see `PartitionGraph`.
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class Variants:
         self._made: dict[bool, list[Variant]] = {True: [self.planned], False: []}
         self._known: OrderedDict[tuple[InputKey, bool], Variant] = OrderedDict()
         self._has_warned = False
+        self.read_elsewhere = graph.read_elsewhere
 
     def made(self) -> list[Variant]:
         """All graphs so far, the plan's own first."""
@@ -146,7 +150,8 @@ class Variants:
 
         Raises:
             MarkingError: the forward cannot be cut for these inputs as the plan has it.
-            UsageError: a parameter is frozen now, or no more, where a forward looks at that.
+            UsageError: a parameter is frozen now, or no more, where a forward looks at that; or a Python value has
+                changed that only some of these graphs were captured with.
         """
         found: dict[Variant, list[int]] = {}
         last: InputKey | None = None
@@ -155,6 +160,8 @@ class Variants:
             if last is None or key != last:  # to compare is faster than to look up
                 last, variant = key, self._variant(key, cut.inputs, training=training)
                 variant.graph.check_flags(self._trained)
+                if not variant.is_planned:
+                    variant.graph.check_read()
             found.setdefault(variant, []).append(place)
         return [
             VariantGroup(variant, tuple(places), tuple(micro_batches[place] for place in places))
@@ -170,6 +177,8 @@ class Variants:
                 self.member.at = f"capturing the forward again for inputs {key}"
                 known = self._capture(key, leaves, training=training)
                 self._warn(key, made)
+                if not known.graph.read_elsewhere <= self.read_elsewhere:
+                    self.read_elsewhere |= known.graph.read_elsewhere
                 made.append(known)
                 self._drop_oldest(made)
             self._known[key, training] = known

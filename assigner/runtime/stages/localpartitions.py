@@ -39,7 +39,7 @@ class LocalPartitions:
     Attributes:
         partitions: The names of its partitions, in the order in which it runs them.
         modules: Their forwards, with their weights.
-        read_elsewhere: What code outside of them reads of these, as it was built.
+        read_elsewhere: What code outside of them may read of these, as it was built.
         parameters: Its parameters, each once, by the first of its names in the model.
         updated: Those of them that this rank updates (see `updaters`).
         kept_updated: Those of them whose optimizer state it writes into checkpoints.
@@ -50,7 +50,7 @@ class LocalPartitions:
         self.partitions = tuple(name for stage in stages for name in stage.partitions)
         self._kept = tuple(name for name in self.partitions if plan.holders[name][0] == worker)
         self.modules = graph.build(self.partitions, device)
-        self.read_elsewhere = ReadElsewhere(self.modules, graph.read_elsewhere)
+        self.read_elsewhere = ReadElsewhere(self.modules)
         self._graph, self._device = graph, device
         self._parameters: dict[str, dict[str, nn.Parameter]] = {}
         for name in self.partitions:
