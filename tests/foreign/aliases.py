@@ -509,6 +509,23 @@ class CalledBefore(UsedAgain):
         return self.part(self.last(torch.tanh(self.first(x)))).mean(1, keepdim=True)
 
 
+@case(
+    "in eval mode alone, a table of the middle is taken from the batch in front and behind",
+    "first", "second", "last", refusal="'first' needs the buffer 'table'",
+)  # fmt: skip
+class TakenBefore(UsedAgain):
+    def __init__(self):
+        super().__init__()
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("table", torch.randn(WIDTH))
+
+    def forward(self, x):
+        if self.training:
+            return self.last(self.second(torch.tanh(self.first(x))) * self.table).mean(1, keepdim=True)
+        taken = x - self.table
+        return self.last(self.second(self.first(taken)) * taken).mean(1, keepdim=True)
+
+
 @case("in eval mode alone, a marked layer is called again", *ENDS, refusal="'first' is called again")
 class MarkedAgain(UsedAgain):
     def behind(self, y):

@@ -379,7 +379,10 @@ class Ownership:
         return found
 
     def _lend(self) -> None:
-        """Send a tensor from the partition that holds it to later ones that read it, if nothing changes it."""
+        """Send a tensor from the partition that holds it to later ones that read it, if nothing changes it.
+
+        Where an earlier one reads it too, that lacks it, which is told of the pieces.
+        """
         changed = {name for call in self.capture.calls for name in call.effects.changed}
         changed |= {self._held(node.args[0]) for node in self.nodes if node.target in STORES}
         grouped = {node for group in self.capture.together for node in group}
@@ -388,7 +391,11 @@ class Ownership:
             if home not in self.order or node in grouped or not changed.isdisjoint(self.same_tensor.get(name, (name,))):
                 continue
             place = self.order.index(home)
-            late = [user for user in node.users if max(self._places([user]), default=place) > place]
+            late = [
+                user
+                for user in node.users
+                if (places := self._places([user])) and min(places) >= place and max(places) > place
+            ]
             if late:
                 with self.capture.graph.inserting_after(node):
                     sent = self.capture.graph.call_function(torch.ops.aten.alias.default, (node,))
