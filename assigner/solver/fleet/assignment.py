@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from assigner.solver.fleet.option_arrays import OptionArrays
     from assigner.solver.fleet.path_program import KindStage
     from assigner.solver.fleet.relaxation import KindRelaxation
+    from assigner.solver.problem.arrays import Floats, Ints
 
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 FAR = 1e6
 """Seconds for a link that is missing: a line that needs none is preferred."""

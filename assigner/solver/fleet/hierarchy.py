@@ -25,13 +25,10 @@ from assigner.solver.limits.tuning import ROUNDING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.solver.fleet.path_program import KindPipeline, KindStage
+    from assigner.solver.problem.arrays import Floats
     from assigner.solver.problem.prices import PriceTable
     from assigner.solver.problem.stage_options import StageOption
-
-    Floats = NDArray[np.float64]
 
 
 class Hierarchy:

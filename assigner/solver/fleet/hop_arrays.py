@@ -17,13 +17,9 @@ from assigner.solver.fleet.path_program import ServerPrices
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.formats.profile import LinkPoint
+    from assigner.solver.problem.arrays import Flags, Floats
     from assigner.solver.problem.prices import PriceTable, WorkerKind
-
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
 
 
 class HopArrays:

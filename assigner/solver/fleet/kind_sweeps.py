@@ -28,14 +28,10 @@ from assigner.solver.limits.tuning import ROUNDING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.formats.terms import Objective
     from assigner.solver.fleet.path_program import KindPipeline
+    from assigner.solver.problem.arrays import Floats, Ints
     from assigner.solver.problem.prices import PriceTable
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 
 class _LoadPrices(NamedTuple):

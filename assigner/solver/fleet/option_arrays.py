@@ -22,14 +22,11 @@ from assigner.solver.problem.prices import WorkerKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.schedule.cost import PartitionCost
     from assigner.solver.fleet.hop_arrays import HopArrays
+    from assigner.solver.problem.arrays import Flags, Floats
     from assigner.solver.problem.prices import PriceTable
 
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
 
 _FIELDS = ("forward_s", "backward_s", "update_s", "activation_bytes", "workspace_bytes", "recompute_s")
 

@@ -24,15 +24,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from assigner.solver.problem.arrays import Floats, Ints
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.solver.limits.clock import SolveClock
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

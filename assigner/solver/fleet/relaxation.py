@@ -25,11 +25,8 @@ from assigner.solver.problem.prices import WorkerKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from assigner.solver.problem.arrays import Flags, Floats
     from assigner.solver.problem.prices import PriceTable
-
-    Floats = NDArray[np.float64]
 
 
 def _states(kinds: Sequence[WorkerKind]) -> int:
@@ -99,7 +96,7 @@ class KindRelaxation:
         )
         return visits if visits.states * self.n <= tuning.VISIT_STATES else plain
 
-    def _messages(self, where: NDArray[np.bool_] | None = None) -> ServerPrices:
+    def _messages(self, where: Flags | None = None) -> ServerPrices:
         found = self.links.between(self.kinds, where=where)
         return replace(found, seconds=found.forward) if self._server == "forward" else found
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.solver.limits import tuning
+from assigner.solver.problem.arrays import Flags, Floats, Ints
 from assigner.solver.problem.objectives import FrontHops, FrontStages
 from assigner.solver.problem.perfect_split import WorkBefore
 from assigner.solver.problem.stage_options import StageOption
@@ -27,14 +28,9 @@ from assigner.solver.problem.stage_options import StageOption
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.solver.problem.objectives import PipelineObjective
     from assigner.solver.problem.prices import Hop, PriceTable
     from assigner.solver.problem.stage_options import StageOptions
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class _Labels:
     parent: Ints
     serial: Ints
 
-    def take(self, which: Ints | NDArray[np.bool_]) -> _Labels:
+    def take(self, which: Ints | Flags) -> _Labels:
         return _Labels(*(getattr(self, each.name)[..., which] for each in fields(self)))
 
 
@@ -322,10 +318,10 @@ class DynamicProgram:
             some = labels.take(np.arange(start, min(start + at_once, len(labels.used))))
             self._grow(some, hop_s, which, left=left, stage=stage, buckets=buckets, cutoff=cutoff)
 
-    def _has(self, used: Ints, number: int) -> NDArray[np.bool_]:
+    def _has(self, used: Ints, number: int) -> Flags:
         """Whether the workers of a replica set are left where so many of each group are used."""
         taken = used // self._place[:, None] % (self._count[:, None] + 1)
-        fits: NDArray[np.bool_] = (taken + self._uses[number][:, None] <= self._count[:, None]).all(axis=0)
+        fits: Flags = (taken + self._uses[number][:, None] <= self._count[:, None]).all(axis=0)
         return fits
 
     def _grow(
@@ -405,7 +401,7 @@ def _homes(state: Ints) -> tuple[Ints, Ints]:
     return np.repeat(starts, sizes), np.repeat(sizes, sizes)
 
 
-def _dominated(labels: _Labels, state: Ints) -> NDArray[np.bool_]:
+def _dominated(labels: _Labels, state: Ints) -> Flags:
     """True where another label of the same state is at least as good in every mark; sorted by state."""
     home, sizes = _homes(state)
     index = np.arange(len(state))

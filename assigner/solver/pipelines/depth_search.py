@@ -29,18 +29,13 @@ import numpy as np
 
 from assigner.schedule.replication import takes
 from assigner.solver.limits import tuning
+from assigner.solver.problem.arrays import Flags, Floats, Ints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.solver.pipelines.depths import Depths
     from assigner.solver.problem.stage_options import StageOption, StageOptions
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
-    Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

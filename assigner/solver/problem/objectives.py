@@ -14,14 +14,11 @@ put in front of labels, [mark, label, option].
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+from assigner.solver.problem.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,8 @@ import numpy as np
 from assigner.solver.problem.objectives import Remainder
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from assigner.solver.problem.arrays import Floats, Ints
     from assigner.solver.problem.prices import PriceTable
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 
 _LEAST_S = 1e-300

@@ -27,12 +27,8 @@ from assigner.solver.problem.stage_options import StageOption, StageOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from assigner.solver.problem.arrays import Floats, Ints
     from assigner.solver.problem.prices import PriceTable
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 
 def least_shares(seconds: Sequence[Floats], *, each: int = 0) -> tuple[Ints, Floats]:
