@@ -22,7 +22,6 @@ from assigner.solver.problem.prices import WorkerKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.schedule.cost import PartitionCost
     from assigner.solver.fleet.hop_arrays import HopArrays
     from assigner.solver.problem.arrays import Flags, Floats
     from assigner.solver.problem.prices import PriceTable
@@ -99,7 +98,7 @@ class OptionArrays:
         largest: Floats = np.maximum.accumulate(values[ends], axis=1)
         return largest
 
-    def _anywhere(self, flags: Sequence[bool]) -> Flags:
+    def _anywhere(self, flags: Sequence[bool] | Flags) -> Flags:
         """Whether any partition of an interval has the flag: [first, length - 1]."""
         return self._window(np.array(flags, dtype=float)) > 0
 
@@ -125,30 +124,26 @@ class OptionArrays:
 
     def _kind(self, kind: WorkerKind) -> tuple[Floats, Floats, Floats, Flags]:
         """The least of the prices of a kind's groups."""
-        rows = [
-            self._group(self.table.rows[group], self.table.capacity(group))
-            for group in sorted({self.table.like[group] for group in kind.groups})
-        ]
+        rows = [self._group(group) for group in sorted({self.table.like[group] for group in kind.groups})]
         forward, backward, update, settled = (list(each) for each in zip(*rows, strict=True))
         return (
             np.minimum.reduce(forward), np.minimum.reduce(backward), np.minimum.reduce(update),
             np.logical_and.reduce(settled),
         )  # fmt: skip
 
-    def _group(self, prices: Sequence[PartitionCost | None], capacity: float) -> tuple[Floats, Floats, Floats, Flags]:
+    def _group(self, group: int) -> tuple[Floats, Floats, Floats, Flags]:
         """Prices of each interval on the workers of one group."""
-        none = np.array([price is None for price in prices], dtype=float)
-        f, b, u, a, w, r = (
-            np.array([0.0 if price is None else getattr(price, name) for price in prices]) for name in _FIELDS
-        )
+        figures = np.stack([self.table.figures(name)[group] for name in _FIELDS])
+        nowhere = np.isinf(figures[0])
+        f, b, u, a, w, r = np.where(nowhere, 0.0, figures)
         state, read, messages = self._bytes
         kept = self._in_flight[:, None]
         fixed = state + kept * read + self._running_max(w) + messages
         again, settled = least_recompute_s(
-            (r, a), self.table.problem.remat_rules, capacity * (1 + ROUNDING) - fixed, kept,
+            (r, a), self.table.problem.remat_rules, self.table.capacity(group) * (1 + ROUNDING) - fixed, kept,
             sums=self._window, largest=self._running_max,
         )  # fmt: skip
-        missing = (self._window(none) > 0) | ~np.isfinite(again)
+        missing = self._anywhere(nowhere) | ~np.isfinite(again)
         forward = np.where(missing, np.inf, self._window(f))
         backward = np.where(missing, np.inf, self._window(b) + np.where(missing, 0.0, again))
         return forward, backward, np.where(missing, np.inf, self._window(u)), settled | missing

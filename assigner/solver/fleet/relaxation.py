@@ -103,14 +103,9 @@ class KindRelaxation:
     @cached_property
     def _seconds(self) -> Floats:
         """Least seconds [kind, position, forward or backward], 0 off the spine; inf: not there."""
-        spine, rows = self.table.problem.spine, []
-        for kind in self.kinds:
-            some = {id(row): row for row in (self.table.rows[group] for group in kind.groups)}
-            every = [
-                [(math.inf, math.inf) if price is None else (price.forward_s, price.backward_s) for price in row]
-                for row in some.values()
-            ]
-            rows.append(np.min(every, axis=0))
+        spine = self.table.problem.spine
+        each = np.stack([self.table.figures("forward_s"), self.table.figures("backward_s")], axis=2)
+        rows = np.stack([each[list(kind.groups)].min(axis=0) for kind in self.kinds])
         on = np.array([spine.forward, spine.backward]).T
         return np.where(np.isfinite(rows), np.where(on, rows, 0.0), np.inf)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from assigner.solver.problem.memory import IntervalBytes
 from assigner.solver.problem.options import samples_in_each
 from assigner.solver.problem.stage_options import StageOption, StageOptions
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.schedule.cost import PartitionCost
+    from assigner.solver.problem.arrays import Floats
     from assigner.solver.problem.problem import Problem
 
 
@@ -76,6 +79,7 @@ class PriceTable:
         self._costs: dict[str, tuple[PartitionCost | None, ...]] = {}
         self._measured: dict[str, tuple[PartitionCost | None, ...]] = {}
         self.hop = cache(self._hop)
+        self.figures = cache(self._figures)
 
     @property
     def most_workers(self) -> int:
@@ -136,6 +140,15 @@ class PriceTable:
     def rows(self) -> tuple[tuple[PartitionCost | None, ...], ...]:
         """`costs` by group."""
         return tuple(self.costs(group[0]) for group in self.groups)
+
+    def _figures(self, name: str) -> Floats:
+        """A figure of `PartitionCost` by its name, [group, position]; inf: the partition may not be there."""
+        rows = {id(row): row for row in self.rows}  # like groups have one
+        found = {
+            key: np.array([math.inf if price is None else getattr(price, name) for price in row])
+            for key, row in rows.items()
+        }
+        return np.stack([found[id(row)] for row in self.rows])
 
     def capacity(self, group: int) -> float:
         """Bytes for tensors on a worker of the group, its reserve left out."""
