@@ -18,11 +18,11 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from assigner.solver.problem.arrays import Floats
+from assigner.solver.problem.arrays import Columns, Floats
 
 
 @dataclass(frozen=True, slots=True)
-class FrontStages:
+class FrontStages(Columns):
     """Stages about to be put in front, as arrays that broadcast: seconds, and the warm-up depths to reckon with.
 
     Of several workers that share a stage, seconds are those of the fastest one. `load` is what the busiest of them
