@@ -134,8 +134,7 @@ class Hierarchy:
         stages = self._prices.stages
         found = self.fleet.sweep.least(stages, limit_f, limit_b)
         if found is not None:
-            at = tuple(np.array([(step.kind, step.first, step.length - 1) for step in found.steps]).T)
-            slowest = float(stages.forward[at].max()), float(stages.backward[at].max())
+            slowest = stages.slowest(found.steps)
             seconds = found.seconds + self.fleet.more * sum(slowest)
             if seconds < self._best * (1 - tuning.BETTER_PATH):
                 self._best = seconds

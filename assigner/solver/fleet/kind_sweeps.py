@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.terms import Objective
     from assigner.solver.fleet.path_program import KindPipeline
-    from assigner.solver.problem.arrays import Floats, Ints
+    from assigner.solver.problem.arrays import Floats
     from assigner.solver.problem.prices import PriceTable
 
 
@@ -126,7 +126,7 @@ class KindSweeps:
             found = fleet.sweep.least(prices.servers, limit, limit)
             if found is not None:
                 self._realise(prices, found)
-                limit = max(limit, float(prices.servers.forward[_places(found)].max()))
+                limit = max(limit, prices.servers.slowest(found.steps)[0])
             limit *= tuning.WIDER_LIMIT
 
     def _prices(self, below: float, limit: float) -> _LoadPrices:
@@ -153,15 +153,9 @@ class KindSweeps:
 
     def _realise(self, prices: _LoadPrices, found: KindPipeline) -> None:
         """Hand on the workers' line for a pipeline of kinds."""
-        at, stages = _places(found), prices.arrays.stages
-        slowest = float(stages.forward[at].max()), float(stages.backward[at].max())
+        slowest = prices.arrays.stages.slowest(found.steps)
         groups = WorkerAssignment(self._fleet, *prices.arrays.by_worker()).line(found.steps, slowest)
         line = tuple((step.first, group) for step, group in zip(found.steps, groups, strict=True))
         if line not in self._handed:
             self._handed.add(line)
             self._place(line)
-
-
-def _places(found: KindPipeline) -> tuple[Ints, ...]:
-    """Where the stages of a pipeline stand in arrays of intervals."""
-    return tuple(np.array([(step.kind, step.first, step.length - 1) for step in found.steps]).T)

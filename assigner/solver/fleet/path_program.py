@@ -51,6 +51,11 @@ class ServerPrices:
         """Seconds; inf where a server is above its limit."""
         return np.where((self.forward <= limit_f) & (self.backward <= limit_b), self.seconds, np.inf)
 
+    def slowest(self, stages: Sequence[KindStage]) -> tuple[float, float]:
+        """The slowest servers forward and backward of the stages of a pipeline, of which these are intervals."""
+        at = tuple(np.array([(each.kind, each.first, each.length - 1) for each in stages]).T)
+        return float(self.forward[at].max()), float(self.backward[at].max())
+
 
 @dataclass(frozen=True)
 class KindStage:
