@@ -69,7 +69,9 @@ def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = N
     options = options or SolveOptions()
     from assigner.formats.solverreport import SolverReport
     from assigner.schedule.cost import CostModel
-    from assigner.solver.baselines import TITLES, baseline_plan
+    from assigner.schedule.simulate import prediction_of
+    from assigner.solver.baselines import TITLES, makers
+    from assigner.solver.baselines.prices import BaselinePrices
     from assigner.solver.problem.hints import resolve
     from assigner.solver.problem.problem import Problem
 
@@ -77,12 +79,14 @@ def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = N
         raise UsageError(f"baseline {name!r} is not known; expected {', '.join(TITLES)}")
     start = time.monotonic()
     resolved, plain = resolve(profile, options)
-    plan = baseline_plan(Problem(resolved, plain, CostModel(resolved)), name, most_replicas=options.max_replicas)
+    problem = Problem(resolved, plain, CostModel(resolved))
+    pricing = BaselinePrices(problem, most_replicas=options.max_replicas)
+    plan, step = pricing.best(makers()[name](pricing))
     if plan is None:
         raise InfeasibleError(
             f"{TITLES[name]} does not fit this profile's workers, or breaks a hint or a mark",
             hint="assigner solve finds a plan that does, if any",
         )
-    assert plan.predicted is not None
-    step, seconds = plan.predicted.step_s, time.monotonic() - start
-    return replace(plan, solver=SolverReport(TITLES[name], "", "feasible", step, 0.0, 1.0, seconds, options.record()))
+    predicted, seconds = prediction_of(plan, problem.cost), time.monotonic() - start
+    report = SolverReport(TITLES[name], "", "feasible", step, 0.0, 1.0, seconds, options.record())
+    return replace(plan, predicted=predicted, solver=report)
