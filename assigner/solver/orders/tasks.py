@@ -17,7 +17,7 @@ from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from assigner.schedule.orders import ActionKind, with_reductions
+from assigner.schedule.orders import ActionKind, listed, with_reductions
 from assigner.schedule.simulate import stages_memory
 from assigner.schedule.timing import StepTimer
 
@@ -175,6 +175,10 @@ class PlacedTasks:
     @cached_property
     def _steps(self) -> list[Step]:
         return [self.step(task) for task in range(self.count)]
+
+    def listed(self, orders: Orders) -> Plan:
+        """The plan with these orders written out."""
+        return listed(self.plan, dict(zip(self.plan.workers, self.steps(orders), strict=True)))
 
     def of_steps(self, orders: Sequence[Sequence[Step]]) -> Orders:
         """Orders of a program as tasks: its reductions follow from the rest."""
