@@ -39,7 +39,7 @@ class WorkerAssignment:
 
     def __init__(self, fleet: KindRelaxation, real: OptionArrays, row: Sequence[int]) -> None:
         self._fleet, self._real, self._row, links = fleet, real, row, fleet.links
-        self._groups = [np.array(kind.groups) for kind in fleet.kinds]
+        self._groups = [np.array(kind) for kind in fleet.kinds]
         self._size = np.array([len(group) for group in fleet.table.groups])
         self._forward = np.minimum(links.forward, FAR)
         self._backward = np.minimum(links.backward, FAR)

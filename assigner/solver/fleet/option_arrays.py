@@ -17,14 +17,13 @@ import numpy as np
 from assigner.solver.fleet.path_program import ServerPrices
 from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.problem.memory import least_recompute_s
-from assigner.solver.problem.prices import WorkerKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.solver.fleet.hop_arrays import HopArrays
     from assigner.solver.problem.arrays import Flags, Floats
-    from assigner.solver.problem.prices import PriceTable
+    from assigner.solver.problem.prices import PriceTable, WorkerKind
 
 
 _FIELDS = ("forward_s", "backward_s", "update_s", "activation_bytes", "workspace_bytes", "recompute_s")
@@ -65,10 +64,11 @@ class OptionArrays:
         """The same without kinds: a row for all groups of workers that have the same prices, and which one each has."""
         firsts = sorted(set(self.table.like))
         if len(firsts) > len(self.kinds):
-            each = [WorkerKind((first,), 1) for first in firsts]
-            arrays = OptionArrays(self.table, each, self.longest, self._links, self._in_flight)
+            arrays = OptionArrays(
+                self.table, [(first,) for first in firsts], self.longest, self._links, self._in_flight
+            )
             return arrays, [firsts.index(like) for like in self.table.like]
-        number = {group: n for n, kind in enumerate(self.kinds) for group in kind.groups}
+        number = {group: n for n, kind in enumerate(self.kinds) for group in kind}
         return self, [number[group] for group in range(len(self.table.groups))]
 
     def _as_servers(self, links: HopArrays) -> ServerPrices:
@@ -124,7 +124,7 @@ class OptionArrays:
 
     def _kind(self, kind: WorkerKind) -> tuple[Floats, Floats, Floats, Flags]:
         """The least of the prices of a kind's groups."""
-        rows = [self._group(group) for group in sorted({self.table.like[group] for group in kind.groups})]
+        rows = [self._group(group) for group in sorted({self.table.like[group] for group in kind})]
         forward, backward, update, settled = (list(each) for each in zip(*rows, strict=True))
         return (
             np.minimum.reduce(forward), np.minimum.reduce(backward), np.minimum.reduce(update),
@@ -153,7 +153,7 @@ class OptionArrays:
         at = kind, first, length - 1
         if self.settled[at]:
             return
-        groups = sorted({self.table.like[group] for group in self.kinds[kind].groups})
+        groups = sorted({self.table.like[group] for group in self.kinds[kind]})
         found = [self.options.find(first, first + length - 1, group) for group in groups]
         exact = min((option.backward_s for option in found if option is not None), default=math.inf)
         more = exact - self.backward[at]

@@ -46,17 +46,8 @@ class Hop:
     share: float = 1.0
 
 
-@dataclass(frozen=True)
-class WorkerKind:
-    """Groups of workers that a bound takes for one.
-
-    Args:
-        groups: Their numbers in the price table.
-        count: How many workers they have.
-    """
-
-    groups: tuple[int, ...]
-    count: int
+WorkerKind = tuple[int, ...]
+"""Groups of workers that a bound takes for one, by their numbers in the price table."""
 
 
 class PriceTable:
@@ -175,7 +166,7 @@ class PriceTable:
         for number, group in enumerate(self.groups):
             first = worker[group[0]]
             found.setdefault((first.alike, first.tensor_bytes), []).append(number)
-        return tuple(WorkerKind(tuple(each), sum(len(self.groups[n]) for n in each)) for each in found.values())
+        return tuple(map(tuple, found.values()))
 
     @cached_property
     def interval_bytes(self) -> IntervalBytes:

@@ -156,7 +156,7 @@ class ReplicaOptions(StageOptions):
                 hosts.setdefault(table.problem.profile.worker[name].host, []).append(number)
         speed = [sum(each.forward_s + each.backward_s for each in row if each is not None) for row in table.rows]
         fastest = [n for n in sorted(range(len(speed)), key=speed.__getitem__) for _ in table.groups[n]]
-        kinds = [[n for n in kind.groups for _ in table.groups[n]] for kind in table.kinds]
+        kinds = [[n for n in kind for _ in table.groups[n]] for kind in table.kinds]
         rows = [[n] * size for n, size in enumerate(self._sizes)]
         found = [row[:number] for row in (*rows, *kinds, *hosts.values()) for number in range(2, min(len(row), 8) + 1)]
         found += [*kinds, *hosts.values()]
