@@ -137,9 +137,7 @@ def _bytes(
 ) -> list[float]:
     """On each worker: state, values read and, if they are stored, activations of all micro-batches."""
     cost = pricing.problem.cost
-    read = dict.fromkeys(output for name in unit for output in cost.reads[name])
-    flying = sum(cost.output_bytes(output, pricing.problem.prices(count).size) for output in read)
-    held = cost.state(unit).total + count * flying
+    held = cost.state(unit).total + count * cost.input_bytes(unit, pricing.problem.prices(count).size)
     if pricing.problem.options.remat == "always":
         return [held] * len(row)
     return [held + count * sum(price.activation_bytes for price in prices if price is not None) for prices in row]

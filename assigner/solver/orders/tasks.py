@@ -284,9 +284,8 @@ class PlacedTasks:
 
     def _inputs(self, stage: int, number: int) -> float:
         names, worker = self.plan.stages[stage].partitions, self.plan.workers[number]
-        read = dict.fromkeys(output for name in names for output in self.cost.reads[name])
         share = 1 + self.cost.profile.worker[worker].allocator_share
-        return share * sum(self.cost.output_bytes(output, self.plan.micro_batch_size) for output in read)
+        return share * self.cost.input_bytes(names, self.plan.micro_batch_size)
 
     def _rows(self, lane: int) -> Iterator[TaskRow]:
         """The rows of a lane."""
