@@ -156,7 +156,7 @@ class PlacementModel(LinearModel):
         state = problem.cost.state((partition.name,)).total
         for tie in problem.profile.ties:
             if partition.name in tie.partitions:
-                share = tie.bytes / partition.parameter_bytes if partition.parameter_bytes else 0.0
+                share = problem.cost.tied_share(partition.name, tie)
                 state -= tie.bytes + share * (partition.gradient_bytes + partition.optimizer_bytes)
         return max(0.0, state)
 
