@@ -251,6 +251,11 @@ class CostModel:
         edge = self.outputs[output]
         return edge.bytes_per_sample * micro_batch + edge.fixed_bytes
 
+    def input_bytes(self, partitions: Iterable[str], micro_batch: int) -> float:
+        """Bytes of the values that partitions of one stage read of each other and of others, for one micro-batch."""
+        read = dict.fromkeys(output for name in partitions for output in self.reads[name])
+        return sum(self.output_bytes(output, micro_batch) for output in read)
+
     @cached_property
     def reads(self) -> dict[str, tuple[PartitionOutput, ...]]:
         """The values that each partition reads from others, in the order of the profile's edges."""
@@ -380,9 +385,8 @@ class CostModel:
         for n, (partitions, rematerialise, in_flight) in enumerate(stages):
             remat = set(rematerialise)
             again |= remat
-            read = dict.fromkeys(output for name in partitions for output in self.reads[name])
             kept = sum(cost[name].activation_bytes for name in partitions if name not in remat)
-            inputs = sum(self.output_bytes(output, micro_batch) for output in read)
+            inputs = self.input_bytes(partitions, micro_batch)
             if halves and n in halves:
                 waiting = self.waiting_bytes(partitions, remat, worker, micro_batch)
                 activations += in_flight * inputs

@@ -127,9 +127,8 @@ class _Ledger:
         self.put_off: dict[int, bool] = {}
         for n in stages:
             names, remat = plan.stages[n].partitions, plan.stages[n].rematerialise
-            read = dict.fromkeys(output for name in names for output in cost.reads[name])
             kept = sum(price[name].activation_bytes for name in names if name not in remat)
-            inputs = sum(cost.output_bytes(output, plan.micro_batch_size) for output in read)
+            inputs = cost.input_bytes(names, plan.micro_batch_size)
             is_split = ActionKind.BACKWARD_INPUT in counted(plan, n, worker)
             waiting = cost.waiting_bytes(names, remat, worker, plan.micro_batch_size) if is_split else 0.0
             self.kept["kept", n] = kept if is_split else kept + inputs

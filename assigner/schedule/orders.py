@@ -196,13 +196,11 @@ def reduced_within(steps: Iterable[Step]) -> frozenset[Step]:
     )  # fmt: skip
 
 
-def listed(plan: Plan) -> Plan:
-    """The plan with the orders of its schedule written out; errors as `order_of`."""
+def listed(plan: Plan, steps: Mapping[str, Iterable[Step]] | None = None) -> Plan:
+    """The plan with the orders of its workers written out; None: those of its schedule, with errors as `order_of`."""
     orders = {
-        worker: written_order(
-            ListedStep(stage, LETTERS[kind], m) for kind, stage, m in order_of(plan, worker) if kind in LETTERS
-        )
-        for worker in plan.workers
+        worker: written_order(ListedStep(stage, LETTERS[kind], m) for kind, stage, m in mine if kind in LETTERS)
+        for worker, mine in (steps or {worker: order_of(plan, worker) for worker in plan.workers}).items()
     }
     stages = tuple(replace(stage, in_flight=None) for stage in plan.stages)
     return replace(plan, schedule="listed", orders=orders, stages=stages)

@@ -271,21 +271,16 @@ class StepTimer:
     Attributes:
         wiring: The plan's routes.
         prices: What its actions and messages cost.
-        jobs: By kind, stage and lane.
 
     Raises:
-        FormatError: the profile cannot price an action, or a link is missing.
+        FormatError: a link is missing.
     """
 
     def __init__(self, plan: Plan, cost: CostModel, *, instead: Instead = AS_PROFILED) -> None:
         self.plan, self._instead = plan, instead
-        self.wiring = wiring = wire(plan, cost.profile.edges, cost.profile.ties)
-        self.prices = prices = Prices(plan, cost, wiring.routes, instead=instead)
-        self.jobs: dict[tuple[ActionKind, int, int], Job] = {}
-        for n, lane in enumerate(wiring.lanes):
-            for stage, worker in enumerate(lane.workers):
-                for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
-                    self.jobs[kind, stage, n] = prices.job((kind, stage, worker), *wiring.around(kind, n, stage))
+        self.wiring = wire(plan, cost.profile.edges, cost.profile.ties)
+        self.prices = prices = Prices(plan, cost, self.wiring.routes, instead=instead)
+        self._jobs: dict[tuple[ActionKind, int, int], Job] = {}
         self._together = {
             (kind, stage, worker): prices.job((kind, stage, worker), (), ())
             for kind, stage in prices.together
@@ -295,10 +290,10 @@ class StepTimer:
     def job(self, kind: ActionKind, stage: int, lane: int) -> Job:
         """The job of a forward, a backward or a part of one; FormatError: the profile has no price of it."""
         what = kind, stage, lane
-        if what not in self.jobs:
+        if what not in self._jobs:
             worker = self.wiring.lanes[lane].workers[stage]
-            self.jobs[what] = self.prices.job((kind, stage, worker), *self.wiring.around(kind, lane, stage))
-        return self.jobs[what]
+            self._jobs[what] = self.prices.job((kind, stage, worker), *self.wiring.around(kind, lane, stage))
+        return self._jobs[what]
 
     def queues(self, orders: Sequence[Sequence[Step]]) -> list[Queue]:
         """The jobs of the plan's program without its actions, and behind them what workers do together.
@@ -311,7 +306,7 @@ class StepTimer:
 
     def _queue(self, worker: str, steps: Sequence[Step]) -> Queue:
         wiring, prices, lane_of = self.wiring, self.prices, self.wiring.lane_of
-        jobs = self.jobs
+        jobs = self._jobs
         queue: Queue = []
         for kind, stage, m in steps:
             what = kind, stage, lane_of[m]
@@ -337,7 +332,7 @@ class StepTimer:
             log: Takes each job in the order of timing.
 
         Raises:
-            FormatError: the program waits for itself.
+            FormatError: the program waits for itself, or the profile cannot price an action.
         """
         self.prices.forget()
         queues = self.queues(orders)

@@ -134,7 +134,7 @@ def test_intervals_priced_as_arrays_are_those_priced_one_by_one(seed):
     kind_prices = OptionArrays(table, kinds, len(profile.order), HopArrays(table))
     for number, kind in enumerate(kinds):
         for first, last in itertools.combinations_with_replacement(range(len(profile.order)), 2):
-            columns = [table.gpipe.find(first, last, group) for group in kind.groups]
+            columns = [table.gpipe.find(first, last, group) for group in kind]
             there = [column for column in columns if column is not None]
             least = [
                 min((getattr(column, name) for column in there), default=math.inf)

@@ -25,7 +25,7 @@ from assigner.solver.orders.bounds import least_of_all_s, least_step_s
 from assigner.solver.orders.every import EveryOrder
 from assigner.solver.orders.exchanges import Exchanges
 from assigner.solver.orders.listing import RULES, list_schedule, made_to_fit, rules_for, zero_bubble
-from assigner.solver.orders.search import best_orders, listed_plan, named_orders
+from assigner.solver.orders.search import best_orders, named_orders
 from assigner.solver.orders.tasks import PlacedTasks
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.problem import Problem
@@ -71,7 +71,7 @@ def test_a_listed_order_is_a_plan_that_fits_and_takes_what_was_said(seed):
     for rule in rules_for(tasks):
         orders = list_schedule(tasks, rule)
         assert orders is not None, rule
-        written = listed_plan(plan, tasks, orders)
+        written = tasks.listed(orders)
         prediction = predict(written, profile)
         assert prediction.step_s == tasks.step_s(orders)
         assert not overfull(prediction)
@@ -106,7 +106,7 @@ def test_replicas_take_the_micro_batches_that_their_plan_gives_them(seed):
     tasks = PlacedTasks(plan, cost)
     found = best_orders(tasks, most=BUDGET)
     assert found is not None
-    written = listed_plan(plan, tasks, found.orders)
+    written = tasks.listed(found.orders)
     assert step_s(written, cost) == found.step_s
     assert found.bound_s <= found.step_s * (1 + 1e-9)
 
@@ -136,7 +136,7 @@ def test_backwards_in_two_parts_fit_and_take_what_was_said(seed):
         if orders is None:
             assert not tasks.may_run  # what waits needs room, too
             continue
-        written = listed_plan(plan, tasks, orders)
+        written = tasks.listed(orders)
         prediction = predict(written, profile)
         assert prediction.step_s == tasks.step_s(orders)
         assert tasks.fits(orders)

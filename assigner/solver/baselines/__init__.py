@@ -17,12 +17,11 @@ with one worker a stage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Plan
 from assigner.formats.solverreport import Baseline
-from assigner.schedule.simulate import prediction_of
 from assigner.solver.baselines.prices import BaselinePrices
 from assigner.solver.baselines.splits import balanced, equal, least_bottleneck, proportional, single
 from assigner.solver.limits import tuning
@@ -47,7 +46,7 @@ TITLES: Mapping[str, str] = {
 """Names of the baselines, short and in full."""
 
 
-def _makers() -> Mapping[str, Callable[[BaselinePrices], Iterable[Plan]]]:
+def makers() -> Mapping[str, Callable[[BaselinePrices], Iterable[Plan]]]:
     """By name what makes the plans to choose from; some need numpy, which whoever asks for names does not load."""
     from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
     from assigner.solver.baselines.greedy import earliest_finish
@@ -87,21 +86,8 @@ def find_baselines(problem: Problem) -> tuple[FoundBaseline, ...]:
     """
     clock = SolveClock(problem.clock.left_s * tuning.BASELINES_SHARE, within=problem.clock)
     pricing, found = BaselinePrices(problem, clock), list[FoundBaseline]()
-    for name, candidates in _makers().items():
+    for name, candidates in makers().items():
         if clock.over and any(each.plan is not None for each in found):
             break
         found.append(FoundBaseline(TITLES[name], *pricing.best(candidates(pricing))))
     return tuple(found)
-
-
-def baseline_plan(problem: Problem, name: str, *, most_replicas: int | None = None) -> Plan | None:
-    """One baseline as a plan, priced, at its best micro-batch count; None: it fits at none.
-
-    Args:
-        problem: What is to be placed; its options hold for the baseline too.
-        name: A key of `TITLES`.
-        most_replicas: No stage has more workers; None: any number.
-    """
-    pricing = BaselinePrices(problem, most_replicas=most_replicas)
-    plan, _ = pricing.best(_makers()[name](pricing))
-    return plan and replace(plan, predicted=prediction_of(plan, problem.cost))

@@ -15,21 +15,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.formats.plan import Plan
     from assigner.schedule.cost import PartitionCost, PartitionOutput
     from assigner.solver.baselines.prices import BaselinePrices
-
-    Array = NDArray[np.float64]
-    Mask = NDArray[np.bool_]
+    from assigner.solver.problem.arrays import Flags, Floats, Ints
 
 
 def earliest_finish(pricing: BaselinePrices) -> Iterator[Plan]:
@@ -83,7 +79,7 @@ class _Placing:
         self.stages: list[_Stage] = []
         self.stage_of: dict[str, int] = {}
         self.read_in: dict[
-            PartitionOutput, NDArray[Any]
+            PartitionOutput, Ints
         ] = {}  # per value: the number of each worker's last stage that reads it
         self.left: set[PartitionOutput] = set()  # values that are read on another worker
         self.round_trip = cache(self._round_trip)
@@ -135,7 +131,7 @@ class _Placing:
                 self.left.add(output)
                 self.leaving[maker] += self._message_bytes(output)
 
-    def _arrivals(self, inputs: Sequence[PartitionOutput], joins: Mask) -> tuple[Array, Array]:
+    def _arrivals(self, inputs: Sequence[PartitionOutput], joins: Flags) -> tuple[Floats, Floats]:
         """When the first and the last micro-batch of all inputs would be on each worker; its own are no matter."""
         first, last = np.zeros(len(self.workers)), np.zeros(len(self.workers))
         for output in inputs:
@@ -148,13 +144,13 @@ class _Placing:
             first, last = np.maximum(first, comes), np.maximum(last, np.where(inside, 0.0, ends))
         return first, last
 
-    def _round_trip(self, source: int, size: float, graded: bool) -> Array:
+    def _round_trip(self, source: int, size: float, graded: bool) -> Floats:
         """Seconds of a value from a worker to each other one, and of its gradient back."""
         cost, here = self.problem.cost, self.workers[source]
         there = np.array([cost.transfer_s(here, other, size) for other in self.workers])
         if not graded:
             return there
-        back: Array = there + np.array([cost.transfer_s(other, here, size) for other in self.workers])
+        back: Floats = there + np.array([cost.transfer_s(other, here, size) for other in self.workers])
         return back
 
     def _graded(self, output: PartitionOutput) -> bool:
@@ -167,7 +163,7 @@ class _Placing:
         """Bytes of the partition's values on their way, if they should all leave."""
         return sum(map(self._message_bytes, self.problem.cost.makes[name]))
 
-    def _bytes(self, position: int, name: str, joins: Mask) -> tuple[Array, Array, Array]:
+    def _bytes(self, position: int, name: str, joins: Flags) -> tuple[Floats, Floats, Floats]:
         """What each worker would hold for good, for the largest partition that is redone, and while it computes."""
         cost, activations = self.problem.cost, self.prices[:, position, 1]
         held = self.held + cost.state((name,)).total + (0.0 if self.again else self.count * activations)
@@ -178,7 +174,7 @@ class _Placing:
         redone = np.maximum(self.redone, activations) if self.again else self.redone
         return held, redone, np.maximum(self.workspace, self.prices[:, position, 2])
 
-    def _may_hold(self, name: str) -> Mask:
+    def _may_hold(self, name: str) -> Flags:
         """The workers that pins, labels and partitions to be kept apart leave."""
         problem = self.problem
         free = np.ones(len(self.workers), dtype=bool)

@@ -14,7 +14,7 @@ contiguous: a worker may hold several stages.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,14 +23,12 @@ from assigner.solver.limits import tuning
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.formats.plan import Plan
     from assigner.schedule.cost import PartitionCost
     from assigner.solver.baselines.prices import BaselinePrices
+    from assigner.solver.problem.arrays import Flags, Floats, Ints
     from assigner.solver.problem.problem import Problem
 
-    Array = NDArray[np.float64]
 
 SMALLEST = -60.0
 """Logarithm of the least probability."""
@@ -90,13 +88,13 @@ class _Shares(NamedTuple):
         traffic: (e,) shares of all bytes.
     """
 
-    allowed: NDArray[np.bool_]
-    work: Array
-    speed: Array
-    size: Array
-    distance: Array
-    ends: NDArray[Any]
-    traffic: Array
+    allowed: Flags
+    work: Floats
+    speed: Floats
+    size: Floats
+    distance: Floats
+    ends: Ints
+    traffic: Floats
 
 
 def _shares(
@@ -139,15 +137,13 @@ def _bytes(
 ) -> list[float]:
     """On each worker: state, values read and, if they are stored, activations of all micro-batches."""
     cost = pricing.problem.cost
-    read = dict.fromkeys(output for name in unit for output in cost.reads[name])
-    flying = sum(cost.output_bytes(output, pricing.problem.prices(count).size) for output in read)
-    held = cost.state(unit).total + count * flying
+    held = cost.state(unit).total + count * cost.input_bytes(unit, pricing.problem.prices(count).size)
     if pricing.problem.options.remat == "always":
         return [held] * len(row)
     return [held + count * sum(price.activation_bytes for price in prices if price is not None) for prices in row]
 
 
-def _distance(pricing: BaselinePrices, workers: Sequence[str], size: float) -> Array:
+def _distance(pricing: BaselinePrices, workers: Sequence[str], size: float) -> Floats:
     cost = pricing.problem.cost
     there = np.array([[cost.transfer_s(a, b, size) for b in workers] for a in workers])
     both = there + there.T
@@ -155,11 +151,11 @@ def _distance(pricing: BaselinePrices, workers: Sequence[str], size: float) -> A
     between = both[finite & ~np.eye(len(workers), dtype=bool)]
     mean = between.mean() if between.size and between.any() else 1.0
     slowest = max(1.0, between.max(initial=0.0) / mean)
-    distance: Array = np.where(finite, both / mean, 10 * slowest)  # no link is a very slow one
+    distance: Floats = np.where(finite, both / mean, 10 * slowest)  # no link is a very slow one
     return distance
 
 
-def _descend(shares: _Shares, scores: Array) -> Array:
+def _descend(shares: _Shares, scores: Floats) -> Floats:
     """The scores (n, m) at the end; -inf where a unit may not be."""
     first, second = np.zeros_like(scores), np.zeros_like(scores)
     iterations = max(tuning.FEWEST, min(tuning.ITERATIONS, tuning.ITERATIONS * tuning.LARGE // scores.size))
@@ -175,18 +171,18 @@ def _descend(shares: _Shares, scores: Array) -> Array:
     return np.where(shares.allowed, scores, -np.inf)
 
 
-def _log_softmax(scores: Array, allowed: NDArray[np.bool_]) -> Array:
+def _log_softmax(scores: Floats, allowed: Flags) -> Floats:
     """Logarithms of the probabilities; none is so small that arithmetic becomes slow."""
     scores = np.where(allowed, scores, -np.inf)
     scores = np.maximum(scores - scores.max(axis=1, keepdims=True), SMALLEST)
-    logs: Array = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    logs: Floats = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
     return logs
 
 
-def _gradient(shares: _Shares, placed: Array, logs: Array, entropy: float) -> Array:
+def _gradient(shares: _Shares, placed: Floats, logs: Floats, entropy: float) -> Floats:
     """Of the sum of the four costs by the probabilities."""
     load = (placed * shares.work).sum(axis=0) / shares.speed  # 1: as much as its speed is worth
-    total: Array = tuning.COMPUTE * 2 * (load - 1) * shares.work
+    total: Floats = tuning.COMPUTE * 2 * (load - 1) * shares.work
     over = (placed * shares.size).sum(axis=0) > 1
     total += tuning.MEMORY * over * shares.size
     total -= entropy * (logs + 1) / len(placed)

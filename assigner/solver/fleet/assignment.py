@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from assigner.solver.fleet.option_arrays import OptionArrays
     from assigner.solver.fleet.path_program import KindStage
     from assigner.solver.fleet.relaxation import KindRelaxation
+    from assigner.solver.problem.arrays import Floats, Ints
 
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 FAR = 1e6
 """Seconds for a link that is missing: a line that needs none is preferred."""
@@ -40,7 +39,7 @@ class WorkerAssignment:
 
     def __init__(self, fleet: KindRelaxation, real: OptionArrays, row: Sequence[int]) -> None:
         self._fleet, self._real, self._row, links = fleet, real, row, fleet.links
-        self._groups = [np.array(kind.groups) for kind in fleet.kinds]
+        self._groups = [np.array(kind) for kind in fleet.kinds]
         self._size = np.array([len(group) for group in fleet.table.groups])
         self._forward = np.minimum(links.forward, FAR)
         self._backward = np.minimum(links.backward, FAR)

@@ -24,11 +24,8 @@ from assigner.solver.limits import tuning
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from assigner.solver.fleet.path_program import KindPipeline
-
-    Floats = NDArray[np.float64]
+    from assigner.solver.problem.arrays import Floats
 
 
 @dataclass(frozen=True, order=True)

@@ -25,13 +25,10 @@ from assigner.solver.limits.tuning import ROUNDING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.solver.fleet.path_program import KindPipeline, KindStage
+    from assigner.solver.problem.arrays import Floats
     from assigner.solver.problem.prices import PriceTable
     from assigner.solver.problem.stage_options import StageOption
-
-    Floats = NDArray[np.float64]
 
 
 class Hierarchy:
@@ -137,8 +134,7 @@ class Hierarchy:
         stages = self._prices.stages
         found = self.fleet.sweep.least(stages, limit_f, limit_b)
         if found is not None:
-            at = tuple(np.array([(step.kind, step.first, step.length - 1) for step in found.steps]).T)
-            slowest = float(stages.forward[at].max()), float(stages.backward[at].max())
+            slowest = stages.slowest(found.steps)
             seconds = found.seconds + self.fleet.more * sum(slowest)
             if seconds < self._best * (1 - tuning.BETTER_PATH):
                 self._best = seconds

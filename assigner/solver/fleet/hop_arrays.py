@@ -17,13 +17,9 @@ from assigner.solver.fleet.path_program import ServerPrices
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.formats.profile import LinkPoint
+    from assigner.solver.problem.arrays import Flags, Floats
     from assigner.solver.problem.prices import PriceTable, WorkerKind
-
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
 
 
 class HopArrays:
@@ -103,9 +99,7 @@ class HopArrays:
         found = []
         for seconds in (self.forward, self.backward):
             seen = seconds if where is None else np.where(where, seconds, np.inf)
-            least = np.array(
-                [[seen[:, one.groups][:, :, other.groups].min(axis=(1, 2)) for other in kinds] for one in kinds]
-            )
+            least = np.array([[seen[:, one][:, :, other].min(axis=(1, 2)) for other in kinds] for one in kinds])
             found.append(least.transpose(2, 0, 1)[self.type_of])
         return ServerPrices(found[0] + found[1], *found)
 
@@ -150,7 +144,7 @@ class HopArrays:
         """The least over the groups at the other end, and over those of each kind: [kind, position 0 .. n]."""
         least = np.where(here, seconds, np.inf).min(axis=over)
         least = np.where(np.isfinite(least), least, 0.0)
-        by_kind = np.array([least[:, kind.groups].min(axis=1)[self.type_of] for kind in kinds])
+        by_kind = np.array([least[:, kind].min(axis=1)[self.type_of] for kind in kinds])
         by_kind[:, 0] = 0.0
         return np.concatenate([by_kind, np.zeros((len(kinds), 1))], axis=1)
 

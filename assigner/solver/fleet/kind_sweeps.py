@@ -29,14 +29,10 @@ from assigner.solver.limits.tuning import ROUNDING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.formats.terms import Objective
     from assigner.solver.fleet.path_program import KindPipeline
     from assigner.solver.pipelines.depths import Depths
     from assigner.solver.problem.prices import PriceTable
-
-    Ints = NDArray[np.int64]
 
 
 class PlaceStages(Protocol):
@@ -171,16 +167,10 @@ class KindSweeps:
 
     def _realise(self, prices: StagePrices, found: KindPipeline, depths: Sequence[int] = ()) -> None:
         """Hand on the workers' line for a pipeline of kinds."""
-        at, stages = _places(found), prices.arrays.stages
-        slowest = float(stages.forward[at].max()), float(stages.backward[at].max())
+        slowest = prices.arrays.stages.slowest(found.steps)
         groups = WorkerAssignment(self._fleet, *prices.arrays.by_worker()).line(found.steps, slowest)
         line = [(step.first, group) for step, group in zip(found.steps, groups, strict=True)]
         key = tuple(line), tuple(depths)
         if key not in self._handed:
             self._handed.add(key)
             self._place(line, tuple(depths))
-
-
-def _places(found: KindPipeline) -> tuple[Ints, ...]:
-    """Where the stages of a pipeline stand in arrays of intervals."""
-    return tuple(np.array([(step.kind, step.first, step.length - 1) for step in found.steps]).T)

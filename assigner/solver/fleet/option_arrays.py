@@ -17,19 +17,14 @@ import numpy as np
 from assigner.solver.fleet.path_program import ServerPrices
 from assigner.solver.limits.tuning import ROUNDING
 from assigner.solver.problem.memory import least_recompute_s
-from assigner.solver.problem.prices import WorkerKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
-    from assigner.schedule.cost import PartitionCost
     from assigner.solver.fleet.hop_arrays import HopArrays
-    from assigner.solver.problem.prices import PriceTable
+    from assigner.solver.problem.arrays import Flags, Floats
+    from assigner.solver.problem.prices import PriceTable, WorkerKind
 
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
 
 _FIELDS = ("forward_s", "backward_s", "update_s", "activation_bytes", "workspace_bytes", "recompute_s")
 
@@ -69,10 +64,11 @@ class OptionArrays:
         """The same without kinds: a row for all groups of workers that have the same prices, and which one each has."""
         firsts = sorted(set(self.table.like))
         if len(firsts) > len(self.kinds):
-            each = [WorkerKind((first,), 1) for first in firsts]
-            arrays = OptionArrays(self.table, each, self.longest, self._links, self._in_flight)
+            arrays = OptionArrays(
+                self.table, [(first,) for first in firsts], self.longest, self._links, self._in_flight
+            )
             return arrays, [firsts.index(like) for like in self.table.like]
-        number = {group: n for n, kind in enumerate(self.kinds) for group in kind.groups}
+        number = {group: n for n, kind in enumerate(self.kinds) for group in kind}
         return self, [number[group] for group in range(len(self.table.groups))]
 
     def _as_servers(self, links: HopArrays) -> ServerPrices:
@@ -102,7 +98,7 @@ class OptionArrays:
         largest: Floats = np.maximum.accumulate(values[ends], axis=1)
         return largest
 
-    def _anywhere(self, flags: Sequence[bool]) -> Flags:
+    def _anywhere(self, flags: Sequence[bool] | Flags) -> Flags:
         """Whether any partition of an interval has the flag: [first, length - 1]."""
         return self._window(np.array(flags, dtype=float)) > 0
 
@@ -128,30 +124,26 @@ class OptionArrays:
 
     def _kind(self, kind: WorkerKind) -> tuple[Floats, Floats, Floats, Flags]:
         """The least of the prices of a kind's groups."""
-        rows = [
-            self._group(self.table.rows[group], self.table.capacity(group))
-            for group in sorted({self.table.like[group] for group in kind.groups})
-        ]
+        rows = [self._group(group) for group in sorted({self.table.like[group] for group in kind})]
         forward, backward, update, settled = (list(each) for each in zip(*rows, strict=True))
         return (
             np.minimum.reduce(forward), np.minimum.reduce(backward), np.minimum.reduce(update),
             np.logical_and.reduce(settled),
         )  # fmt: skip
 
-    def _group(self, prices: Sequence[PartitionCost | None], capacity: float) -> tuple[Floats, Floats, Floats, Flags]:
+    def _group(self, group: int) -> tuple[Floats, Floats, Floats, Flags]:
         """Prices of each interval on the workers of one group."""
-        none = np.array([price is None for price in prices], dtype=float)
-        f, b, u, a, w, r = (
-            np.array([0.0 if price is None else getattr(price, name) for price in prices]) for name in _FIELDS
-        )
+        figures = np.stack([self.table.figures(name)[group] for name in _FIELDS])
+        nowhere = np.isinf(figures[0])
+        f, b, u, a, w, r = np.where(nowhere, 0.0, figures)
         state, read, messages = self._bytes
         kept = self._in_flight[:, None]
         fixed = state + kept * read + self._running_max(w) + messages
         again, settled = least_recompute_s(
-            (r, a), self.table.problem.remat_rules, capacity * (1 + ROUNDING) - fixed, kept,
+            (r, a), self.table.problem.remat_rules, self.table.capacity(group) * (1 + ROUNDING) - fixed, kept,
             sums=self._window, largest=self._running_max,
         )  # fmt: skip
-        missing = (self._window(none) > 0) | ~np.isfinite(again)
+        missing = self._anywhere(nowhere) | ~np.isfinite(again)
         forward = np.where(missing, np.inf, self._window(f))
         backward = np.where(missing, np.inf, self._window(b) + np.where(missing, 0.0, again))
         return forward, backward, np.where(missing, np.inf, self._window(u)), settled | missing
@@ -161,7 +153,7 @@ class OptionArrays:
         at = kind, first, length - 1
         if self.settled[at]:
             return
-        groups = sorted({self.table.like[group] for group in self.kinds[kind].groups})
+        groups = sorted({self.table.like[group] for group in self.kinds[kind]})
         found = [self.options.find(first, first + length - 1, group) for group in groups]
         exact = min((option.backward_s for option in found if option is not None), default=math.inf)
         more = exact - self.backward[at]

@@ -25,16 +25,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from assigner.solver.limits import tuning
+from assigner.solver.problem.arrays import Floats, Ints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.solver.limits.clock import SolveClock
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -55,6 +51,11 @@ class ServerPrices:
     def within(self, limit_f: float, limit_b: float) -> Floats:
         """Seconds; inf where a server is above its limit."""
         return np.where((self.forward <= limit_f) & (self.backward <= limit_b), self.seconds, np.inf)
+
+    def slowest(self, stages: Sequence[KindStage]) -> tuple[float, float]:
+        """The slowest servers forward and backward of the stages of a pipeline, of which these are intervals."""
+        at = tuple(np.array([(each.kind, each.first, each.length - 1) for each in stages]).T)
+        return float(self.forward[at].max()), float(self.backward[at].max())
 
 
 class StageLoads(Protocol):

@@ -11,7 +11,7 @@ import itertools
 import math
 from bisect import bisect_right
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -20,20 +20,10 @@ from assigner.solver.fleet.hop_arrays import HopArrays
 from assigner.solver.fleet.path_program import PathProgram, ServerPrices, WorkSplit
 from assigner.solver.limits import tuning
 from assigner.solver.problem.perfect_split import perfect_split
-from assigner.solver.problem.prices import WorkerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from assigner.solver.problem.prices import PriceTable
-
-    Floats = NDArray[np.float64]
-
-
-def _states(kinds: Sequence[WorkerKind]) -> int:
-    return len(kinds) * math.prod(kind.count + 1 for kind in kinds)
+    from assigner.solver.problem.arrays import Flags, Floats
+    from assigner.solver.problem.prices import PriceTable, WorkerKind
 
 
 class KindRelaxation:
@@ -53,15 +43,22 @@ class KindRelaxation:
     def kinds(self) -> tuple[WorkerKind, ...]:
         """The workers by kind; where that is too many for a sweep, the two that differ least count as one."""
         kinds = list(self.table.kinds)
-        while _states(kinds) * self.n > tuning.MOST_STATES:
+        while len(kinds) * math.prod(self._count(kind) + 1 for kind in kinds) * self.n > tuning.MOST_STATES:
             kinds.sort(key=self._speed)
             at = min(range(len(kinds) - 1), key=lambda at: self._speed(kinds[at + 1]) / self._speed(kinds[at]))
-            one, other = kinds[at : at + 2]
-            kinds[at : at + 2] = [WorkerKind(one.groups + other.groups, one.count + other.count)]
+            kinds[at : at + 2] = [kinds[at] + kinds[at + 1]]
         return tuple(kinds)
 
+    def _count(self, kind: WorkerKind) -> int:
+        return sum(len(self.table.groups[group]) for group in kind)
+
+    @property
+    def counts(self) -> list[int]:
+        """Workers of each kind."""
+        return [self._count(kind) for kind in self.kinds]
+
     def _speed(self, kind: WorkerKind) -> float:
-        prices = [price for group in kind.groups for price in self.table.rows[group] if price is not None]
+        prices = [price for group in kind for price in self.table.rows[group] if price is not None]
         return sum(price.forward_s + price.backward_s for price in prices) / max(1, len(prices)) + 1e-12
 
     @cached_property
@@ -73,47 +70,38 @@ class KindRelaxation:
     def sweep(self) -> PathProgram:
         """Finds paths, with visits to hosts where that tells more and is small enough."""
         table, kinds, links = self.table, self.kinds, self.links
-        counts, most = [kind.count for kind in kinds], table.most_workers
-        every, clock = self._messages(), table.problem.clock
+        every, most = self._messages(), table.most_workers
+        program = partial(PathProgram, self.counts, most=most, work=self.work, clock=table.problem.clock)
         inside, between = (self._messages(where) for where in (links.same_host, links.apart))
         if not (links.same_host | links.apart).all() or not (between.seconds > inside.seconds).any():
-            return PathProgram(counts, most=most, work=self.work, between=every, clock=clock)
+            return program(between=every)
         worker = table.problem.profile.worker
         hosts: dict[str, list[int]] = {}
         for number, kind in enumerate(kinds):
-            for group in kind.groups:
+            for group in kind:
                 for name in table.groups[group]:
                     hosts.setdefault(worker[name].host, [0] * len(kinds))[number] += 1
         each_host = [tuple(used) for used in hosts.values()]
         some = np.isfinite(between.seconds)
         some[0] = False  # no boundary is in front of the first position
         toll = float((between.seconds[some] - every.seconds[some]).min()) if some.any() else 0.0
-        plain = PathProgram(
-            counts, most=most, work=self.work, between=every, hosts=each_host, toll=max(0.0, toll), clock=clock
-        )
+        plain = program(between=every, hosts=each_host, toll=max(0.0, toll))
         room = tuning.VISIT_STATES * len(kinds) // (plain.states * self.n)
         if max(math.prod(count + 1 for count in host) for host in each_host) - 1 > room:
             return plain  # the visits to one host alone are too many to be made
-        visits = PathProgram(
-            counts, most=most, work=self.work, between=between, inside=inside, hosts=each_host, clock=clock
-        )
+        visits = program(between=between, inside=inside, hosts=each_host)
         return visits if visits.states * self.n <= tuning.VISIT_STATES else plain
 
-    def _messages(self, where: NDArray[np.bool_] | None = None) -> ServerPrices:
+    def _messages(self, where: Flags | None = None) -> ServerPrices:
         found = self.links.between(self.kinds, where=where)
         return replace(found, seconds=found.forward) if self._server == "forward" else found
 
     @cached_property
     def _seconds(self) -> Floats:
         """Least seconds [kind, position, forward or backward], 0 off the spine; inf: not there."""
-        spine, rows = self.table.problem.spine, []
-        for kind in self.kinds:
-            some = {id(row): row for row in (self.table.rows[group] for group in kind.groups)}
-            every = [
-                [(math.inf, math.inf) if price is None else (price.forward_s, price.backward_s) for price in row]
-                for row in some.values()
-            ]
-            rows.append(np.min(every, axis=0))
+        spine = self.table.problem.spine
+        each = np.stack([self.table.figures("forward_s"), self.table.figures("backward_s")], axis=2)
+        rows = np.stack([each[list(kind)].min(axis=0) for kind in self.kinds])
         on = np.array([spine.forward, spine.backward]).T
         return np.where(np.isfinite(rows), np.where(on, rows, 0.0), np.inf)
 
@@ -138,7 +126,7 @@ class KindRelaxation:
         return self._level(self.work)
 
     def _level(self, work: WorkSplit) -> float:
-        total = float(work.weights @ np.array([kind.count for kind in self.kinds]))
+        total = float(work.weights @ np.array(self.counts))
         return float(work.behind[0]) / total if total else 0.0
 
     @cached_property

@@ -21,18 +21,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.solver.fleet.option_arrays import OptionArrays
+from assigner.solver.problem.arrays import Floats, Ints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.solver.fleet.hop_arrays import HopArrays
     from assigner.solver.fleet.path_program import LeastTrips
     from assigner.solver.problem.prices import PriceTable, WorkerKind
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -102,14 +102,10 @@ class Bounds:
         self.memory, self.table = memory, memory.table
         table = self.table
         self.n = len(table.problem.order)
-        prices = [[table.prices[w][i] for w in homes] for i, homes in enumerate(table.homes)]
-        self._forward = [min((p.forward_s for p in row if p), default=math.inf) for row in prices]
-        self._backward = [min((p.backward_s for p in row if p), default=math.inf) for row in prices]
-        work = [
-            [table.micro_batches * (p.forward_s + p.backward_s) + p.update_s if p else math.inf for p in row]
-            for row in table.prices
-        ]
-        self._weight, self._share, self._weights = split_among(np.array(work), table.most_workers)
+        forward, backward, update = map(np.array, (table.forward_s, table.backward_s, table.update_s))
+        self._forward, self._backward = forward.min(axis=0).tolist(), backward.min(axis=0).tolist()
+        work = table.micro_batches * (forward + backward) + update
+        self._weight, self._share, self._weights = split_among(work, table.most_workers)
         self._sinks = [i for i in range(self.n) if not table.behind[i]]
 
     def least(self, where: Sequence[int], masks: Sequence[int]) -> tuple[float, list[Turn]]:

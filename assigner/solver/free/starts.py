@@ -99,10 +99,7 @@ def loop(table: SetPrices, times: int) -> Stages:
     workers = [w for w, row in enumerate(table.prices) if any(row)]
     workers = workers[: table.most_workers]
     pieces = min(len(workers) * times, len(table.problem.order))
-    work = [
-        min((p.forward_s + p.backward_s for w in homes if (p := table.prices[w][i])), default=0.0)
-        for i, homes in enumerate(table.homes)
-    ]
+    work = table.least_s
     total, reached, masks = sum(work) or 1.0, 0.0, [0] * pieces
     for i, seconds in enumerate(work):
         masks[min(pieces - 1, int((reached + seconds / 2) / total * pieces))] |= 1 << i

@@ -48,11 +48,9 @@ class SteadyPricing:
     def __init__(self, memory: SetMemory, *, falling: bool) -> None:
         self.memory, self._table, self._falling = memory, memory.table, falling
         table = memory.table
-        self._work = [
-            [table.micro_batches * (price.forward_s + price.backward_s) if price else math.inf for price in row]
-            for row in table.prices
-        ]
-        self._weight, self._share, self._weights = split_among(np.array(self._work), table.most_workers)
+        work = table.micro_batches * (np.array(table.forward_s) + np.array(table.backward_s))
+        self._work: list[list[float]] = work.tolist()
+        self._weight, self._share, self._weights = split_among(work, table.most_workers)
         order = table.problem.options.order
         self._turn = [order.index(name) if name in order else 0 for name in table.names]
         self._load_s = cache(self._least_load_s)

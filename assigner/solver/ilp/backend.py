@@ -65,8 +65,7 @@ class Backend:
     def relax(self, problem: pulp.LpProblem, *, time_limit: float) -> Outcome:
         """Solve the linear relaxation; reduced costs are then in the variables' `dj`."""
         solver = self._highs(time_limit, mip=False) if self.name == "highs" else self._cbc(time_limit, mip=False)
-        with _interruptible() as stop:
-            _solve(problem, solver, stop)
+        _solve(problem, solver)
         if problem.sol_status == pulp.LpSolutionInfeasible:
             return Outcome(False, math.inf, math.inf, True)
         if problem.sol_status != pulp.LpSolutionOptimal:
@@ -103,8 +102,7 @@ class Backend:
         if nodes is not None:
             settings["mip_max_nodes"] = nodes
         solver = self._highs(time_limit, mip=True, gapRel=gap, gapAbs=0.0, **settings)
-        with _interruptible() as stop:
-            _solve(problem, solver, stop)
+        _solve(problem, solver)
         status = problem.solverModel.getModelStatus()
         statuses = highspy.HighsModelStatus
         dual = problem.solverModel.getInfo().mip_dual_bound
@@ -135,8 +133,7 @@ class Backend:
         if nodes is not None:
             options.append(f"maxNodes {nodes}")
         solver = self._cbc(time_limit, mip=True, gapRel=gap, gapAbs=0.0, options=options, threads=1)
-        with _interruptible() as stop:
-            _solve(problem, solver, stop)
+        _solve(problem, solver)
         finished = problem.sol_status == pulp.LpSolutionOptimal
         if problem.status == pulp.LpStatusInfeasible:  # "Infeasible" or "Integer infeasible": nothing below the cutoff
             return Outcome(False, math.inf, cutoff, True)
@@ -147,16 +144,17 @@ class Backend:
         return Outcome(True, value, value * (1 - gap) if finished else -math.inf, finished)
 
 
-def _solve(problem: pulp.LpProblem, solver: Any, stop: threading.Event) -> None:
-    if hasattr(solver, "callbackTuple"):
-        solver.callbackTuple[0].stop = stop
-    try:
-        problem.solve(solver)
-    except pulp.PulpSolverError:
-        if not stop.is_set():  # CBC is a process of its own, and Ctrl-C reaches it too
-            raise
-    if stop.is_set():
-        raise KeyboardInterrupt
+def _solve(problem: pulp.LpProblem, solver: Any) -> None:
+    with _interruptible() as stop:
+        if hasattr(solver, "callbackTuple"):
+            solver.callbackTuple[0].stop = stop
+        try:
+            problem.solve(solver)
+        except pulp.PulpSolverError:
+            if not stop.is_set():  # CBC is a process of its own, and Ctrl-C reaches it too
+                raise
+        if stop.is_set():
+            raise KeyboardInterrupt
 
 
 class _Watcher:

@@ -187,8 +187,8 @@ class PipelineModel(LinearModel):
 
     def _late(self, end: Terms, slow_b: pulp.LpVariable, right: Sequence[Terms]) -> None:
         """Rows late of a chain, for the positions at which a stage's update could end after the first stage's."""
-        rows, starts = self.table.rows, [list(self.first_columns(p)) for p in range(self.n)]
-        backward = (min((price.backward_s for row in rows if (price := row[i])), default=0.0) for i in range(self.n))
+        starts = [list(self.first_columns(p)) for p in range(self.n)]
+        backward = self.table.figures("backward_s").min(axis=0).tolist()
         least = list(itertools.accumulate(backward, initial=0.0))
         busy = sum(self._most_beyond(BACKWARD, side) for side in SIDES)
         late = {

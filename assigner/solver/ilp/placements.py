@@ -156,7 +156,7 @@ class PlacementModel(LinearModel):
         state = problem.cost.state((partition.name,)).total
         for tie in problem.profile.ties:
             if partition.name in tie.partitions:
-                share = tie.bytes / partition.parameter_bytes if partition.parameter_bytes else 0.0
+                share = problem.cost.tied_share(partition.name, tie)
                 state -= tie.bytes + share * (partition.gradient_bytes + partition.optimizer_bytes)
         return max(0.0, state)
 
@@ -194,10 +194,7 @@ class PlacementModel(LinearModel):
 
     def _paths(self, sink: int) -> list[int]:
         """Of each position the heaviest path along gradients that leads through it to the sink; each path once."""
-        weight = [
-            min((p.forward_s + p.backward_s for w in homes if (p := self._table.prices[w][i])), default=0.0)
-            for i, homes in enumerate(self._table.homes)
-        ]
+        weight = self._table.least_s
         graded = [(maker, reader) for maker, _, reader, gradient in self._table.edges if gradient]
         into = heaviest_paths(weight, range(sink + 1), graded)
         out = heaviest_paths(weight, range(sink, -1, -1), [(reader, maker) for maker, reader in graded])

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
-from assigner.formats.orders import INPUT, ListedStep, written_order
-from assigner.schedule.orders import LETTERS, ActionKind, listed, order_of
+from assigner.formats.orders import INPUT
+from assigner.schedule.orders import ActionKind, listed, order_of
 from assigner.solver.candidates.state import BASELINE, PROVEN, Proposal
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
@@ -262,16 +262,17 @@ class OrderSearch:
                 starts.append(orders)
                 with contextlib.suppress(FormatError):  # its reductions would wait for each other
                     yield Proposal(named, tasks.step_s(orders), LIST_SCHEDULING)
-        most = int(self._effort * tuning.ORDER_TASKS)
-        found = best_orders(tasks, starts, most=most, stop=self._over)
-        if found is not None:
-            yield Proposal(listed_plan(plan, tasks, found.orders), found.step_s, LIST_SCHEDULING)
+        yield from self._listed(tasks, starts)
         if may_split(plan, self._problem.cost):
             parts = PlacedTasks(plan, self._problem.cost, split=True)
             own = [orders for _, orders in named_orders(plan, parts)] if _in_parts(plan) else []
-            found = best_orders(parts, own, most=most, stop=self._over)
-            if found is not None:
-                yield Proposal(listed_plan(plan, parts, found.orders), found.step_s, LIST_SCHEDULING)
+            yield from self._listed(parts, own)
+
+    def _listed(self, tasks: PlacedTasks, starts: Iterable[Orders]) -> Iterator[Proposal]:
+        """The best orders found for a placement, from these on."""
+        found = best_orders(tasks, starts, most=int(self._effort * tuning.ORDER_TASKS), stop=self._over)
+        if found is not None:
+            yield Proposal(tasks.listed(found.orders), found.step_s, LIST_SCHEDULING)
 
 
 @dataclass(frozen=True)
@@ -375,13 +376,3 @@ def _renamed(plan: Plan, schedule: Schedule) -> Plan:
     """The plan under a named schedule with its usual depths."""
     stages = tuple(replace(stage, in_flight=None) for stage in plan.stages)
     return replace(plan, schedule=schedule, stages=stages, orders={})
-
-
-def listed_plan(plan: Plan, tasks: PlacedTasks, orders: Orders) -> Plan:
-    """The plan with these orders written out."""
-    written = {}
-    for worker, order in zip(plan.workers, orders, strict=True):
-        steps = (tasks.step(task) for task in order)
-        written[worker] = written_order(ListedStep(stage, LETTERS[kind], m) for kind, stage, m in steps)
-    stages = tuple(replace(stage, in_flight=None) for stage in plan.stages)
-    return replace(plan, schedule="listed", orders=written, stages=stages)

@@ -17,7 +17,7 @@ from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from assigner.schedule.orders import ActionKind, with_reductions
+from assigner.schedule.orders import ActionKind, listed, with_reductions
 from assigner.schedule.simulate import stages_memory
 from assigner.schedule.timing import StepTimer
 
@@ -176,6 +176,10 @@ class PlacedTasks:
     def _steps(self) -> list[Step]:
         return [self.step(task) for task in range(self.count)]
 
+    def listed(self, orders: Orders) -> Plan:
+        """The plan with these orders written out."""
+        return listed(self.plan, dict(zip(self.plan.workers, self.steps(orders), strict=True)))
+
     def of_steps(self, orders: Sequence[Sequence[Step]]) -> Orders:
         """Orders of a program as tasks: its reductions follow from the rest."""
         return [[self.task(*step) for step in steps if step[0] is not ActionKind.REDUCE] for steps in orders]
@@ -280,9 +284,8 @@ class PlacedTasks:
 
     def _inputs(self, stage: int, number: int) -> float:
         names, worker = self.plan.stages[stage].partitions, self.plan.workers[number]
-        read = dict.fromkeys(output for name in names for output in self.cost.reads[name])
         share = 1 + self.cost.profile.worker[worker].allocator_share
-        return share * sum(self.cost.output_bytes(output, self.plan.micro_batch_size) for output in read)
+        return share * self.cost.input_bytes(names, self.plan.micro_batch_size)
 
     def _rows(self, lane: int) -> Iterator[TaskRow]:
         """The rows of a lane."""

@@ -29,22 +29,17 @@ import numpy as np
 
 from assigner.schedule.replication import takes
 from assigner.solver.limits import tuning
+from assigner.solver.problem.arrays import Columns, Floats, Ints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.solver.pipelines.depths import Depths
     from assigner.solver.problem.stage_options import StageOption, StageOptions
 
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
-    Flags = NDArray[np.bool_]
-
 
 @dataclass(frozen=True, slots=True)
-class _Times:
+class _Times(Columns):
     """Seconds of the stages of pipelines, [stage, pipeline], and of the boundaries in front of them.
 
     A pipeline with fewer stages than another has others in front that take no time. `update` is what follows all that
@@ -58,9 +53,6 @@ class _Times:
     update: Floats
     there: Floats
     back: Floats
-
-    def take(self, which: Ints) -> _Times:
-        return _Times(*(getattr(self, each.name)[..., which] for each in fields(self)))
 
 
 class _Turns:
@@ -92,20 +84,13 @@ class _Turns:
 
 
 @dataclass(frozen=True, slots=True)
-class _Boxes:
+class _Boxes(Columns):
     """Boxes of depths: the ranges of the stages, [stage, box], the number of the pipeline, and a lower bound."""
 
     low: Ints
     high: Ints
     pipeline: Ints
     bound: Floats
-
-    def take(self, which: Ints | Flags) -> _Boxes:
-        return _Boxes(*(getattr(self, each.name)[..., which] for each in fields(self)))
-
-    def join(self, other: _Boxes) -> _Boxes:
-        pairs = ((getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
-        return _Boxes(*(np.concatenate(pair, axis=-1) for pair in pairs))
 
     def halves(self) -> _Boxes:
         """Each box in two where its range is widest, held to depths that never grow; empty ones are left out."""
@@ -114,7 +99,7 @@ class _Boxes:
         middle = np.sqrt(self.low[at, each] * self.high[at, each]).astype(np.int64)
         low, high = self.low.copy(), self.high.copy()
         high[at, each], low[at, each] = middle, middle + 1
-        both = replace(self, high=high).join(replace(self, low=low))
+        both = _Boxes.join([replace(self, high=high), replace(self, low=low)])
         low = np.maximum.accumulate(both.low[::-1], axis=0)[::-1]
         high = np.minimum.accumulate(both.high, axis=0)
         return replace(both, low=low, high=high).take(np.flatnonzero((low <= high).all(axis=0)))
@@ -207,7 +192,7 @@ class DepthSearch:
         halves = replace(halves, bound=np.maximum(halves.bound, self._bounds(halves)))
         halves = halves.take(halves.bound < target)
         single = (halves.low == halves.high).all(axis=0)
-        self._open = halves.take(~single).join(boxes.take(order[tuning.BOXES_AT_ONCE :]))
+        self._open = _Boxes.join([halves.take(~single), boxes.take(order[tuning.BOXES_AT_ONCE :])])
         found = []
         for n in sorted(np.flatnonzero(single).tolist(), key=halves.bound.__getitem__):
             pipeline = self._pipelines[halves.pipeline[n]]

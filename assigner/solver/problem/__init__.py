@@ -12,4 +12,5 @@ set_memory          and what fits of those
 objectives          how each objective adds up
 perfect_split       the bound that all searches share
 answer              what is given back
+arrays              the kinds of arrays, for annotations
 """

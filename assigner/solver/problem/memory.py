@@ -34,13 +34,9 @@ from assigner.solver.problem.options import RematRule
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numpy.typing import NDArray
-
     from assigner.schedule.cost import PartitionOutput
+    from assigner.solver.problem.arrays import Flags, Floats
     from assigner.solver.problem.problem import Problem
-
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,15 @@ put in front of labels, [mark, label, option].
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+from assigner.solver.problem.arrays import Columns, Floats
 
 
 @dataclass(frozen=True, slots=True)
-class FrontStages:
+class FrontStages(Columns):
     """Stages about to be put in front, as arrays that broadcast: seconds, and the warm-up depths to reckon with.
 
     Of several workers that share a stage, seconds are those of the fastest one. `load` is what the busiest of them
@@ -102,8 +99,8 @@ class PipelineObjective(Protocol):
         nothing: The marks of one pipeline without a stage.
     """
 
-    adds_up: ClassVar[bool]
-    flows: ClassVar[bool]
+    adds_up: ClassVar[bool] = True
+    flows: ClassVar[bool] = False
     nothing: ClassVar[Floats]
 
     def last(self, stage: FrontStages) -> Floats:
@@ -125,7 +122,7 @@ def _marks(*rows: Floats | float) -> Floats:
 
 
 @dataclass(frozen=True)
-class GPipeStep:
+class GPipeStep(PipelineObjective):
     """The step time of GPipe of a chain without ties, the turn at its last stage, and a lower bound of any other.
 
     Identical jobs through a line of servers take the sum of one job plus M - 1 times the slowest server. Forward, the
@@ -147,8 +144,6 @@ class GPipeStep:
     stage's own update, and what waits for its gradient.
     """
 
-    adds_up: ClassVar[bool] = True
-    flows: ClassVar[bool] = False
     nothing: ClassVar[Floats] = np.zeros((11, 1))
     micro_batches: int
 
@@ -207,7 +202,7 @@ class GPipeStep:
 
 
 @dataclass(frozen=True)
-class OneFOneBStep:
+class OneFOneBStep(PipelineObjective):
     """A lower bound of the step time of any schedule that runs M micro-batches one forward, one backward at a time.
 
     Stage s cannot start before the stages in front have run one forward, and behind its last backward theirs follows.
@@ -226,8 +221,6 @@ class OneFOneBStep:
     from its forward to its backward of one micro-batch; its update; the latest end of any update.
     """
 
-    adds_up: ClassVar[bool] = True
-    flows: ClassVar[bool] = False
     nothing: ClassVar[Floats] = np.zeros((5, 1))
     micro_batches: int
     forwards_first: bool = False
@@ -272,14 +265,14 @@ class OneFOneBStep:
 
 
 @dataclass(frozen=True)
-class SteadyState:
+class SteadyState(PipelineObjective):
     """M times the slowest worker or link of the steady state: of a chain what `schedule.objective.steady_s` says.
 
     Marks: the price but for the newest stage; its load, its left boundary still unknown.
     """
 
-    adds_up: ClassVar[bool] = False
-    flows: ClassVar[bool] = True
+    adds_up = False
+    flows = True
     nothing: ClassVar[Floats] = np.zeros((2, 1))
     micro_batches: int
 
@@ -306,11 +299,9 @@ class SteadyState:
 
 
 @dataclass(frozen=True)
-class Latency:
+class Latency(PipelineObjective):
     """One forward of one micro-batch: exact for chains. Mark: the price."""
 
-    adds_up: ClassVar[bool] = True
-    flows: ClassVar[bool] = False
     nothing: ClassVar[Floats] = np.zeros((1, 1))
 
     def last(self, stage: FrontStages) -> Floats:

@@ -9,7 +9,6 @@ With w[k] the speed at which k does everything, this is tight where workers diff
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,12 +16,8 @@ import numpy as np
 from assigner.solver.problem.objectives import Remainder
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from assigner.solver.problem.arrays import Floats, Ints
     from assigner.solver.problem.prices import PriceTable
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 
 _LEAST_S = 1e-300
@@ -66,13 +61,9 @@ class WorkBefore:
     """
 
     def __init__(self, table: PriceTable) -> None:
-        n, groups = len(table.problem.order), len(table.groups)
-        ways = np.full((2, groups, n), np.inf)
-        for k, i in itertools.product(range(groups), range(n)):
-            price = table.rows[k][i]
-            if price is not None:
-                again = price.recompute_s if table.problem.remat_rules[i] == "always" else 0.0
-                ways[:, k, i] = price.forward_s, price.backward_s + again
+        always = np.array([rule == "always" for rule in table.problem.remat_rules])
+        again = np.where(always, table.figures("recompute_s"), 0.0)
+        ways = np.stack([table.figures("forward_s"), table.figures("backward_s") + again])
         spine = table.problem.spine
         along = [
             np.where(np.isfinite(way), np.where(on, way, 0.0), np.inf)
@@ -84,7 +75,7 @@ class WorkBefore:
         forward, backward = (way.min(axis=0) for way in along)
         self._both, self._forward = _before(forward + backward), _before(forward)
         self._ends = spine.start
-        self._update = min((price.update_s for row in table.rows if (price := row[self._ends])), default=0.0)
+        self._update = float(table.figures("update_s")[:, self._ends].min())
 
     def before(self, first: Ints, room: Floats, both: Floats | float = 0.0) -> Remainder:
         """What lies before positions.

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from assigner.solver.problem.memory import IntervalBytes
 from assigner.solver.problem.options import samples_in_each
 from assigner.solver.problem.stage_options import StageOption, StageOptions
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.schedule.cost import PartitionCost
+    from assigner.solver.problem.arrays import Floats
     from assigner.solver.problem.problem import Problem
 
 
@@ -43,17 +46,8 @@ class Hop:
     share: float = 1.0
 
 
-@dataclass(frozen=True)
-class WorkerKind:
-    """Groups of workers that a bound takes for one.
-
-    Args:
-        groups: Their numbers in the price table.
-        count: How many workers they have.
-    """
-
-    groups: tuple[int, ...]
-    count: int
+WorkerKind = tuple[int, ...]
+"""Groups of workers that a bound takes for one, by their numbers in the price table."""
 
 
 class PriceTable:
@@ -76,6 +70,7 @@ class PriceTable:
         self._costs: dict[str, tuple[PartitionCost | None, ...]] = {}
         self._measured: dict[str, tuple[PartitionCost | None, ...]] = {}
         self.hop = cache(self._hop)
+        self.figures = cache(self._figures)
 
     @property
     def most_workers(self) -> int:
@@ -137,6 +132,15 @@ class PriceTable:
         """`costs` by group."""
         return tuple(self.costs(group[0]) for group in self.groups)
 
+    def _figures(self, name: str) -> Floats:
+        """A figure of `PartitionCost` by its name, [group, position]; inf: the partition may not be there."""
+        rows = {id(row): row for row in self.rows}  # like groups have one
+        found = {
+            key: np.array([math.inf if price is None else getattr(price, name) for price in row])
+            for key, row in rows.items()
+        }
+        return np.stack([found[id(row)] for row in self.rows])
+
     def capacity(self, group: int) -> float:
         """Bytes for tensors on a worker of the group, its reserve left out."""
         return self.problem.profile.worker[self.groups[group][0]].tensor_bytes
@@ -162,7 +166,7 @@ class PriceTable:
         for number, group in enumerate(self.groups):
             first = worker[group[0]]
             found.setdefault((first.alike, first.tensor_bytes), []).append(number)
-        return tuple(WorkerKind(tuple(each), sum(len(self.groups[n]) for n in each)) for each in found.values())
+        return tuple(map(tuple, found.values()))
 
     @cached_property
     def interval_bytes(self) -> IntervalBytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
@@ -25,7 +25,7 @@ from assigner.solver.problem.options import SolveOptions
 from assigner.solver.problem.set_prices import SetPrices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Worker, WorkloadReference
@@ -118,14 +118,9 @@ class Problem:
         return {name: i for i, name in enumerate(self.order)}
 
     @cached_property
-    def _tables(self) -> dict[int, SetPrices]:
-        return {}
-
-    def prices(self, micro_batches: int) -> SetPrices:
-        """What everything costs at one micro-batch count: one table for all who ask."""
-        if micro_batches not in self._tables:
-            self._tables[micro_batches] = SetPrices(self, micro_batches)
-        return self._tables[micro_batches]
+    def prices(self) -> Callable[[int], SetPrices]:
+        """From a micro-batch count to what everything costs at it: one table for all who ask."""
+        return cache(partial(SetPrices, self))
 
     @cached_property
     def workload(self) -> WorkloadReference:

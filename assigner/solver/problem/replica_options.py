@@ -27,12 +27,8 @@ from assigner.solver.problem.stage_options import StageOption, StageOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from assigner.solver.problem.arrays import Floats, Ints
     from assigner.solver.problem.prices import PriceTable
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 
 def least_shares(seconds: Sequence[Floats], *, each: int = 0) -> tuple[Ints, Floats]:
@@ -160,7 +156,7 @@ class ReplicaOptions(StageOptions):
                 hosts.setdefault(table.problem.profile.worker[name].host, []).append(number)
         speed = [sum(each.forward_s + each.backward_s for each in row if each is not None) for row in table.rows]
         fastest = [n for n in sorted(range(len(speed)), key=speed.__getitem__) for _ in table.groups[n]]
-        kinds = [[n for n in kind.groups for _ in table.groups[n]] for kind in table.kinds]
+        kinds = [[n for n in kind for _ in table.groups[n]] for kind in table.kinds]
         rows = [[n] * size for n, size in enumerate(self._sizes)]
         found = [row[:number] for row in (*rows, *kinds, *hosts.values()) for number in range(2, min(len(row), 8) + 1)]
         found += [*kinds, *hosts.values()]

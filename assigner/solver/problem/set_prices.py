@@ -10,6 +10,8 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from assigner.schedule.timing import MessageTime
 from assigner.solver.problem.prices import PriceTable
 
@@ -87,6 +89,12 @@ class SetPrices(PriceTable):
     def update_s(self) -> tuple[tuple[float, ...], ...]:
         """The same of the optimizer's update."""
         return self._all("update_s")
+
+    @cached_property
+    def least_s(self) -> tuple[float, ...]:
+        """Per position: seconds of one forward and one backward where they take least; 0: it may be nowhere."""
+        both = np.add(self.forward_s, self.backward_s).min(axis=0)
+        return tuple(np.where(np.isfinite(both), both, 0.0).tolist())
 
     def _all(self, name: str) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(getattr(price, name) if price else math.inf for price in row) for row in self.prices)

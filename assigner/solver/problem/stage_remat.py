@@ -30,15 +30,11 @@ from assigner.solver.problem.memory import HeldPartitions, alike, fitting_sets, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.formats.plan import Plan
     from assigner.formats.stage import Stage
+    from assigner.solver.problem.arrays import Flags
     from assigner.solver.problem.options import RematRule
     from assigner.solver.problem.problem import Problem
-
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ a beam as in P. S. Ow and T. E. Morton, Filtered beam search in scheduling, IJPR
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from assigner.solver.limits import tuning
+from assigner.solver.problem.arrays import Columns, Flags, Floats, Ints
 from assigner.solver.problem.objectives import FrontHops, FrontStages
 from assigner.solver.problem.perfect_split import WorkBefore
 from assigner.solver.problem.stage_options import StageOption
@@ -27,14 +28,9 @@ from assigner.solver.problem.stage_options import StageOption
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from assigner.solver.problem.objectives import PipelineObjective
     from assigner.solver.problem.prices import Hop, PriceTable
     from assigner.solver.problem.stage_options import StageOptions
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class PricedPipelines:
 
 
 @dataclass(slots=True)
-class _Labels:
+class _Labels(Columns):
     """Suffixes that start at one position, as arrays of one length.
 
     `marks` are the objective's. `need` is the least warm-up depth that the next stage in front must have: no less than
@@ -72,14 +68,6 @@ class _Labels:
     option: Ints
     parent: Ints
     serial: Ints
-
-    def take(self, which: Ints | NDArray[np.bool_]) -> _Labels:
-        return _Labels(*(getattr(self, each.name)[..., which] for each in fields(self)))
-
-
-def _join(blocks: Sequence[_Labels]) -> _Labels:
-    parts = ([getattr(block, each.name) for block in blocks] for each in fields(_Labels))
-    return _Labels(*(np.concatenate(part, axis=-1) for part in parts))
 
 
 class _OptionArrays:
@@ -193,13 +181,13 @@ class DynamicProgram:
     def marks(self, pipeline: Sequence[StageOption]) -> Floats | None:
         """The objective's marks of one pipeline, or of the stages that one ends with; None: there is no way."""
         front = _OptionArrays(self._table, pipeline, adds_up=self._objective.adds_up).front
-        marks = self._objective.last(_pick(front, [len(pipeline) - 1]))
+        marks = self._objective.last(front.take([len(pipeline) - 1]))
         for n in range(len(pipeline) - 2, -1, -1):
             hop_s = self._hops(pipeline[n + 1].first, pipeline[n].group)
             if hop_s is None:
                 return None
             hop = FrontHops(*(column[None, None] for column in hop_s[pipeline[n + 1].group]))
-            marks = self._objective.grow(marks[:, :, None], hop, _pick(front, [n])).reshape(len(marks), 1)
+            marks = self._objective.grow(marks[:, :, None], hop, front.take([n])).reshape(len(marks), 1)
         return marks
 
     def run(
@@ -230,7 +218,7 @@ class DynamicProgram:
         for position in range(self._n - 1, 0, -1):
             if not buckets[position]:
                 continue
-            labels, least = self._cut(_join(buckets[position]), position, width, dominance=dominance)
+            labels, least = self._cut(_Labels.join(buckets[position]), position, width, dominance=dominance)
             lost = min(lost, least)
             buckets[position] = []
             self._history.update(
@@ -249,7 +237,7 @@ class DynamicProgram:
                         )
         if not buckets[0]:
             return PricedPipelines((), lost)
-        whole = _join(buckets[0])
+        whole = _Labels.join(buckets[0])
         if self._stage_options.only_shared:
             whole = whole.take(whole.workers > whole.stages)
         price = self._objective.whole(whole.marks)
@@ -295,7 +283,7 @@ class DynamicProgram:
         for number, uses in enumerate(self._uses):
             which = self._ending.get((self._n, number))
             if which and uses.sum() <= self._most:
-                front = _pick(options.front, which)
+                front = options.front.take(which)
                 count = len(which)
                 labels = _Labels(
                     self._objective.last(front), front.least_depth, np.full(count, uses @ self._place),
@@ -322,10 +310,10 @@ class DynamicProgram:
             some = labels.take(np.arange(start, min(start + at_once, len(labels.used))))
             self._grow(some, hop_s, which, left=left, stage=stage, buckets=buckets, cutoff=cutoff)
 
-    def _has(self, used: Ints, number: int) -> NDArray[np.bool_]:
+    def _has(self, used: Ints, number: int) -> Flags:
         """Whether the workers of a replica set are left where so many of each group are used."""
         taken = used // self._place[:, None] % (self._count[:, None] + 1)
-        fits: NDArray[np.bool_] = (taken + self._uses[number][:, None] <= self._count[:, None]).all(axis=0)
+        fits: Flags = (taken + self._uses[number][:, None] <= self._count[:, None]).all(axis=0)
         return fits
 
     def _grow(
@@ -335,7 +323,7 @@ class DynamicProgram:
         """Put each of these options of replica set `left` in front of every label."""
         options, uses = self._options, self._uses[left]
         hop = FrontHops(*(column[:, None] for column in hop_s[labels.set].T))
-        front = _pick(options.front, which)
+        front = options.front.take(which)
         marks = self._objective.grow(labels.marks[:, :, None], hop, front)
         need = labels.need[:, None]
         least = np.maximum(need, self._stage_options.usual(stage) if self._objective.flows else 0)
@@ -394,10 +382,6 @@ class DynamicProgram:
         return tuple(found)
 
 
-def _pick(front: FrontStages, which: Sequence[int]) -> FrontStages:
-    return FrontStages(*(getattr(front, each.name)[which] for each in fields(front)))
-
-
 def _homes(state: Ints) -> tuple[Ints, Ints]:
     """Where the first label of each one's state stands, and how many the state has; sorted by state."""
     starts = np.flatnonzero(np.concatenate([[True], state[1:] != state[:-1]]))
@@ -405,7 +389,7 @@ def _homes(state: Ints) -> tuple[Ints, Ints]:
     return np.repeat(starts, sizes), np.repeat(sizes, sizes)
 
 
-def _dominated(labels: _Labels, state: Ints) -> NDArray[np.bool_]:
+def _dominated(labels: _Labels, state: Ints) -> Flags:
     """True where another label of the same state is at least as good in every mark; sorted by state."""
     home, sizes = _homes(state)
     index = np.arange(len(state))
