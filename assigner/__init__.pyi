@@ -22,8 +22,8 @@ from assigner.runtime.pipeline import Pipeline as Pipeline
 from assigner.runtime.step.results import StepResult as StepResult
 from assigner.schedule.simulate import predict as predict
 from assigner.solver import SolveOptions as SolveOptions
-from assigner.solver import solve as solve
 from assigner.solver import solve_baseline as solve_baseline
+from assigner.solver.solve import solve as solve
 
 __version__: str
 from assigner.model.workload import Workload as Workload

@@ -14,7 +14,7 @@ from assigner.formats.profile import Tie
 from assigner.schedule.cost import CostModel
 from assigner.solver import solve
 from assigner.solver.candidates.state import SearchState
-from assigner.solver.pipelines.dynamic_program import DynamicProgram
+from assigner.solver.methods.dynamic_program import DynamicProgram
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.problem.objectives import GPipeStep
 from assigner.solver.problem.perfect_split import WorkBefore

@@ -2,5 +2,4 @@
 
 state         the clock, the solver, and the best plan of all candidates
 candidate     one schedule and micro-batch count: its bound, its best plan, its integer program
-local_search  from a plan to better neighbours
 """

@@ -15,8 +15,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from assigner.solver.candidates.local_search import local_search
 from assigner.solver.limits import tuning
+from assigner.solver.methods.local_search import local_search
 from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:

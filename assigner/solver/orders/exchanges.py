@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.errors import FormatError
 from assigner.schedule.orders import ActionKind
-from assigner.solver.candidates.local_search import local_search
 from assigner.solver.limits.tuning import ROUNDING, TIE
+from assigner.solver.methods.local_search import local_search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

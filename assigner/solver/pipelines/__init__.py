@@ -1,6 +1,5 @@
 """One stage a worker: a dynamic program over suffixes of pipelines whose price adds up stage by stage.
 
-dynamic_program.py  the pipelines of least price, for every schedule and objective
 simulated.py     pipelines as plans: what they take at the warm-up depths that were tried, and better ones near them
 ranking.py       the dynamic program's pipelines, simulated in the order of their prices; the ILP that names the rest
 gpipe.py         GPipe's step time, by kinds of workers (fleet/) where the dynamic program is not sharp; ranking.py asks

@@ -16,8 +16,8 @@ from assigner.solver.candidates.state import DYNAMIC_PROGRAM, ENUMERATION, INTEG
 from assigner.solver.fleet.kind_sweeps import KindSweeps
 from assigner.solver.ilp.pipelines import PipelineModel
 from assigner.solver.limits import tuning
+from assigner.solver.methods.dynamic_program import DynamicProgram
 from assigner.solver.pipelines.depth_search import DepthSearch
-from assigner.solver.pipelines.dynamic_program import DynamicProgram
 from assigner.solver.pipelines.simulated import SimulatedCandidate
 from assigner.solver.problem.stage_options import StageOptions
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from assigner.formats.terms import Schedule
     from assigner.solver.candidates.state import SearchState
     from assigner.solver.limits.clock import SolveClock
+    from assigner.solver.methods.dynamic_program import PricedPipelines
     from assigner.solver.pipelines.depths import Depths
-    from assigner.solver.pipelines.dynamic_program import PricedPipelines
     from assigner.solver.problem.problem import Problem
     from assigner.solver.problem.stage_options import StageOption
 

@@ -18,11 +18,11 @@ from assigner.formats.stage import Stage
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
 from assigner.solver.candidates.candidate import CandidateSearch
-from assigner.solver.candidates.local_search import is_better, local_search, pipeline_moves
 from assigner.solver.candidates.state import DYNAMIC_PROGRAM, LOCAL, PROVEN
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime
 from assigner.solver.limits.tuning import TIE
+from assigner.solver.methods.local_search import is_better, local_search, pipeline_moves
 from assigner.solver.pipelines.depths import falling, falling_count, fitting, nearby
 from assigner.solver.problem.objectives import GPipeStep, Latency, OneFOneBStep, SteadyState
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.formats.terms import Objective, Schedule
-    from assigner.solver.candidates.local_search import Intervals
     from assigner.solver.candidates.state import SearchState
+    from assigner.solver.methods.local_search import Intervals
     from assigner.solver.pipelines.depths import Depths
     from assigner.solver.problem.objectives import PipelineObjective
     from assigner.solver.problem.problem import Problem

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from assigner.schedule.objective import HOUR_S
 from assigner.solver.candidates.state import BASELINE, PROVEN, Proposal
 from assigner.solver.limits import tuning
-from assigner.solver.pipelines.dynamic_program import DynamicProgram
+from assigner.solver.methods.dynamic_program import DynamicProgram
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.answer import Progress
 from assigner.solver.problem.objectives import OneFOneBStep

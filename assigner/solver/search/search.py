@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from assigner.errors import UsageError
 from assigner.schedule.cost import CostModel
-from assigner.solver.candidates.local_search import local_search
 from assigner.solver.candidates.state import LOCAL, PROVEN, Proposal, SearchState
 from assigner.solver.free.branched import BranchedCandidate, SteadyCandidate
 from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime, SolveClock
+from assigner.solver.methods.local_search import local_search
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.pipelines.shared import SharedCandidate
