@@ -36,7 +36,7 @@ def test_no_plan_is_below_the_bound(seed, objective):
             continue
         least = report.objective_s
         placed = []
-        sweeps = KindSweeps(candidate.table, objective, place=lambda stages, depths=(): placed.append(stages))
+        sweeps = KindSweeps(candidate.table, objective, place=lambda *stages, into=placed: into.append(stages))
         for below in (math.inf, 2 * least, 1.05 * least, least * (1 + 1e-9)):
             assert sweeps.bound(below) <= least * (1 + 1e-9)
         assert placed
@@ -52,3 +52,16 @@ def test_an_open_schedule_is_no_worse_than_gpipe(tight, busy, monkeypatch):
     assert either.predicted.step_s <= gpipe.predicted.step_s
     assert either.solver.bound_s >= 0.8 * either.predicted.step_s
     assert not overfull(predict(either, profile))
+
+
+@pytest.mark.parametrize("seed", sweep(range(8), quick=2))
+def test_plans_by_kinds_are_near_those_by_workers(seed, monkeypatch):
+    """Memory binds: stages keep as many micro-batches in flight as hide what lies behind them, and recompute for it."""
+    profile = random_chain(seed, partitions=10, workers=5, tight=True, busy=0.2 * (seed % 2))
+    asked = single(gap=0.02, schedule="1f1b", micro_batches=8)
+    by_workers = solve(profile, asked).plan
+    monkeypatch.setattr(tuning, "FEW_VISITS", 0)
+    by_kinds = solve(profile, asked).plan
+    assert not overfull(predict(by_kinds, profile))
+    assert by_kinds.solver.bound_s <= by_workers.predicted.step_s * (1 + 1e-9)
+    assert by_kinds.predicted.step_s <= 1.03 * by_workers.predicted.step_s

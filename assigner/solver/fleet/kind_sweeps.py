@@ -31,14 +31,13 @@ if TYPE_CHECKING:
 
     from assigner.formats.terms import Objective
     from assigner.solver.fleet.path_program import KindPipeline
-    from assigner.solver.pipelines.depths import Depths
     from assigner.solver.problem.prices import PriceTable
 
 
 class PlaceStages(Protocol):
     """Takes pipelines that are worth a look."""
 
-    def __call__(self, stages: Sequence[tuple[int, int]], depths: Depths = ()) -> object:
+    def __call__(self, stages: Sequence[tuple[int, int]], depths: tuple[int, ...] = ()) -> object:
         """Look at one.
 
         Args:
@@ -61,7 +60,7 @@ class KindSweeps:
         self._table, self._objective, self._place, self._large = table, objective, place, large
         self._many, self._last = table.micro_batches, (math.inf, 0.0)
         self._fleet = KindRelaxation(table, server="forward" if objective == "latency" else "both")
-        self._handed: set[tuple[tuple[tuple[int, int], ...], Depths]] = set()
+        self._handed: set[tuple[tuple[tuple[int, int], ...], tuple[int, ...]]] = set()
 
     def bound(self, below: float) -> float:
         """What no plan is below; the pipelines that say so are handed on.
