@@ -278,7 +278,7 @@ def test_a_plan_of_marks_in_code_alone_finds_them_again():
     graph = partition_graph(made, ["c"])
     assert [piece.name for piece in graph.pieces] == ["tail"]
     plan = SimpleNamespace(
-        partitions=("tail",), micro_batches=1, holders={"tail": ("worker:0/cpu",)},
+        partitions=("tail",), micro_batches=1, is_replicated=False, holders={"tail": ("worker:0/cpu",)},
         workload=SimpleNamespace(fingerprint=graph.fingerprint, name=made.name, batch_size=8, inputs=""),
     )  # fmt: skip
     assert [piece.name for piece in plan_graph(made, plan).pieces] == ["tail"]
