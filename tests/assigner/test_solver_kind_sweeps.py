@@ -65,3 +65,17 @@ def test_plans_by_kinds_are_near_those_by_workers(seed, monkeypatch):
     assert not overfull(predict(by_kinds, profile))
     assert by_kinds.solver.bound_s <= by_workers.predicted.step_s * (1 + 1e-9)
     assert by_kinds.predicted.step_s <= 1.03 * by_workers.predicted.step_s
+
+
+def test_first_plans_are_looked_for_within_wider_limits(monkeypatch):
+    """Where nothing is known and no pipeline keeps to the limit that usually does."""
+    profile = random_chain(3, partitions=14, workers=8, tight=True)
+    (candidate,) = Search(*resolve(profile, single(schedule="1f1b", micro_batches=8))).candidates
+    placed = []
+    monkeypatch.setattr(tuning, "START_LIMIT", 1.05)
+    monkeypatch.setattr(tuning, "DEEPER", (1.0,))
+    for wider in (0, 8):
+        monkeypatch.setattr(tuning, "WIDER_STARTS", wider)
+        sweeps = KindSweeps(candidate.table, "step", place=lambda *stages: placed.append(stages))
+        sweeps.start(lambda: math.inf)
+        assert bool(placed) is (wider > 0)

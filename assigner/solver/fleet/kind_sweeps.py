@@ -133,12 +133,16 @@ class KindSweeps:
         """
         if self._objective != "step":
             return
+        wide, wider = self._fleet.level * tuning.START_LIMIT, tuning.WIDER_STARTS
         for more in tuning.DEEPER[: 1 if self._large else None]:
             limit = below() * (1 + ROUNDING) / self._many
-            self._start(limit if math.isfinite(limit) else self._fleet.level * tuning.START_LIMIT, more)
+            while not self._start(limit if math.isfinite(limit) else wide, more) and math.isinf(limit):
+                if not wider:  # nothing fits at the least depth: deeper ones take more memory
+                    return
+                wide, wider = wide * tuning.START_LIMIT, wider - 1
 
-    def _start(self, limit: float, more: float) -> None:
-        """As `start`, of servers of no more than `limit` seconds, and of one a."""
+    def _start(self, limit: float, more: float) -> bool:
+        """As `start`, of servers of no more than `limit` seconds, and of one a; whether there is a pipeline."""
         prices, many = self._prices(limit), self._many
         servers = self._servers(prices)
         trips = self._fleet.sweep.trips(servers, limit, limit)
@@ -150,6 +154,7 @@ class KindSweeps:
         found = self._fleet.sweep.least(servers, limit, limit, loads=loads)
         if found is not None:
             self._realise(prices, found, depths[len(found.steps) : 0 : -1].tolist())
+        return found is not None
 
     def _prices(self, limit: float, in_flight: int = 1) -> StagePrices:
         """Of all intervals whose worker has no more than `limit` seconds to do for a micro-batch."""

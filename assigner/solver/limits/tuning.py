@@ -158,6 +158,9 @@ which it is exact, of throughput; and with no more, first plans are looked for i
 DEEPER = (1.0, 1.5, 2.0, 2.5, 1.25, 1.75, 2.25, 3.0)
 """First plans keep so many micro-batches in flight for each stage behind one, and one more."""
 
+WIDER_STARTS = 4
+"""Where no pipeline is within a limit, and no plan known, it is widened so often for a first one, by START_LIMIT."""
+
 FLEET_ACTIONS = 600_000
 """So many more where workers are taken by kind, for the depths of all pipelines that are looked at first."""
 
