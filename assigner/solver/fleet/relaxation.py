@@ -130,15 +130,9 @@ class KindRelaxation:
         return float(work.behind[0]) / total if total else 0.0
 
     @cached_property
-    def trips(self) -> Floats:
-        """Least seconds of one forward and one backward of everything from each position on, wherever that runs."""
-        found: Floats = self._seconds.sum(axis=2).min(axis=0)[::-1].cumsum()[::-1]
-        return found
-
-    @property
     def sums(self) -> float:
-        """Of everything."""
-        return float(self.trips[0])
+        """Least seconds of one forward and one backward of everything, wherever that runs."""
+        return float(self._seconds.sum(axis=2).min(axis=0).sum())
 
     @property
     def quick_bound(self) -> float:

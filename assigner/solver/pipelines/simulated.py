@@ -240,7 +240,7 @@ class SimulatedCandidate(CandidateSearch):
 
     def _reach(self, pipeline: Sequence[StageOption]) -> list[range]:
         """The warm-up depths that each stage may have with whatever it recomputes."""
-        deepest = [max(self.options.again(option), key=lambda each: each.most_depth) for option in pipeline]
+        deepest = [self.options.levels_of(option)[-1] for option in pipeline]
         return [
             range(own.start, max(own.stop, deep.most_depth + 1))
             for own, deep in zip(self.ranges(pipeline), deepest, strict=True)
@@ -248,9 +248,10 @@ class SimulatedCandidate(CandidateSearch):
 
     def _at(self, pipeline: Sequence[StageOption], depths: Depths) -> Pipeline:
         """The pipeline with what its stages must recompute at these depths."""
+        levels = map(self.options.levels_of, pipeline)
         return tuple(
-            next((each for each in self.options.again(option) if each.least_depth <= depth <= each.most_depth), option)
-            for option, depth in zip(pipeline, depths, strict=True)
+            next((each for each in same if each.least_depth <= depth <= each.most_depth), option)
+            for option, same, depth in zip(pipeline, levels, depths, strict=True)
         )
 
     def plan_of(

@@ -128,7 +128,7 @@ class StageOptions:
         found = next((each for each in levels if each.most_depth >= usual), levels[-1] if levels else None)
         return found if found is None or found.group == group else replace(found, group=group)
 
-    def again(self, option: StageOption) -> Sequence[StageOption]:
+    def levels_of(self, option: StageOption) -> Sequence[StageOption]:
         """The options of the same stage, the fewest in flight first; of one that workers share itself alone."""
         if option.shares:
             return [option]
