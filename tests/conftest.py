@@ -49,33 +49,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--sweeps K/N`."""
     parser.addoption(
         "--sweeps", default="1/1", metavar="K/N",
-        help="of the tests marked `sweep` the Kth of N parts; each part has as many, drawn by their names",
+        help="of the tests marked `sweep`, and of the cases of those marked `slow` but each one's first, the Kth of N "
+        "parts; each part has as many, drawn by their names",
     )  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the sweeps one part; of the tests marked `slow` all cases but each one's first are `long`.
+    """Of the tests marked `slow` all cases but each one's first are `long`; of these, and of the sweeps, one part.
 
     Modules that start ranks or hosts come first: they wait a lot, and beside them (-n 2) the quick ones fill up.
 
     Before them come those that take longest: one that begins last would run alone.
     """
-    begun = set[tuple[Path, str]]()
+    begun, drawn = set[tuple[Path, str]](), set[pytest.Item]()
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("sweep"):
+        if item.get_closest_marker("sweep"):
+            drawn.add(item)
+        elif item.get_closest_marker("slow"):
             test = item.path, item.nodeid.partition("[")[0]
             if test in begun:
                 item.add_marker(pytest.mark.long)
+                drawn.add(item)
             begun.add(test)
     part, parts = map(int, config.getoption("--sweeps").split("/"))
     if not 1 <= part <= parts:
         raise pytest.UsageError(f"--sweeps {part}/{parts}: K is from 1 to N")
-    left = [
-        item
-        for item in items
-        if item.get_closest_marker("sweep") and zlib.crc32(item.nodeid.encode()) % parts != part - 1
-    ]
+    left = [item for item in items if item in drawn and zlib.crc32(item.nodeid.encode()) % parts != part - 1]
     config.hook.pytest_deselected(items=left)
     gone = set(left)
     items[:] = [item for item in items if item not in gone]

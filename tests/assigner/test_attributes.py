@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from changing_models import Config, Counting, Keeping, Part, Queue, Scored, made_of
+from sweeps import sweep
 from torch import nn
 from workloads import WIDTH, Reference, graph_of, make_plan, normalised, pipeline_of, recurrent, workload
 
@@ -310,7 +311,7 @@ def test_what_forwards_leave_alone_is_the_same():
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "words"),
-    [
+    sweep([
         (lambda s: setattr(s, "fraction", s.fraction / 2), "middle.fraction, a Fraction that forward has changed"),
         (lambda s: setattr(s, "span", range(4)), "middle.span, a range that forward has changed"),
         (lambda s: setattr(s, "phase", Phase.LATE), "middle.phase, a Phase that forward has changed"),
@@ -330,8 +331,8 @@ def test_what_forwards_leave_alone_is_the_same():
         (lambda s: s.twins.__setitem__(0, nn.Linear(WIDTH, WIDTH).double()), "place of 'middle.twins.0.weight'"),
         (lambda s: s.handle.remove(), "a hook of middle.inner"),
         (lambda s: s.twins[0].register_forward_hook(double), "a hook of middle.twins.0"),
-    ],
-)
+    ], quick=4),
+)  # fmt: skip
 def test_what_a_partition_that_is_built_anew_would_not_have_is_refused(change, words):
     """Nothing that forwards have changed is lost in silence."""
     assert words in moved(change)[0]

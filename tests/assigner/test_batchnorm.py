@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from sweeps import sweep
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from workloads import WIDTH, Reference, make_plan, normalised, numbers, pipeline_of, workload
@@ -529,7 +530,7 @@ class EvaluatedWithin(nn.Module):
         (EvaluatedWithin, "is called in eval mode behind a call in training mode"),
     ],
 )
-@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("micro_batches", sweep([1, 3], quick=[3]))
 def test_a_subclass_with_a_rule_of_its_own(kind, words, micro_batches):
     """It cannot be deferred, and is told so; as in each micro-batch it trains as the plain model does in one."""
     made = workload(lambda: nn.Sequential(kind(WIDTH), nn.Linear(WIDTH, 1)), rows=12)

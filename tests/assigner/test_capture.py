@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from cutting import check, edges, of, outputs
+from sweeps import sweep
 from torch import nn
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from workloads import WIDTH, Reference, graph_of, language, make_plan, numbers, pipeline_of, workload
@@ -857,7 +858,7 @@ def _left(term: Callable[[Any], Any]) -> Any:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("term", "name"),
-    [
+    sweep([
         (lambda model: model[1].aux, "aux"),
         (lambda model: sum(getattr(each, "aux", 0) for each in model), "aux"),
         (lambda model: operator.attrgetter("aux")(model[1]), "aux"),
@@ -865,7 +866,7 @@ def _left(term: Callable[[Any], Any]) -> Any:
         (lambda model: vars(model[1])["aux"], "aux"),
         (lambda model: model[1].cache["h"].mean(), "cache"),
         (lambda model: model[1].penalty(), "aux"),
-    ],
+    ], quick=3),
     ids=["attribute", "getattr", "attrgetter", "property", "vars", "dict", "method"],
 )  # fmt: skip
 def test_who_reads_what_a_forward_leaves(term, name):

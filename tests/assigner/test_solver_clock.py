@@ -64,7 +64,7 @@ ASKED = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", ASKED, ids=lambda each: f"{each.schedule}-{each.objective}")
+@pytest.mark.parametrize("options", sweep(ASKED, quick=3), ids=lambda each: f"{each.schedule}-{each.objective}")
 @pytest.mark.parametrize("kind", sweep(["chain", "branched"], quick=["chain"]))
 def test_whenever_the_time_is_over_the_answer_comes_at_once(monkeypatch, kind, options):
     """At whichever ask of the clock it is, few calls later there is a plan, and no plan is below what is proven."""

@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 from cutting import of
+from sweeps import sweep
 from torch import nn
 from workloads import WIDTH
 
@@ -54,7 +55,7 @@ class Leaving(nn.Linear):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("place", ["b", "c"])
+@pytest.mark.parametrize("place", sweep(["b", "c"], quick=["c"]))
 @pytest.mark.parametrize(
     ("leaves", "words"),
     [

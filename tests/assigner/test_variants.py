@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from cutting import of
 from drawn_orders import with_drawn_order
+from sweeps import sweep
 from torch import nn
 from workloads import WIDTH, Reference, graph_of, language, make_plan, numbers, pipeline_of, workload
 
@@ -443,7 +444,7 @@ def scaled(rows: int, generator: torch.Generator) -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("remat", ["never", "except_last", "always"])
+@pytest.mark.parametrize("remat", sweep(["never", "except_last", "always"], quick=["always"]))
 @pytest.mark.parametrize("loss_inside", [False, True])
 @pytest.mark.parametrize("remembers", [False, True], ids=["pure", "counting"])
 @pytest.mark.parametrize("stages", [[["a", "b", "c"]], [["a"], ["b"], ["c"]]], ids=["one stage", "three"])
