@@ -10,7 +10,7 @@ from sweeps import sweep
 
 from assigner.schedule.orders import warm_up
 from assigner.schedule.simulate import predict
-from assigner.solver import solve, solve_baseline
+from assigner.solver import SolveOptions, solve, solve_baseline
 
 
 def held(plan):
@@ -44,6 +44,14 @@ def test_a_lighter_plan_is_within_the_gap_and_never_heavier(seed, gap, monkeypat
     if gap == 0:
         assert chosen.predicted.step_s == pytest.approx(fastest.predicted.step_s, rel=1e-6)
     assert sum(each.status == "chosen" for each in chosen.candidates) == 1
+
+
+@pytest.mark.parametrize("seed", sweep(range(5), quick=2))
+def test_no_plan_within_the_gap_is_slower_than_a_baseline_beside_it(seed):
+    """A wide gap allows lighter plans; one that the table beneath it beats would be no answer."""
+    profile = random_chain(seed, partitions=6, workers=3, busy=0.1 * (seed % 2))
+    plan = solve(profile, SolveOptions(schedule="1f1b", gap=0.3)).plan
+    assert plan.predicted.step_s <= min(each.step_s for each in plan.baselines if each.step_s is not None) * (1 + 1e-9)
 
 
 def test_twins_take_the_places_that_the_equal_split_gives_them():
