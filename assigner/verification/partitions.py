@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from assigner.errors import AssignerError, MarkingError, UsageError
-from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
+from assigner.model.marking.recuts import recut
 from assigner.runtime.forward.remat import Rematerialisation
 from assigner.runtime.installation import Installation
 from assigner.runtime.passes import without_training

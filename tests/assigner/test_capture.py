@@ -26,7 +26,7 @@ from workloads import WIDTH, Reference, graph_of, language, make_plan, numbers, 
 
 from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import Value, partition_graph
-from assigner.model.marking.cut import recut
+from assigner.model.marking.recuts import recut
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,7 +3,8 @@
 What a training script hands over becomes pieces that a rank can build and run alone:
 
     marks                                 which modules are partitions
-    capture, cut, glue, graph             one forward as a graph, cut into partitions; who runs what lies between them
+    capture, cut, cutter, glue, graph     one forward as a graph, cut into partitions; who runs what lies between them
+    recuts                                the same for other inputs, and in the other mode
     opaque, modules                       modules and Functions as one call of that graph; which modules, and which of
                                           them look at a whole micro-batch
     exportable                            the model as torch.export can take it

@@ -25,7 +25,7 @@ from assigner.model.members import named_buffers, named_parameters
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from assigner.model.marking.cut import Cutter
+    from assigner.model.marking.cutter import Cutter
 
 
 def as_learnt(call: OpaqueCall) -> Callable[[Any], list[torch.Tensor]]:

@@ -25,9 +25,9 @@ from assigner.formats.orders import written_order
 from assigner.formats.plan import Plan
 from assigner.location import rank_of
 from assigner.model.marking import PartitionGraph
-from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import InputKey, input_key
 from assigner.model.marking.modules import TOO_FEW_VALUES
+from assigner.model.marking.recuts import recut
 from assigner.runtime.batch.headers import header_routes
 from assigner.runtime.batch.microbatch import MicroBatch
 from assigner.runtime.messages.transport import Transport
