@@ -66,7 +66,7 @@ def solve(
         best = search.ended_by_interrupt(lambda: _chosen(search, simple))
     lighter = search.ended_by_interrupt(lambda: relieved(search, best)) if options.objective == "step" else None
     if lighter is not None:
-        best, fastest_s = lighter, min(fastest_s, lighter.value)
+        best = lighter
     if search.any_order:
         from assigner.solver.orders.search import with_orders
 

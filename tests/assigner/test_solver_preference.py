@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,12 @@ from sweeps import sweep
 from assigner.schedule.orders import warm_up
 from assigner.schedule.simulate import predict
 from assigner.solver import SolveOptions, solve, solve_baseline
+from assigner.solver.baselines import TITLES, find_baselines
+from assigner.solver.candidates.state import Proposal
+from assigner.solver.orders.search import OrderSearch, with_orders
+from assigner.solver.problem.hints import resolve
+from assigner.solver.search.preference import simpler
+from assigner.solver.search.search import Search
 
 
 def held(plan):
@@ -52,6 +59,34 @@ def test_no_plan_within_the_gap_is_slower_than_a_baseline_beside_it(seed):
     profile = random_chain(seed, partitions=6, workers=3, busy=0.1 * (seed % 2))
     plan = solve(profile, SolveOptions(schedule="1f1b", gap=0.3)).plan
     assert plan.predicted.step_s <= min(each.step_s for each in plan.baselines if each.step_s is not None) * (1 + 1e-9)
+
+
+@pytest.fixture
+def slow_search():
+    """A search that has found a plan twice as slow as the equal split, and the baselines."""
+    search = Search(*resolve(random_chain(1, partitions=6, workers=3), SolveOptions(schedule="1f1b")))
+    search.price()
+    simple = find_baselines(search.problem)
+    equal = next(each for each in simple if each.title == TITLES["equal"])
+    search.state.best = Proposal(replace(equal.plan, schedule="1f1b"), 2 * equal.step_s, "a slow search")
+    return search, simple
+
+
+def test_a_baseline_under_gpipe_is_an_answer_under_1f1b_too(slow_search):
+    """Whatever the search itself has found."""
+    search, simple = slow_search
+    splits = [each for each in simple if each.plan is not None and each.plan.schedule == "gpipe"]
+    found = simpler(search, [each for each in splits if len(each.plan.stages) == len(each.plan.workers)])
+    assert found.plan.schedule == "1f1b"
+    assert found.value < search.state.best_value
+
+
+def test_orders_replace_no_baseline_that_is_faster(slow_search, monkeypatch):
+    """Where the search itself has found nothing, too."""
+    monkeypatch.setattr(OrderSearch, "run", lambda _: [])
+    search, simple = slow_search
+    best = Proposal(search.state.best.plan, 0.5 * min(each.step_s for each in simple), "a baseline")
+    assert with_orders(search, best, simple, fastest_s=math.inf) is best
 
 
 def test_twins_take_the_places_that_the_equal_split_gives_them():

@@ -57,9 +57,9 @@ def with_orders(
 
     Args:
         search: What was found with one stage a worker, under schedule "auto" or "listed".
-        best: The plan chosen there; None: there is none.
+        best: The plan chosen there, or a baseline; None: there is none.
         simple: The baselines.
-        fastest_s: The fastest step found there; `best` may be preferred to it.
+        fastest_s: The fastest step found there, inf where none was; `best` may be preferred to it.
         effort: A share of what may be spent.
     """
     allowed = [each for each in simple if each.plan and _may_share(search, each.plan)]
@@ -73,6 +73,7 @@ def with_orders(
     least = min((each.value for each in found), default=math.inf)
     baseline = min((each.step_s for each in allowed), default=math.inf) * (1 + PROVEN)
     chosen = best
+    fastest_s = min(fastest_s, math.inf if best is None else best.value)
     if best is None or best.value > baseline or least < fastest_s * (1 - tuning.LISTED_GAIN):
         most = min(least * (1 + tuning.LISTED_GAIN), max(baseline, least))
         good = [each for each in found if each.value <= most]

@@ -67,15 +67,15 @@ def preferred(search: Search, best: Proposal, simple: Sequence[FoundBaseline]) -
 def simpler(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
     """A baseline that is faster than all that was found, under a schedule that was asked for.
 
-    It can be: local search over several stages a worker may miss it, and a limit may come early. Where nothing was
-    found, it may be any baseline under another schedule, too.
+    It can be: local search over several stages a worker may miss it, and a limit may come early. One under GPipe may be
+    an answer under another schedule, too.
     """
     options, state, found = search.state.options, search.state, []
     for each in simple:
         if each.plan is None or each.step_s >= state.best_value * (1 - PROVEN):
             continue
         kind: Schedule = "interleaved" if each.plan.is_looped else each.plan.schedule
-        others = NAMED if state.best is None and kind == "gpipe" else ()
+        others = NAMED if kind == "gpipe" else ()
         for schedule in (kind, *others):
             plan = replace(each.plan, schedule=schedule, objective=options.objective)
             value = search.problem.value_of(plan) if options.searches(plan) else math.inf
