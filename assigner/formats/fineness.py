@@ -62,6 +62,17 @@ def micro_batch_count(rows: int, most: int, size: int, fineness: Fineness = ANY)
     return -(-rows // each)
 
 
+def cut_into(batch: int, count: int) -> int:
+    """How many micro-batches training makes of a batch that is to have so many."""
+    return micro_batch_count(batch, count, -(-batch // count))
+
+
+def cut_obstacle(batch: int, count: int) -> str | None:
+    """Why training does not cut a batch into so many micro-batches, in words; None: it does."""
+    cut = cut_into(batch, count)
+    return None if cut == count else f"training cuts a batch of {batch} into {split_text(batch, cut)} instead"
+
+
 def rows_each(batch: int, count: int, *, joint: str = " or ") -> str:
     """How many rows each of so many micro-batches has: `8`, or `6 or 7` where the batch does not come out even.
 

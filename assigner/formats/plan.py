@@ -10,6 +10,7 @@ from typing import Literal
 
 from assigner.errors import FormatError, UsageError
 from assigner.formats.document import Count, Name, decode, encode, left_out, read, write
+from assigner.formats.fineness import cut_into, cut_obstacle
 from assigner.formats.orders import ListedStep, check_orders, cut_orders, forwards_taken, parse_order
 from assigner.formats.prediction import Prediction, WorkerPrediction, check_prediction
 from assigner.formats.profile import WorkloadReference
@@ -278,12 +279,16 @@ def load_plan(path: Path | str | None = None) -> Plan:
                 " front of another launcher's command; or give load_plan a path",
             )
     plan = read(Path(path), Plan, name="plan", majors=MAJORS)
-    obstacle = plan.workload.fineness.obstacle(plan.micro_batches, plan.workload.batch_size)
+    batch, fineness = plan.workload.batch_size, plan.workload.fineness
+    obstacle, hint = (
+        fineness.obstacle(plan.micro_batches, batch),
+        f"{fineness.most(batch)} or fewer; or another limit under workload",
+    )
+    if obstacle is None:
+        cut = cut_into(batch, plan.micro_batches)
+        obstacle, hint = cut_obstacle(batch, plan.micro_batches), f"{cut}, and micro_batch_size {-(-batch // cut)}"
     if obstacle is not None:  # of a file alone: a simulation of more micro-batches than are allowed is of use
-        raise FormatError(
-            f"{path}: micro_batches: {plan.micro_batches} is not allowed: {obstacle}",
-            hint=f"{plan.workload.fineness.most(plan.workload.batch_size)} or fewer; or another limit under workload",
-        )
+        raise FormatError(f"{path}: micro_batches: {plan.micro_batches} is not allowed: {obstacle}", hint=hint)
     return plan
 
 

@@ -147,6 +147,15 @@ def test_a_file_whose_plan_is_finer_than_its_own_workload_allows_is_refused(tmp_
     assert load_plan(tmp_path / "whole.json").micro_batches == 1
 
 
+def test_a_file_with_more_micro_batches_than_training_makes_is_refused(tmp_path):
+    """Of 7 samples 4 micro-batches would be of 1 or 2: training makes 3, which is what a prediction has to be of."""
+    plan = make_plan(workload(chain, "*", rows=7), micro_batches=4)
+    save_plan(plan, tmp_path / "uneven.json")
+    with pytest.raises(FormatError, match=r"4 is not allowed: training cuts a batch of 7 into 3 .*of 2 or 3") as caught:
+        load_plan(tmp_path / "uneven.json")
+    assert caught.value.hint == "3, and micro_batch_size 3"
+
+
 def test_a_pipeline_refuses_a_plan_that_is_too_fine():
     """One made by hand, or for the workload as it was; also as the target of a move."""
     made = workload(chain, "*")

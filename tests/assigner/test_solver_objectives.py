@@ -7,6 +7,7 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from brute_force import best_plan, random_instance
 from builders import make_plan, make_profile, single
@@ -18,6 +19,7 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import latency_s, money_per_sample, steady_s, sustained_s
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import solve
+from assigner.solver.problem.objectives import GPipeStep
 
 EXACT = 1e-6
 BOTH = ("gpipe", "1f1b")
@@ -171,6 +173,14 @@ def test_cost_needs_prices():
     with pytest.raises(UsageError, match="cost_per_hour") as caught:
         solve(make_profile(work=[1e-3] * 2, slowness=[1.0]), single(objective="cost"))
     assert "--price" in caught.value.hint
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_a_pipeline_over_a_missing_link_costs_inf(micro_batches):
+    """Of one micro-batch, too, where none waits for the slowest server: numpy has no value of 0 times inf."""
+    marks = np.zeros((len(GPipeStep.nothing), 1))
+    marks[:4] = math.inf
+    assert GPipeStep(micro_batches).whole(marks).tolist() == [math.inf]
 
 
 def test_values_of_a_plan_by_hand():

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import UsageError
-from assigner.formats.fineness import split_text
-from assigner.solver.problem.options import cut_into
+from assigner.formats.fineness import cut_into, cut_obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -123,10 +122,7 @@ def _check_batch(profile: Profile, options: SolveOptions) -> None:
     fineness = profile.workload.fineness
     if count is None:
         return
-    obstacle = fineness.obstacle(count, batch)
-    cut = cut_into(batch, count)
-    if obstacle is None and cut != count:
-        obstacle = f"training cuts a batch of {batch} into {split_text(batch, cut)} instead"
+    obstacle = fineness.obstacle(count, batch) or cut_obstacle(batch, count)
     if obstacle is not None:
         nearest = _nearest(batch, count, fineness.most(batch))
         raise UsageError(

@@ -159,7 +159,7 @@ class GPipeStep(PipelineObjective):
         slow_f = np.maximum(np.maximum(slow_f, own_f + hop.right_f), hop.there)
         slow_b = np.maximum(slow_b, own_b + hop.right_b)
         behind = np.maximum(busy + hop.right_b + update, tied)
-        tail = np.maximum(tail, backward + (self.micro_batches - 1) * slow_b + behind)
+        tail = np.maximum(tail, backward + self._others(slow_b) + behind)
         return _marks(
             forward + hop.there + stage.forward, backward + hop.back + stage.backward, slow_f,
             np.maximum(slow_b, hop.back), hop.left_f + stage.forward, hop.left_b + stage.backward, hop.left_b,
@@ -184,14 +184,20 @@ class GPipeStep(PipelineObjective):
     def _turned(self, marks: Floats, level: Floats | float) -> Floats:
         """When the backwards begin, where no server forward is faster than this level."""
         forward, _, slow, _, own, _, _, turn, *_ = marks
-        servers = (self.micro_batches - 1) * np.maximum(np.maximum(slow, own), level)
+        servers = self._others(np.maximum(np.maximum(slow, own), level))
         found: Floats = forward + servers + np.maximum(turn, 0.0)
         return found
 
     def _back(self, marks: Floats, level: Floats | float) -> Floats:
         """From then on to the end of the newest stage's last backward, where no server backward is faster than this."""
         _, backward, _, slow, _, own, *_ = marks
-        found: Floats = backward + (self.micro_batches - 1) * np.maximum(np.maximum(slow, own), level)
+        found: Floats = backward + self._others(np.maximum(np.maximum(slow, own), level))
+        return found
+
+    def _others(self, slowest: Floats) -> Floats:
+        """How long all micro-batches but one take at the slowest server; without a price inf, also of a single one."""
+        others = self.micro_batches - 1
+        found: Floats = others * slowest if others else np.where(np.isinf(slowest), np.inf, 0.0)
         return found
 
     def _ended(self, marks: Floats) -> Floats:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from assigner.errors import UsageError
-from assigner.formats.fineness import micro_batch_count
+from assigner.formats.fineness import cut_into
 from assigner.formats.terms import MOST_MICRO_BATCHES, MOST_ROWS, Objective
 from assigner.location import MOST_RANKS
 from assigner.settings import (
@@ -273,11 +273,6 @@ class SolveOptions:
 def samples_in_each(batch: int, count: int) -> int:
     """The most samples in one of so many micro-batches; they differ by one at most."""
     return -(-batch // count)
-
-
-def cut_into(batch: int, count: int) -> int:
-    """How many micro-batches training makes of a batch that is to have so many."""
-    return micro_batch_count(batch, count, samples_in_each(batch, count))
 
 
 def _near_divisors(batch: int) -> tuple[int, ...]:
