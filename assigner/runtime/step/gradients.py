@@ -84,7 +84,8 @@ class Gradients:
                     self._counted_elsewhere.add(tie.parameter)
         self._wanted = {name: each.requires_grad for name, each in parameters.items()}
         self.reduction = Reduction(dict(self._reduced(graph, plan)))
-        self.factor = RankFactor(parameters, member)
+        listed = {name: each for name, each in parameters.items() if name not in self._unlisted}
+        self.factor = RankFactor(listed, member)
         self._hooks: dict[str, Any] = {}
         self._aside: dict[str, torch.Tensor | None] = {}
         self._before: dict[str, tuple[torch.Tensor | None, int]] = {}

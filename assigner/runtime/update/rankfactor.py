@@ -1,18 +1,21 @@
-"""Has a script clipped gradients by the norm of one rank's own? It is another norm on every rank, and no loss shows it.
+"""Has a script multiplied gradients by a number of one rank's own? It is another on every rank, and no loss shows it.
 
     for n, p in pipeline.named_parameters(): ...         rank 0: norm of its gradients 4, clipped to 1: times 0.25
-    torch.nn.utils.clip_grad_norm_(those, 1.0)           rank 1: norm of its gradients 2, clipped to 1: times 0.5
+    torch.nn.utils.clip_grad_norm_(those, 1.0)           rank 1: norm of its gradients 0.5, as it is: times 1
 
 So some values of the gradients as the backward left them are held against the same when they are to be applied. All of
-a rank's were multiplied by one number then, by unlike ones on unlike ranks, and where they were, they have one norm: on
-several ranks at once, or on one in some updates in a row, by another number each time. What a script does to each
-parameter by itself, or by its name, leaves no such norm. So it is where a script clips some of the parameters, as all
-weights: those that were multiplied on a rank have that norm, and the others are as they were. (All of one module and no
-others may be clipped by themselves, rightly. So it counts only beside a rank whose multiplied ones are no module.)
+a rank's were multiplied by one number then, by unlike ones on unlike ranks. A script may do that rightly by the names
+of parameters, where a rank has no others; the number is one that it was written with then, as 0.1 or 1 / 3. One that
+was computed from gradients has no such form. Where it has by chance, or a narrow type has rounded it, a norm tells:
+that which the multiplied ones have in common, on several ranks at once, or on one in some updates in a row, by another
+number each time. So it is where a script clips some of the parameters, as all weights: those that were multiplied on a
+rank have that norm, and the others are as they were. (All of one module and no others may be clipped by themselves,
+rightly. So it counts only beside a rank whose multiplied ones are no module.)
 """
 
 from __future__ import annotations
 
+import fractions
 import itertools
 import math
 from dataclasses import dataclass
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 _MOST = 64  # parameters that are looked at
 _AMONG = 256  # values of each, of which the largest is taken
 _ROUNDING = 1e-2  # relative, of factors; bfloat16 rounds by 2 ** -9
+_EXACT = 5e-7  # likewise, in float32 and wider
+_LARGEST_DIVISOR = 100  # of numbers that a script is written with
 _SAME = 1e-3  # relative, of norms that a script has clipped to
 _REPEATED = 3e-4  # likewise, of one rank's from update to update
 _TIMES = 2  # so often it has to be the same
@@ -67,7 +72,7 @@ class RankFactor:
     """By what one number a script multiplies all gradients of this rank between a step and their update.
 
     Args:
-        parameters: This rank's by name.
+        parameters: This rank's by name, of those that a clipping by the model's norm multiplies.
         member: Tells it to the other ranks.
     """
 
@@ -95,11 +100,11 @@ class RankFactor:
             groups: The optimizer's, as many on every rank: a script may clip each of several by itself.
 
         Raises:
-            UsageError: each rank's were clipped to one norm, by itself.
+            UsageError: each rank's were multiplied by a number of its own part, as by what clips them to one norm.
         """
         seen, self._seen = self._seen, []
         for n, some in enumerate((self._parameters, *(groups if len(groups) > 1 else ()))):
-            self._check(n, some, seen)
+            self._check(n, [each for each in some if id(each) in self._names], seen)
 
     def _check(
         self, number: int, parameters: Sequence[nn.Parameter], seen: Sequence[tuple[nn.Parameter, int, float]]
@@ -112,25 +117,21 @@ class RankFactor:
         least, most = min(known.values(), default=1.0), max(known.values(), default=1.0)
         if most - least <= _ROUNDING * most or math.isinf(most):
             return
-        if not any(factor > 0 and abs(factor - 1) > _ROUNDING for factor in factors):
+        changed = [factor for factor in factors if factor > 0 and abs(factor - 1) > _ROUNDING]
+        if not changed:
             return  # each is of one parameter, which may have been clipped by itself
         extents = self._member.numbers(_extent(some, parameters, self._names))
         in_part = any(each in (_PART, _MODULE) for each in extents)
-        changed = {extents[rank] for rank, each in known.items() if abs(each - 1) > _ROUNDING}
-        if _MODULE in changed and changed <= {_MODULE, _WHOLE_MODULE}:
+        if not in_part and not all(_is_written(each) for each in changed):
+            raise _refused("all", known)
+        multiplied = {extents[rank] for rank, each in known.items() if abs(each - 1) > _ROUNDING}
+        if _MODULE in multiplied and multiplied <= {_MODULE, _WHOLE_MODULE}:
             return  # each may have been clipped by itself
-        which = "some" if in_part else "all"
         clipped = some or (() if in_part and abs(abs(factor) - 1) <= _ROUNDING else parameters)
         for kind in _NORMS:
             norms = self._member.numbers(_norm(clipped, kind))
             if self._is_limit((number, kind), known, norms):
-                told = ", ".join(f"worker:{rank} by {factor:.3g}" for rank, factor in known.items())
-                raise UsageError(
-                    f"before the update the script has multiplied {which} gradients of {told}, as"
-                    " torch.nn.utils.clip_grad_norm_ over pipeline.named_parameters() does: its norm is that of one"
-                    " rank's part of the model",
-                    hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...)",
-                )
+                raise _refused("some" if in_part else "all", known)
 
     def _is_limit(self, what: tuple[int, float], factors: Mapping[int, float], norms: Sequence[float]) -> bool:
         """Whether gradients that were multiplied have one norm now, and the others lie below it.
@@ -154,13 +155,34 @@ class RankFactor:
         return now.times >= _TIMES
 
 
+def _refused(which: str, factors: Mapping[int, float]) -> UsageError:
+    """The error for factors by rank; a rank may have left its gradients as they were."""
+    changed = {rank: each for rank, each in factors.items() if abs(each - 1) > _ROUNDING}
+    told = ", ".join(f"worker:{rank} by {factor:.3g}" for rank, factor in changed.items())
+    if left := [f"worker:{rank}" for rank in factors if rank not in changed]:
+        told = f"{told} and none of {', '.join(left)}"
+    return UsageError(
+        f"before the update the script has multiplied {which} gradients of {told}, as"
+        " torch.nn.utils.clip_grad_norm_ over pipeline.named_parameters() does: its norm is that of one rank's part of"
+        " the model",
+        hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...); what some parameters are to be multiplied"
+        " by, whoever holds them, is a hook on each: parameter.register_hook(lambda gradient: factor * gradient)",
+    )
+
+
+def _is_written(factor: float) -> bool:
+    """It is of three digits, or a simple fraction, as numbers are that stand in a script."""
+    near = (float(f"{factor:.3g}"), float(fractions.Fraction(factor).limit_denominator(_LARGEST_DIVISOR)))
+    return any(abs(factor - each) <= _EXACT * factor for each in near)
+
+
 def _factor(
     seen: Sequence[tuple[nn.Parameter, int, float]], names: Mapping[int, str]
 ) -> tuple[float, list[nn.Parameter]]:
     """By what one number gradients were multiplied, and which; no parameters: all of them.
 
     The number is NaN: nobody can say; infinite: there are several; below 0: it is of one parameter, or of all of one
-    module and no others, which may be treated by themselves.
+    module and no others, which may be treated by themselves. Of three digits it is where no more are known of it.
     """
     found = []
     for parameter, at, before in seen:
@@ -171,9 +193,13 @@ def _factor(
     multiplied = [pair for pair in found if abs(pair[0] - 1) > _ROUNDING] or found
     numbers = sorted(each for each, _ in multiplied)
     middle = numbers[len(numbers) // 2]
+    if not any(numbers):
+        return _UNKNOWN, []
     if middle <= 0 or any(abs(each - middle) > _ROUNDING * middle for each in numbers):
         return _SEVERAL, []
     some = [parameter for _, parameter in multiplied] if len(multiplied) < len(found) else []
+    if any(abs(each - middle) > _EXACT * middle for each in numbers):
+        middle = float(f"{middle:.3g}")
     by_itself = len(multiplied) == 1 or (bool(some) and _are_module(some, [each for _, each in found], names))
     return -middle if by_itself else middle, some
 
