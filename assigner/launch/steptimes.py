@@ -15,6 +15,7 @@ from assigner.formats.terms import RunRemat
 from assigner.launch.failurereport import hand_record, handed_record
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _FILE = "step-times"
@@ -31,13 +32,19 @@ class StepTimes:
         remat: What the run did with the plan's rematerialisation.
         seconds: Of each step that was one whole program of the plan, without the first one, which sets up connections
             and memory.
-        others: How many steps were none: they left the update to the script, or had other micro-batches.
+        others: How many steps were none, as they had other micro-batches, but for those of `gathered`.
+        gathered: How many steps left the update to the script.
+        updated: An update by the pipeline's optimizer followed on one of these.
+        changed: The weights of rank 0 are others than they were before the first of these; None: it has none.
     """
 
     plan: Plan
     remat: RunRemat
     seconds: tuple[float, ...]
     others: int = 0
+    gathered: int = 0
+    updated: bool = False
+    changed: bool | None = None
 
 
 class StepClock:
@@ -52,23 +59,46 @@ class StepClock:
         self._plan, self._remat = plan, remat
         self._began, self._is_first = 0.0, True
         self._seconds: deque[float] = deque(maxlen=_KEPT)
-        self._others = 0
+        self._others = self._gathered = 0
+        self._updated = False
+        self._weights: float | None = None
 
-    def begin_step(self) -> None:
-        """A step begins."""
+    def begin_step(self, weights: Callable[[], float | None] | None = None) -> None:
+        """A step begins.
+
+        Args:
+            weights: A figure of this rank's weights, where the step leaves their update to the script.
+        """
+        if weights is not None and not self._gathered:
+            self._weights = weights()
         self._began = time.perf_counter()
 
-    def end_step(self, *, whole: bool) -> None:
-        """It has ended; `whole`: it was one whole program of the plan, with its update."""
+    def end_step(self, *, whole: bool, gathers: bool = False) -> None:
+        """It has ended; `whole`: it was one whole program of the plan, with its update; `gathers`: it left that."""
         if whole and not self._is_first:
             self._seconds.append(time.perf_counter() - self._began)
-        self._others += not whole
+        self._others += not whole and not gathers
+        self._gathered += gathers
         self._is_first = False
 
-    def hand_over(self) -> None:
-        """Give the times to the launcher that started this process, if there are any and it is one that listens."""
-        if self._seconds or self._others:
-            hand_record(_FILE, StepTimes(self._plan, self._remat, tuple(self._seconds), self._others))
+    def note_update(self) -> None:
+        """The pipeline's optimizer has applied gradients."""
+        self._updated = True
+
+    def hand_over(self, weights: Callable[[], float | None] = lambda: None) -> None:
+        """Give the times to the launcher that started this process, if there are any and it is one that listens.
+
+        Args:
+            weights: As of `begin_step`, now.
+        """
+        if not (self._seconds or self._others or self._gathered):
+            return
+        asks = bool(self._gathered) and not self._updated and self._weights is not None
+        record = StepTimes(
+            self._plan, self._remat, tuple(self._seconds), self._others, self._gathered, self._updated,
+            changed=weights() != self._weights if asks else None,
+        )  # fmt: skip
+        hand_record(_FILE, record)
 
 
 def handed_over(folder: Path) -> StepTimes | None:

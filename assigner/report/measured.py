@@ -152,15 +152,31 @@ def step_times_text(found: StepTimes, plan: Plan) -> str:
         plan: What it was started with; without a prediction where none holds.
     """
     if not found.seconds:
-        return (
-            f"step: none to hold against the prediction: {fmt.plural(found.others, 'step')} left the update to the"
-            " script (update=False), or had other micro-batches than the plan"
-        )
+        return f"step: none to hold against the prediction: {_other_steps(found)}"
     took = Samples(found.seconds)
     if plan.predicted is not None and (why := _other_run(found, plan)) is None:
         return step_text(Compared(plan.predicted.step_s, took.median_s, took.iqr_s, len(took.seconds)))
     measured = f"{fmt.seconds(took.median_s)} measured (median of {fmt.plural(len(took.seconds), 'step')})"
     return f"step: {measured}; {'the plan has no prediction' if plan.predicted is None else why}"
+
+
+def _other_steps(found: StepTimes) -> str:
+    """What steps were that are not one whole program of the plan."""
+    parts = []
+    if found.gathered:
+        steps = fmt.plural(found.gathered, "step")
+        if found.updated or found.changed:
+            parts.append(f"{steps} left the update to the script (update=False)")
+        elif found.changed is None:
+            parts.append(f"{steps} added to the gradients (update=False), and no pipeline.optimizer.step() followed")
+        else:
+            parts.append(
+                f"{steps} added to the gradients (update=False), and no update followed: the weights are as they were;"
+                " pipeline.optimizer.step() updates them"
+            )
+    if found.others:
+        parts.append(f"{fmt.plural(found.others, 'step')} had other micro-batches than the plan")
+    return "; ".join(parts)
 
 
 def _other_run(found: StepTimes, plan: Plan) -> str | None:

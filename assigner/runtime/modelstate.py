@@ -7,6 +7,8 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+import torch
+
 from assigner.errors import FormatError, Otherwise, UsageError
 from assigner.launch.stopping import GRACE_S, SIGNALS
 from assigner.model.marking.marks import matches
@@ -21,7 +23,6 @@ from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import torch
     from torch import nn
     from torch.nn.modules.module import _IncompatibleKeys
 
@@ -382,9 +383,17 @@ class ModelState:
 
     def close(self) -> None:
         """Leave the run, together with the other ranks; one that has failed leaves alone. A `with` block does it."""
-        if self.rank == 0:
-            self._clock.hand_over()
-        self._member.close(check=lambda: self._installed.comparison.check(LEAVING))
+        try:
+            if self.rank == 0:
+                self._clock.hand_over(self._weights_figure)
+        finally:
+            self._member.close(check=lambda: self._installed.comparison.check(LEAVING))
+
+    def _weights_figure(self) -> float | None:
+        """The sum of all weights of this rank that are trained, to see whether any has changed; None: it has none."""
+        trained = [each.detach() for each in self._installed.share.parameters.values() if each.requires_grad]
+        real = [torch.view_as_real(each) if each.is_complex() else each for each in trained]
+        return sum(float(each.sum(dtype=torch.float64)) for each in real) if real else None
 
     def __enter__(self) -> Self:
         return self

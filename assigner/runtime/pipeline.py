@@ -328,7 +328,7 @@ class Pipeline(ModelState):
         if update and self._rank_optimizer.needs_closure:
             return self._searched(batch, scale, max_norm, outputs_to)
         recorder = self._installed.executor.recorder
-        self._clock.begin_step()
+        self._clock.begin_step(None if update else self._weights_figure)
         if recorder is not None:
             recorder.begin_step()
         with self._member.guarded("the start of a step"), kept_generators(self._member.device):
@@ -364,7 +364,7 @@ class Pipeline(ModelState):
             result = shared_result(found, self.workload, self._member, training=True)
             self._outside.note_moved(self._installed.share.held(), self._installed.written, self._member)
         whole = update and self._installed.ran_as_planned(micro_batches)
-        self._clock.end_step(whole=whole)
+        self._clock.end_step(whole=whole, gathers=not update)
         if recorder is not None:
             recorder.end_step(whole=whole)
         if outputs is not None:
@@ -494,6 +494,7 @@ class Pipeline(ModelState):
             good = self._installed.gradients.ready(again=is_again)
             self._installed.watch.copies.note_gradients()
             self._waiting = False
+            self._clock.note_update()
             self._installed.update(self._rank_optimizer, self.steps, good=good)
             self.steps += good
             self._outside.note_trained()
@@ -533,6 +534,7 @@ class Pipeline(ModelState):
                         evaluated()
             self._installed.tell_settings(self._rank_optimizer)
             self._waiting, self._updated = False, True
+            self._clock.note_update()
             self.steps += 1
         return found[0] if found else None
 

@@ -51,14 +51,42 @@ def test_nothing_is_written_where_nobody_listens(plan, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_steps_without_an_update_are_said_to_have_no_time(listens, plan):
-    """Gradient accumulation: each step has half of what is predicted."""
+@pytest.mark.parametrize(
+    ("before", "after", "updates", "words"),
+    [
+        (1.0, 1.0, False, "3 steps added to the gradients (update=False), and no update followed"),
+        (1.0, 2.0, False, "3 steps left the update to the script (update=False)"),
+        (None, None, False, "3 steps added to the gradients (update=False), and no pipeline.optimizer.step() followed"),
+        (1.0, 1.0, True, "3 steps left the update to the script (update=False)"),
+    ],
+    ids=["forgotten", "an optimizer of its own", "a rank without weights", "accumulated"],
+)
+def test_steps_without_an_update_are_said_to_have_no_time(listens, plan, before, after, updates, words):
+    """Each has a part of what is predicted; where no update followed on any, that is said, as far as it is known."""
     clock = StepClock(plan, "plan")
     for _ in range(3):
+        clock.begin_step(lambda: before)
+        clock.end_step(whole=False, gathers=True)
+    if updates:
+        clock.note_update()
+    clock.hand_over(lambda: after)
+    line = step_times_text(handed_over(listens), plan)
+    assert words in line
+    assert "micro-batches" not in line
+
+
+def test_steps_of_other_micro_batches_are_told_apart(listens, plan):
+    """Both kinds in one line, each with its number."""
+    clock = StepClock(plan, "plan")
+    for gathers in (True, False, False):
         clock.begin_step()
-        clock.end_step(whole=False)
+        clock.end_step(whole=False, gathers=gathers)
+    clock.note_update()
     clock.hand_over()
-    assert "3 steps left the update to the script" in step_times_text(handed_over(listens), plan)
+    line = step_times_text(handed_over(listens), plan)
+    assert line.endswith(
+        "1 step left the update to the script (update=False); 2 steps had other micro-batches than the plan"
+    )
 
 
 def test_what_is_no_step_time_is_refused(listens):
