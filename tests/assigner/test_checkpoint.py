@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,42 @@ def test_optimizer_state_and_settings_come_back_as_they_were(tmp_path: Path):
         assert torch.equal(found["state"][number].pop("momentum_buffer"), state.pop("momentum_buffer"))
         assert found["state"][number] == state
         assert type(found["state"][number]["count"]) is int
+
+
+def test_an_optimizer_of_fewer_parameters_is_refused(tmp_path: Path):
+    """As plain torch does where groups have other sizes; one without state too, and nothing has changed."""
+    made = workload(two_layers)
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "trained")
+    with trained(made, steps=0) as pipeline:
+        pipeline.save(tmp_path / "new")
+    head = replace(made, optimizer=lambda parameters: torch.optim.SGD([*parameters][4:], lr=0.1, momentum=0.9))
+    with trained(head, like=made) as pipeline:
+        before = weights(pipeline)
+        for name in ("trained", "new"):
+            with pytest.raises(FormatError, match=r'"0.weight" and 3 more had a param group when it was saved'):
+                pipeline.load(tmp_path / name)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in weights(pipeline).items())
+        pipeline.save(tmp_path / "head")
+        pipeline.load(tmp_path / "head")
+    with trained(made) as pipeline, pytest.raises(FormatError, match=r"settings: .*\w is missing"):
+        pipeline.load(tmp_path / "head")
+
+
+def test_groups_that_the_script_has_taken_out_are_saved_as_it_has_them(tmp_path: Path):
+    """What is saved without a group is loaded where there is none, and where there is one it is refused."""
+    made = workload(two_layers, optimizer=counting)
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "both")
+        del pipeline.optimizer.param_groups[1]
+        pipeline.save(tmp_path / "one")
+        pipeline.load(tmp_path / "one")
+        with pytest.raises(FormatError, match="had a param group when it was saved"):
+            pipeline.load(tmp_path / "both")
+    with trained(made) as pipeline:
+        with pytest.raises(FormatError, match=r"settings: .*\w is missing"):
+            pipeline.load(tmp_path / "one")
+        pipeline.load(tmp_path / "both")
 
 
 def test_an_existing_folder_is_kept(tmp_path: Path):

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 _PLAIN = "plain"
 _ANOTHER = "was it saved with another optimizer, or with other param groups? training=False loads the weights alone"
+_FEWER = (
+    "make the optimizer of as many parameters as then (a script that takes groups out does so behind load); or take the"
+    " weights alone: pipeline.load_state_dict(assigner.load_weights(folder))"
+)
 _RATES = ("initial_lr", "max_lr", "min_lr")  # what schedulers add to a group
 _WAYS = ("foreach", "fused", "capturable", "differentiable")  # how an optimizer computes, not what
 
@@ -222,7 +226,19 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_settings(index: Index, settings: Mapping[str, dict[str, Any]], optimizer: RankOptimizer) -> None:
-    """Every group's settings are there, are the same for all its parameters, and are of the kind that it has now."""
+    """Every group's settings are there, are the same for all its parameters, and are of the kind that it has now.
+
+    Those of parameters that no group has now are none: when they were saved, the optimizer had more.
+    """
+    here = {name for names in optimizer.names for name in names}
+    more = [name for name, found in settings.items() if found and name not in here]
+    if more:
+        others = f" and {len(more) - 1} more" if more[1:] else ""
+        raise FormatError(
+            f"{index.path}: settings: {shown(more[0])}{others} had a param group when it was saved; no group of the"
+            " optimizer has it now",
+            hint=_FEWER,
+        )
     for group, names in zip(optimizer.param_groups, optimizer.names, strict=True):
         saved = [name for name in names if name in settings]  # without those that no partition reads
         for name in saved:
@@ -232,7 +248,7 @@ def _check_settings(index: Index, settings: Mapping[str, dict[str, Any]], optimi
                 like = group.get("lr") if key in _RATES and key not in group else group.get(key)
                 _check_setting(functools.partial(index.refuse, place, value), value, like)
             own = _settings(group)
-            for key in optimizer.defaults.keys() & own.keys() - found.keys():
+            for key in sorted(optimizer.defaults.keys() & own.keys() - found.keys()):
                 if isinstance(own[key], int | float | tuple) and not isinstance(own[key], bool):
                     raise FormatError(f"{index.path}: settings: {shown(name)}: {key} is missing", hint=_ANOTHER)
             if found != settings[saved[0]]:
