@@ -233,16 +233,23 @@ class Workload:
                 "Workload.optimizer is missing", hint="give the workload an optimizer, or use training=False"
             )
         pairs = list(named)
-        apart = any(parameter.is_meta for _, parameter in pairs)
-        hint = {"hint": "parameters that other workers hold have names, shapes and types here, and no values"}
-        with user_code("Workload.optimizer", **(hint if apart else {})):
+        hints = []
+        if not self.names_parameters:
+            hints.append(_UNNAMED)
+        if any(parameter.is_meta for _, parameter in pairs):
+            hints.append("parameters that other workers hold have names, shapes and types here, and no values")
+        with user_code("Workload.optimizer", **({"hint": "; ".join(hints)} if hints else {})):
             made = self.optimizer(pairs if self.names_parameters else [parameter for _, parameter in pairs])
         if not isinstance(made, torch.optim.Optimizer):
-            raise UsageError(
-                f"Workload.optimizer gave {type(made).__name__}", hint="it must return a torch.optim.Optimizer"
-            )
+            raise UsageError(f"Workload.optimizer gave {type(made).__name__}", hint=_ONE_OPTIMIZER)
         return made
 
+
+_UNNAMED = "it is given the parameters; with their names, as pairs, where its first argument is called named_parameters"
+_ONE_OPTIMIZER = (
+    "it must return a torch.optim.Optimizer, one: what several have is param groups of one, or an optimizer of the"
+    " script's own that steps several, under a plan on one worker (assigner solve --max-workers 1)"
+)
 
 IN_CONTAINERS = (
     "have Workload.batch and the data loader give its tensors in tuples, lists or dicts, as dict(x) of a mapping or"

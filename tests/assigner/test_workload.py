@@ -115,3 +115,22 @@ def test_how_the_model_is_called():
     assert call_arguments((left, right)) == ((left, right), {})
     assert call_arguments({"x": left}) == ((), {"x": left})
     assert call_arguments(left) == ((left,), {})
+
+
+def test_a_builder_of_optimizers_is_told_how_it_gets_names():
+    """Where it takes parameters for pairs, whatever of it fails; and that several optimizers are none."""
+
+    def unpacks(named):
+        return torch.optim.SGD([{"params": [each]} for _, each in named], lr=0.1)
+
+    def asks(params):
+        return torch.optim.SGD([p for p in params if not p[0].endswith("bias")], lr=0.1)
+
+    for builder in (unpacks, asks):
+        with pytest.raises(UsageError, match=r"Workload\.optimizer failed at ") as caught:
+            replace(skips(), optimizer=builder).make_optimizer(skips().model().named_parameters())
+        assert "where its first argument is called named_parameters" in (caught.value.hint or "")
+    several = replace(skips(), optimizer=lambda parameters: [torch.optim.SGD(parameters, lr=0.1)] * 2)
+    with pytest.raises(UsageError, match=r"Workload\.optimizer gave list") as caught:
+        several.make_optimizer(skips().model().named_parameters())
+    assert "param groups of one" in (caught.value.hint or "")
