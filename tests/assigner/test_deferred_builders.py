@@ -97,6 +97,12 @@ WRITES = {
     "eye": lambda: nn.init.eye_(torch.empty(3, 3)),
 }
 
+
+def covariance() -> torch.Tensor:
+    drawn = randn(4, 4)
+    return drawn @ drawn.mT + torch.eye(4)
+
+
 # Values that are worked out from others, and constants.
 VALUES = {
     "vander": lambda: torch.vander(torch.tensor([1.0, 2.0, 3.0])),
@@ -116,6 +122,21 @@ VALUES = {
     "numpy": lambda: torch.from_numpy(torch.arange(4.0).numpy()) + randn(4),
     "unique": lambda: torch.unique(torch.tensor([1, 1, 2])),
     "a decomposition": lambda: torch.linalg.qr(randn(4, 4))[0],
+    "a reflection": lambda: torch.linalg.householder_product(*torch.geqrf(randn(6, 4))),
+    "least squares": lambda: torch.linalg.lstsq(randn(3, 6, 4), randn(3, 6, 2), driver="gelsd").solution.sum(0),
+    "singular values": lambda: torch.linalg.svdvals(randn(6, 4)),
+    "a weight over its largest singular value": lambda: (w := randn(6, 4)) / torch.linalg.matrix_norm(w, 2),
+    "a condition": lambda: torch.linalg.cond(randn(4, 4)),
+    "a nuclear norm": lambda: torch.norm(randn(6, 4), p="nuc"),
+    "singular values of what a backward wants": lambda: torch.linalg.svdvals(randn(6, 4).requires_grad_()).detach(),
+    "an eigenbasis": lambda: torch.linalg.eigh(covariance())[1],
+    "eigenvalues": lambda: torch.linalg.eigvalsh(covariance()),
+    "an inverse": lambda: torch.linalg.inv(covariance()) @ randn(4, 4),
+    "a pseudoinverse": lambda: torch.linalg.pinv(randn(6, 4)),
+    "a Cholesky factor": lambda: torch.linalg.cholesky(covariance()),
+    "a rotation": lambda: torch.matrix_exp((a := randn(4, 4)) - a.mT),
+    "a determinant": lambda: torch.linalg.slogdet(covariance())[1],
+    "factors of a rotation": lambda: torch.linalg.lu(torch.linalg.qr(randn(4, 4))[0])[2],
     "expanded": lambda: randn(1, 4).expand(3, 4),
     "the seed": lambda: randn(4) * torch.initial_seed(),
 }
@@ -133,6 +154,47 @@ def test_writes(name):
 def test_values(name):
     """Values of values are the plain model's, and so is the layer that comes after them."""
     check(lambda: holding(tensor=VALUES[name](), after=nn.Linear(2, 2)))
+
+
+def test_least_squares_by_default():
+    """What torch itself gives by other last bits each time is alike for all that are made, and near to torch's."""
+    deferred = DeferredModel(
+        lambda: holding(tensor=torch.linalg.lstsq(randn(8, 30, 20), randn(8, 30, 5)).solution), seed=0
+    )
+    made = [deferred.materialise(["tensor"])["tensor"] for _ in range(3)]
+    torch.manual_seed(0)
+    plain = torch.linalg.lstsq(randn(8, 30, 20), randn(8, 30, 5)).solution
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0], made[2])
+    assert torch.allclose(made[0], plain, rtol=1e-3, atol=1e-4)
+
+
+NONE = {
+    "an inverse": (lambda: torch.linalg.inv(randn(4, 4) * 0), r"the model's builder: linalg\.inv: .* singular"),
+    "a factor": (lambda: torch.linalg.cholesky(-covariance()), "linalg.cholesky: .* not positive-definite"),
+    "residuals": (
+        lambda: torch.linalg.lstsq(randn(6, 1).expand(6, 3), randn(6, 2), driver="gelsd").residuals,
+        r"linalg_lstsq.default gives \[0\] for its values, and not \[2\] as for others",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_values_that_do_not_exist(name):
+    """What a matrix has not, by values that are drawn, is refused where the tensors are made."""
+    make, words = NONE[name]
+    with pytest.raises(UsageError, match=words):
+        DeferredModel(lambda: holding(tensor=make()), seed=0).materialise(["tensor"])
+
+
+def test_a_decomposition_into_given_tensors():
+    """What torch cannot write without values is refused, with a drawn matrix and with a constant one."""
+    for make in (randn, torch.ones):
+        with pytest.raises(
+            UsageError, match=r"has geqrf\.a write its result into a tensor.* at .*builders\.py"
+        ) as caught:
+            DeferredModel(lambda: torch.geqrf(make(4, 4), out=(torch.empty(4, 4), torch.empty(4))), seed=0)  # noqa: B023
+        assert "leave out=" in caught.value.hint
 
 
 LOADED = torch.arange(9.0).reshape(3, 3)[1:]

@@ -267,6 +267,40 @@ class Orthogonal(Two):
         return nn.utils.parametrizations.orthogonal(nn.Linear(WIDTH, WIDTH))
 
 
+@case("a builder that fits drawn values by least squares (efficient-kan), unmarked and marked", "first", "last")
+class Fitted(nn.Module):
+    class Spline(nn.Module):
+        def __init__(self, inputs, outputs):
+            super().__init__()
+            self.base = nn.Linear(inputs, outputs)
+            self.spline = nn.Parameter(torch.empty(outputs, inputs, 4))
+            with torch.no_grad():
+                points, noise = torch.rand(inputs, 6, 4).double(), torch.rand(inputs, 6, outputs).double()
+                self.spline.data.copy_(torch.linalg.lstsq(points, noise).solution.permute(2, 0, 1))
+
+        def forward(self, x):
+            powers = torch.stack([torch.tanh(x) ** k for k in range(4)], -1)
+            return self.base(x) + torch.einsum("bik,oik->bo", powers, self.spline)
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = (self.Spline(WIDTH, n) for n in (WIDTH, WIDTH, 1))
+
+    def forward(self, x):
+        return self.last(self.middle(self.first(x)))
+
+
+@case("a builder that whitens drawn weights by their singular and eigenvalues", *MARKS)
+class Whitened(Two):
+    def make(self):
+        layer = nn.Linear(WIDTH, WIDTH)
+        with torch.no_grad():
+            values, basis = torch.linalg.eigh(layer.weight @ layer.weight.mT + torch.eye(WIDTH))
+            layer.weight.copy_(basis @ (values.rsqrt()[:, None] * basis.mT) @ layer.weight)
+            layer.weight.div_(torch.linalg.matrix_norm(layer.weight, 2))
+        return layer
+
+
 @case("pruning masks of torch.nn.utils.prune", *MARKS)
 class Pruned(Two):
     def make(self):

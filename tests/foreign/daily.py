@@ -75,6 +75,7 @@ DAILY = frozenset(
         "power iteration as spectral_norm has it, unmarked",
         "a buffer that is None at first, marked",
         "old weight_norm",
+        "a builder that fits drawn values by least squares (efficient-kan), unmarked and marked",
         "BatchNorm, unmarked",
         "one buffer under two modules",
         "a module that keeps its last attention on itself",

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from assigner.errors import AssignerError, UsageError
 from assigner.model.deferred.draws import BuilderError, Draws
-from assigner.model.deferred.mutation import tensor_leaves, written_tensors
-from assigner.model.deferred.replay import Call, Replay, View
+from assigner.model.deferred.mutation import named_arguments, tensor_leaves, written_tensors
+from assigner.model.deferred.replay import Call, Replay, View, alike
 from assigner.usercode import running_line
 
 if TYPE_CHECKING:
@@ -75,6 +75,16 @@ SPARSE = (
 )
 """What to do instead of building one."""
 
+
+_BY_VALUES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
+_OF_FULL_RANK = frozenset({torch.ops.aten.linalg_lstsq.default})
+"""Operations with such a tag whose sizes hang on values only where a matrix has no full rank; a replay looks."""
+
+_VALUES_ALONE = frozenset({
+    torch.linalg.svdvals, torch.linalg.eigvals, torch.linalg.eigvalsh, torch.linalg.matrix_norm, torch.linalg.norm,
+    torch.linalg.cond, torch.linalg.matrix_rank, torch.norm, torch.Tensor.norm,
+})  # fmt: skip
+"""Under a mode torch works vectors out beside such values, by another way: the last bits would be other ones."""
 
 _ORTHOGONAL = (
     ". parametrizations.orthogonal reads the whole weight: it reads none with orthogonal_map='cayley' (or 'matrix_exp')"
@@ -131,9 +141,11 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             if "meta" not in str(error).lower():
                 raise
-            if not is_random:
+            if written and not is_random:
+                raise _writing(func) from error
+            if not is_random and (_has_sizes_by_values(func) or not self.is_drawn((args, kwargs))):
                 return self.from_values(func, args, kwargs)  # nonzero, equal: shapes do not tell what comes out
-            result = self.on_meta(_on_ones(func, args, kwargs))
+            result = self.on_meta(_on_stand_ins(func, args, kwargs))
         without_memory = any(map(self.is_meant, written)) if written else self.wants_meta(args, kwargs)
         if without_memory and written:
             return result  # values that are nowhere; whoever makes a tensor like this one wants its shape alone
@@ -219,9 +231,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values that the builder asks for, worked out from the calls so far; no draw may be among them."""
-        self.keep_unseen(tensor)
-        view = View.of(tensor)
-        replay = Replay(self.calls, {view.storage})
+        replay, view = self.replay_of(tensor), View.of(tensor)
         if replay.draws():
             raise BuilderError(
                 "reads a random tensor's value",
@@ -229,6 +239,15 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         with _disable_current_modes():
             return replay.run()[view.storage].look(view)
+
+    def replay_of(self, tensor: torch.Tensor) -> Replay:
+        """What would run to give it its values."""
+        self.keep_unseen(tensor)
+        return Replay(self.calls, {_storage(tensor)})
+
+    def is_drawn(self, tree: Any) -> bool:
+        """True if a draw is among the calls by which some tensors come to their values."""
+        return any(self.replay_of(each).draws() for each in tensor_leaves(tree) if is_meta(each))
 
     def from_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one call on real values; tensors that it makes are constants from then on."""
@@ -238,10 +257,25 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         mine, words = real(args), real(kwargs)
         with _disable_current_modes():
-            found = func(*mine, **words)
+            found = alike(func)(*mine, **words)
         result = self.on_meta(found)
         self.keep(_copies, (tensor_leaves(found),), {}, tensor_leaves(result), written=[], is_random=False)
         return result
+
+    def as_one(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run and record a function of Python's as one call, which the replay makes on the same tensors."""
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            self.keep_unseen((args, kwargs))
+            result = func(*self.on_meta(args), **self.on_meta(kwargs))
+            self.keep(func, args, kwargs, result, written=[], is_random=False)
+        return result
+
+    def is_one(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """True if torch works a function of `_VALUES_ALONE` out without what a backward would need."""
+        tensors = tensor_leaves((args, kwargs))
+        if kwargs.get("out") is not None or self.under_autocast or any(map(self.is_meant, tensors)):
+            return False
+        return not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors))
 
     @contextlib.contextmanager
     def readable(self) -> Iterator[None]:
@@ -322,6 +356,8 @@ class LooksReal(TorchFunctionMode):
             return _new_tensor(*args, **kwargs)
         asks = self.asks_meta((*args, *kwargs.values()))
         with self.recorder.within(asks_meta=asks, under_autocast=torch.is_autocast_enabled("cpu")):
+            if func in _VALUES_ALONE and self.recorder.is_one(args, kwargs):
+                return self.recorder.as_one(func, args, kwargs)
             return func(*args, **kwargs)
 
     def asks_meta(self, words: tuple[Any, ...]) -> bool:
@@ -390,14 +426,32 @@ def _check_autocast(func: Any) -> None:
         )
 
 
-def _on_ones(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a draw that torch cannot run on the meta device gives, in shape and type."""
-    words = dict(zip((word.name for word in func._schema.arguments), args, strict=False)) | kwargs
+def _writing(func: Any) -> BuilderError:
+    name = func.name().removeprefix("aten::")
+    return BuilderError(
+        f"has {name} write its result into a tensor, which torch cannot do without values",
+        hint="leave out=, and copy what it returns: tensor.copy_(result)",
+    )
+
+
+def _has_sizes_by_values(func: Any) -> bool:
+    """True if the sizes of what an operation gives, or what it tells Python, hang on values."""
+    return func not in _OF_FULL_RANK and not _BY_VALUES.isdisjoint(func.tags)
+
+
+def _on_stand_ins(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a call that torch cannot run on the meta device gives, in shape and type: on numbers between 0 and 1."""
+    numbers = torch.Generator().manual_seed(0)
+
+    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu")
+        return torch.rand(tensor.shape, generator=numbers, device="cpu").to(tensor.dtype)
+
+    words = named_arguments(func, args, kwargs)
     with _disable_current_modes(), torch.random.fork_rng(devices=[]):
-        ones = pytree.tree_map_only(
-            torch.Tensor, lambda each: torch.ones(each.shape, dtype=each.dtype, device="cpu"), words
-        )
-        return func(**pytree.tree_map_only(torch.Generator, lambda _: None, ones))
+        given = pytree.tree_map_only(torch.Tensor, stand_in, words)
+        return func(**pytree.tree_map_only(torch.Generator, lambda _: None, given))
 
 
 def _index(index: Any) -> Any:

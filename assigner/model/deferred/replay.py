@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from assigner.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+_CHECK = torch.ops.aten._linalg_check_errors.default
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,13 @@ class Replay:
                 continue
             if isinstance(call.source, int):
                 followed.add(call.source)
-        return needed, drawn
+        return needed | self._checks(needed), drawn
+
+    def _checks(self, needed: set[int]) -> set[int]:
+        """The calls that only raise where an inverse or the like of the needed ones does not exist."""
+        checks = [n for n, call in enumerate(self.calls) if call.function is _CHECK]
+        made = {storage for n in needed for storage in self.calls[n].makes()} if checks else set()
+        return {n for n in checks if self.calls[n].reads() <= made}
 
     def steps(self) -> list[int]:
         """The numbers of the calls that run, in order."""
@@ -168,11 +178,16 @@ class Replay:
             name: torch.device("cpu") if isinstance(word, torch.device) else word for name, word in call.kwargs.items()
         }
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, real((call.args, kwargs)))  # torch.tensor's
-        result = call.function(*args, **kwargs)
+        try:
+            result = alike(call.function)(*args, **kwargs)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            raise UsageError(f"the model's builder: {error}") from error
         if n in self.drawn:
             return
         for view, value in zip(pytree.tree_leaves(call.result), pytree.tree_leaves(result), strict=True):
             if isinstance(view, View) and view.storage not in self.memory:
+                if self.last_use[view.storage] > n or view.storage in self.wanted:
+                    _check_size(call, view, value)
                 self.memory[view.storage] = _remember(view, value, call.constants())
 
     def _free(self, n: int) -> None:
@@ -183,6 +198,32 @@ class Replay:
 
     def _real(self, tree: Any) -> Any:
         return pytree.tree_map_only(View, lambda view: self.memory[view.storage].look(view), tree)
+
+
+def alike(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A recorded function, or one that gives what it gives to the same bits each time."""
+    return _least_squares if function is torch.ops.aten.linalg_lstsq.default else function
+
+
+def _least_squares(
+    a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[torch.Tensor, ...]:
+    """The default way, gelsy, reads memory that torch has not set: ranks with copies would have unlike last bits."""
+    if driver not in (None, "gelsy"):
+        return tuple(torch.linalg.lstsq(a, b, rcond=rcond, driver=driver))
+    found = torch.linalg.lstsq(a, b, rcond=rcond, driver="gelsd")
+    none = found.residuals.new_empty(0)
+    return found.solution, none, found.rank, none
+
+
+def _check_size(call: Call, view: View, value: torch.Tensor) -> None:
+    """Refuse what has turned out to be of another size than the builder was told."""
+    if value.size() != view.size:
+        raise UsageError(
+            f"the model's builder: {call.function} gives {list(value.size())} for its values, and not"
+            f" {list(view.size)} as for others",
+            hint="work it out in the function that makes the workload, and have the builder copy it",
+        )
 
 
 def _remember(view: View, value: torch.Tensor, constants: set[int]) -> ReplayedMemory:
