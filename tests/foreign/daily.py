@@ -136,6 +136,7 @@ DAILY = frozenset(
         "forward called by name: self.second.forward(h)",
         "in eval mode alone, an unmarked layer in front is called again behind the last partition",
         "in eval mode alone, an unmarked layer is called again whose forwards in training move a number",
+        "in eval mode alone, a mean that the first partition moves is read behind the last one",
         "functional_call of a marked module with its own weights scaled",
         "a marked layer's weight read by the root",
         "an input that lands in **kwargs of the root's forward, and is read there",

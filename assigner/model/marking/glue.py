@@ -4,7 +4,8 @@
              also what is stored once a step in a parameter or buffer, by whoever holds that
     counted  a number that depends on values (how many are not zero): worked out again wherever it is read
     owned    everything else: runs in one partition
-    lent     a parameter or buffer that an earlier partition holds as another capture has it: sent like a value
+    lent     a parameter or buffer that an earlier partition holds as another capture has it: sent like a value; where a
+             module there changes it, as it is behind that call
 
 Partitions are numbered in the order of their first call. Along every edge of the graph the owner's number never falls,
 so the partitions keep an order without cycles. An owned node first goes to the partition that makes its last input
@@ -20,6 +21,7 @@ so that a chain that widens (`x.repeat(1, 5) * 2`) moves as a whole, and what ga
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -379,31 +381,44 @@ class Ownership:
         return found
 
     def _lend(self) -> None:
-        """Send a tensor from the partition that holds it to later ones that read it, if nothing changes it.
+        """Send a tensor from the partition that holds it to later ones that read it.
 
-        Where an earlier one reads it too, that lacks it, which is told of the pieces.
+        One that a module of that partition changes is sent as it is behind that call; the glue changes none. Where an
+        earlier partition reads it too, that lacks it, which is told of the pieces.
         """
-        changed = {name for call in self.capture.calls for name in call.effects.changed}
-        changed |= {self._held(node.args[0]) for node in self.nodes if node.target in STORES}
+        stored_names = {self._held(node.args[0]) for node in self.nodes if node.target in STORES}
         grouped = {node for group in self.capture.together for node in group}
+        turn, calls = {node: n for n, node in enumerate(self.nodes)}, self._changing_calls()
         for node, (_, name) in self.placeholders.items():
-            home = self.homes.get(name)
-            if home not in self.order or node in grouped or not changed.isdisjoint(self.same_tensor.get(name, (name,))):
+            home, names = self.homes.get(name), self.same_tensor.get(name, (name,))
+            if home not in self.order or node in grouped or not stored_names.isdisjoint(names):
                 continue
-            place = self.order.index(home)
+            place, changing = self.order.index(home), [*dict.fromkeys(call for each in names for call in calls[each])]
+            if changing[1:] or any(self.owner[each] != place for each in changing):
+                continue
             late = [
                 user
                 for user in node.users
                 if (places := self._places([user])) and min(places) >= place and max(places) > place
-            ]
+                and all(turn[user] > turn[each] for each in changing)
+            ]  # fmt: skip
             if late:
-                with self.capture.graph.inserting_after(node):
-                    sent = self.capture.graph.call_function(torch.ops.aten.alias.default, (node,))
+                keeping = torch.ops.aten.clone.default if changing else torch.ops.aten.alias.default
+                with self.capture.graph.inserting_after(changing[0] if changing else node):
+                    sent = self.capture.graph.call_function(keeping, (node,))
                 sent.meta["val"] = node.meta["val"]
                 self.owner[sent] = place
                 for user in late:
                     user.replace_input_with(node, sent)
         self.nodes = list(self.capture.graph.nodes)
+
+    def _changing_calls(self) -> defaultdict[str, list[fx.Node]]:
+        """By the name of a tensor the calls of modules that change it."""
+        found: defaultdict[str, list[fx.Node]] = defaultdict(list)
+        for node in filter(is_call, self.owner):
+            for name in self._call(node).effects.changed:
+                found[name].append(node)
+        return found
 
     def _settle(self, owned: list[fx.Node]) -> None:
         """Move nodes to where fewer bytes cross; an item of a tuple goes where its tuple goes."""
