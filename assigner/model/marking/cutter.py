@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
+from assigner.model.marking.blocks import in_blocks
 from assigner.model.marking.glue import Ownership, is_size, value_bytes
 from assigner.model.marking.gradients import asked, requiring, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
@@ -169,8 +170,10 @@ class Cutter:
     def _output(self) -> ModelOutput:
         leaves = tuple(LEAF if isinstance(each, fx.Node) else each for each in self.outputs)
         made = [each.meta["val"] if isinstance(each, fx.Node) else None for each in self.outputs]
+        blocks = in_blocks(self.captured.graph, self.symbols)
         rows = tuple(
-            self.symbols.rows_dimension(each.shape) if isinstance(each, torch.Tensor) else None for each in made
+            self.symbols.rows_dimension(each.shape) if isinstance(each, torch.Tensor) and node not in blocks else None
+            for node, each in zip(self.outputs, made, strict=True)
         )
         spec, known = self.captured.program.call_spec.out_spec, bool(self.symbols.rows)
         self._check_rebuilt(spec)

@@ -162,7 +162,8 @@ class ModelOutput:
     Args:
         structure: Of what the model returns.
         leaves: LEAF for one that the last partition returns, else a plain value.
-        rows: For each leaf the dimension that micro-batches are joined along; None: none, or there are several.
+        rows: For each leaf the dimension that micro-batches are joined along; None: none, there are several, or the
+            rows lie there in several blocks (blocks.py).
         rows_known: False: the capture has one fixed number of rows, and `rows` says nothing.
         tensors: For each leaf what is known of it; None: it is no tensor.
     """

@@ -84,8 +84,8 @@ def _join_leaf(parts: Sequence[Part], index: int) -> Any:
     shape = f"of shape {tuple(leaves[0].shape)} " if isinstance(leaves[0], torch.Tensor) else ""
     raise UsageError(
         f"the model's output{_path(parts[0].output, index)} {shape}differs between micro-batches, and has no"
-        f" dimension of rows to join them along",
-        hint="return it for each row, or have it as one of Workload.metrics"
+        " dimension to join them along: none is of rows, or those lie there in several blocks, as of torch.cat((a, b))",
+        hint="return it for each row, of two views as two outputs, or have it as one of Workload.metrics"
         + ("; pipeline.evaluate(batch, outputs_to=...) knows what each micro-batch weighs" if None in weights else ""),
     )
 
