@@ -68,10 +68,12 @@ class Otherwise:
         whose: What has no such name.
         hint: The way that it has.
         why: Why it has another.
+        called: It is a method.
     """
 
-    def __init__(self, whose: str, hint: str, why: str = "") -> None:
+    def __init__(self, whose: str, hint: str, why: str = "", *, called: bool = True) -> None:
         self._whose, self._hint, self._why, self._name = whose, hint, why, ""
+        self._end = "()" if called else ""
 
     def __set_name__(self, _: type, name: str) -> None:
         self._name = name
@@ -82,7 +84,9 @@ class Otherwise:
         Raises:
             OtherwiseError: always.
         """
-        raise OtherwiseError(f"{self._whose} has no {self._name}(){self._why and f': {self._why}'}", hint=self._hint)
+        raise OtherwiseError(
+            f"{self._whose} has no {self._name}{self._end}{self._why and f': {self._why}'}", hint=self._hint
+        )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from assigner.runtime.batch.callcomparison import LEAVING
 from assigner.runtime.checkpoints.checkpoint import Checkpoint, TrainingProgress
 from assigner.runtime.checkpoints.saving import Saving
 from assigner.runtime.checkpoints.wholestate import UnreadState, WholeState
+from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.ranks.membership import outside_inference
 from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
 
 
 _MODES = "leave it out: step trains, evaluate and forward run in eval mode"
+_TYPES = "Workload(autocast=...) computes in another type; or have the model's builder convert the model"
+_WHOLE = (
+    "this rank's parameters and buffers are pipeline.named_parameters() and pipeline.state_dict(); a plain model of the"
+    " whole: model = workload.model(), and model.load_state_dict(weights) where pipeline.full_state_dict() gives them"
+)
 _PLACES = "leave it out: the plan says where partitions are, and each rank moves what it reads of a batch"
 
 
@@ -73,6 +79,22 @@ class ModelState:
     def partitions(self) -> tuple[str, ...]:
         """Names of the partitions that this rank holds."""
         return self._installed.share.partitions
+
+    @property
+    def needs_inputs(self) -> bool:
+        """This rank has to hand in the inputs of batches: its partitions read some of them.
+
+        What holds is said for the plan's graph and for those that were captured since, as for `evaluate`: ask again
+        after `move`, and after a batch of another kind.
+        """
+        with kept_generators(self._member.device):
+            return self._installed.needs.inputs
+
+    @property
+    def needs_targets(self) -> bool:
+        """This rank has to hand in the targets of batches: it makes the model's output, and so the loss."""
+        with kept_generators(self._member.device):
+            return self._installed.needs.targets
 
     def _compare(self, call: str, at: str, *, shown: str = "") -> None:
         """All ranks make this call, or every one of them is told which does not; see `CallComparison.check`."""
@@ -148,6 +170,10 @@ class ModelState:
     eval = Otherwise("a pipeline", _MODES)
     to = Otherwise("a pipeline", _PLACES)
     cuda = Otherwise("a pipeline", _PLACES)
+    half = Otherwise("a pipeline", _TYPES)
+    bfloat16 = Otherwise("a pipeline", _TYPES)
+    model = Otherwise("a pipeline", _WHOLE, "the model is nowhere whole", called=False)
+    module = Otherwise("a pipeline", _WHOLE, "the model is nowhere whole", called=False)
     zero_grad = Otherwise(
         "a pipeline", "step drops gradients by itself; behind update=False, pipeline.optimizer.zero_grad()"
     )
@@ -161,7 +187,20 @@ class ModelState:
         raise UsageError(
             "a pipeline is not called as a model is: its forwards run micro-batch by micro-batch, on several workers",
             hint="pipeline.step(batch) trains, pipeline.evaluate(batch) gives the loss, pipeline.forward(inputs) the"
-            " output",
+            " output; torch.compile(pipeline) compiles nothing: Workload(compile=True) does, each partition",
+        )
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        """Refused: what `copy` and `pickle` ask for.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "a pipeline is neither copied nor pickled (copy.deepcopy, AveragedModel, torch.save): it is one rank's part"
+            " of a run",
+            hint="pipeline.save(folder) writes a checkpoint, torch.save(pipeline.full_state_dict(), path) the weights"
+            " on rank 0; an average of the weights is a tensor for each of pipeline.named_parameters()",
         )
 
     def gradients(self) -> dict[str, torch.Tensor]:

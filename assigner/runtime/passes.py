@@ -8,12 +8,14 @@ own `eval()` meanwhile. Randomness, if eval mode leaves any, is that of the trai
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 
+from assigner.errors import UsageError
 from assigner.model.deferred import found_at, put
 from assigner.model.deferred.modes import eval_attributes, switch_modes
 from assigner.runtime.step.executor import Executor
@@ -22,7 +24,7 @@ from assigner.runtime.step.outputs import BatchOutputs
 from assigner.runtime.step.results import added, nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from assigner.model.workload import Workload
     from assigner.runtime.batch.microbatch import MicroBatch
@@ -37,10 +39,31 @@ if TYPE_CHECKING:
     from assigner.runtime.step.batchnorm import DeferredStatistics
     from assigner.runtime.step.outputs import Receiver
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 
 def without_training(workload: Workload) -> Workload:
     """A workload for forwards alone: it needs no optimizer of the user's."""
     return replace(workload, optimizer=lambda stand_ins: torch.optim.SGD([{"params": stand_ins}], lr=0.0))
+
+
+def of_one_batch(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A method of a pipeline that takes one argument by its place, as a model may take several."""
+
+    @functools.wraps(method)
+    def called(*places: Arguments.args, **settings: Arguments.kwargs) -> Result:
+        if len(places) > 2:
+            name = method.__name__
+            raise UsageError(
+                f"pipeline.{name} takes one argument by its place, and was given {len(places) - 1}",
+                hint=f"pipeline.{name}((inputs, targets)), a batch as one tuple; inputs of several tensors are one too"
+                if name != "forward"
+                else "pipeline.forward(inputs): inputs of several tensors are one tuple, or a dict",
+            )
+        return method(*places, **settings)
+
+    return called
 
 
 class BatchPasses:

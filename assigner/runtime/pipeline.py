@@ -25,7 +25,7 @@ from assigner.runtime.installation import Installation
 from assigner.runtime.messages.rendezvous import asked_backend, told_if_refused
 from assigner.runtime.modelstate import ModelState
 from assigner.runtime.outsidevalues import OutsideValues
-from assigner.runtime.passes import without_training
+from assigner.runtime.passes import of_one_batch, without_training
 from assigner.runtime.plangraph import check_origins, plan_graph
 from assigner.runtime.ranks.membership import Membership, outside_inference
 from assigner.runtime.ranks.memorycheck import check_memory
@@ -270,22 +270,7 @@ class Pipeline(ModelState):
         self._rank_optimizer.memory.check_moved(ranks=self._rank_optimizer.ranks)
         self._rank_optimizer.check(shares_of(self.graph, plan), holder_counts(self.graph, plan))
 
-    @property
-    def needs_inputs(self) -> bool:
-        """This rank has to hand in the inputs of batches: its partitions read some of them.
-
-        What holds is said for the plan's graph and for those that were captured since, as for `evaluate`: ask again
-        after `move`, and after a batch of another kind.
-        """
-        with kept_generators(self._member.device):
-            return self._installed.needs.inputs
-
-    @property
-    def needs_targets(self) -> bool:
-        """This rank has to hand in the targets of batches: it makes the model's output, and so the loss."""
-        with kept_generators(self._member.device):
-            return self._installed.needs.targets
-
+    @of_one_batch
     def step(
         self,
         batch: Batch | None,
@@ -389,6 +374,7 @@ class Pipeline(ModelState):
         self.optimizer.step(closure)
         return results[0]
 
+    @of_one_batch
     def evaluate(self, batch: Batch | None, *, outputs_to: Receiver | None = None) -> StepResult:
         """The loss over a batch in eval mode, on every rank: no gradients, running statistics as they are.
 
@@ -427,6 +413,7 @@ class Pipeline(ModelState):
         names = f", metrics={sorted(self.workload.metrics)}" if self.workload.metrics else ""
         return names if outputs_to is None else f", outputs_to={outputs_to!r}{names}"
 
+    @of_one_batch
     def forward(self, inputs: Any, *, to: int | None = 0) -> Any:
         """The model's output for a batch's inputs, in eval mode and in the structure that the model gives it.
 

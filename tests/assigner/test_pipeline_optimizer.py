@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -470,6 +472,34 @@ def test_what_plain_scripts_call_has_a_hint():
             assert caught.value.hint
         with pytest.raises(UsageError, match="is not called as a model is"):
             pipeline(made.make_batch(8, 0)[0])
+
+
+def test_a_pipeline_is_not_taken_for_a_model():
+    """It has no model inside, is not copied, pickled or converted, and takes a batch as one argument."""
+    made = skips()
+    x, y = made.make_batch(8, 0)
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        for name in ("model", "module", "half", "bfloat16"):
+            assert getattr(pipeline, name, None) is None
+            with pytest.raises(UsageError, match=f"a pipeline has no {name}") as caught:
+                getattr(pipeline, name)
+            assert caught.value.hint
+        for ask in (
+            copy.deepcopy,
+            copy.copy,
+            pickle.dumps,
+            torch.optim.swa_utils.AveragedModel,
+            lambda of: torch.save(of, io.BytesIO()),
+        ):
+            with pytest.raises(UsageError, match="a pipeline is neither copied nor pickled"):
+                ask(pipeline)
+        for method in ("step", "evaluate", "forward"):
+            with pytest.raises(UsageError, match=f"pipeline.{method} takes one argument by its place, and was given 2"):
+                getattr(pipeline, method)(x, y)
+        with pytest.raises(UsageError, match="is not called as a model is") as caught:
+            pipeline(x)
+        assert "Workload(compile=True)" in (caught.value.hint or "")
+        assert float(pipeline.step((x, y))) > 0
 
 
 def test_gradients_are_seen_without_the_scale():
