@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
 
+UNKNOWN = "an unknown line"
+"""What is said where no frame lies in the user's code."""
+
 _HEAD = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r'^ {2}File "(.+)", line (\d+), in .+(?:\n|\Z)(?: {4}.*\n| {2}\[Previous line.*\n)*', re.MULTILINE)
 _LINKS = re.compile(r"(\n(?:The above exception was the direct|During handling of the above).*\n\n)")
@@ -153,12 +156,12 @@ def running_line() -> str:
     frames = [(frame.filename, frame.lineno or 0, frame.line or "") for frame in traceback.extract_stack()[:-1]]
     ours = [n for n, (file, _, _) in enumerate(frames) if file.startswith(_own_folders())]
     runs = (_told(frames[since:until]) for since, until in reversed(list(itertools.pairwise(ours))))
-    return next(filter(None, runs), "an unknown line")
+    return next(filter(None, runs), UNKNOWN)
 
 
 def user_line(error: BaseException) -> str:
     """`FILE:LINE (code)` of the innermost frame of an error that lies in the user's code."""
-    return _line(error) or "an unknown line"
+    return _line(error) or UNKNOWN
 
 
 def _line(error: BaseException) -> str:

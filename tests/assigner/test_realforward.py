@@ -139,6 +139,20 @@ def test_a_forward_that_fails_with_values_too():
         partition_graph(workload(Strict))
 
 
+def test_a_module_of_torchs_says_what_it_was_given():
+    """Where no line of the user's has called it, as in an nn.Sequential, and inputs have another width."""
+    made = dataclasses.replace(
+        workload(nn.Linear), model=lambda: nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 1)), marks=()
+    )
+    with pytest.raises(
+        MarkingError,
+        match=r"the forward of '0' cannot be traced in Linear\(in_features=6, out_features=16, bias=True\),"
+        rf" given float32\[\w+, {WIDTH}\]: \S",
+    ) as caught:
+        partition_graph(made)
+    assert "does the model take such inputs?" in (caught.value.hint or "")
+
+
 def test_other_arguments_than_learnt():
     """What a capture gives to a module must be what it was given with values."""
 

@@ -18,6 +18,7 @@ What a training script hands over becomes pieces that a rank can build and run a
     forwards                              marked modules whose forward is called by that name
     functional, writing, families, nodes  a graph without writes: what stands in it for them; which values lie in one
                                           memory; what a node says
+    failedforward                         where one has failed, in words
     fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values
     operations                            which operations it runs, for ranks to compare
     domain, rows                          for which inputs a graph holds; what of a batch carries its rows

@@ -34,6 +34,7 @@ from assigner.model.marking.casting import casting
 from assigner.model.marking.checks import Check, Checks
 from assigner.model.marking.domain import Domain, find_domain, input_key, input_structure
 from assigner.model.marking.exportable import exportable
+from assigner.model.marking.failedforward import failed_at
 from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions, RowsFixedError
@@ -48,7 +49,6 @@ from assigner.model.marking.rows import RowLeaves, find_carriers, in_groups
 from assigner.model.marking.silence import silence
 from assigner.model.marking.tables import CapturedTables, FoundTables, TracedForward, check_tables
 from assigner.model.workload import IN_CONTAINERS, call_arguments
-from assigner.usercode import user_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -299,7 +299,7 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
                 else IN_CONTAINERS,
             ) from error
         raise MarkingError(
-            f"the forward of {name} cannot be traced at {user_line(error)}: {reason}",
+            f"the forward of {name} cannot be traced {failed_at(error)}: {reason}",
             hint="mark a larger module that contains this line, or give the model as an nn.Sequential"
             f"{in_groups(reason)}",
         ) from error

@@ -24,6 +24,7 @@ from assigner.machine.generators import kept_python
 from assigner.model.deferred import DeferredModel, placed, slot_of
 from assigner.model.deferred.memento import Memento
 from assigner.model.marking.casting import casting
+from assigner.model.marking.failedforward import failed_at
 from assigner.model.marking.fakeforward import is_tensor, own_tensors
 from assigner.model.marking.interception import masks_as_captured
 from assigner.model.marking.isolation import check_plain
@@ -248,13 +249,14 @@ def _failed(name: str, why: Exception | None, failure: Exception | None, *, mask
     """Why a module can neither be followed nor run; where one line fails, as of wrong inputs, what values say of it."""
     rows = f"the forward of {name!r} takes the number of rows for a plain number"
     one = failure if why is not None and failure is not None and user_line(failure) == user_line(why) else why
-    first = rows if one is None else f"the forward of {name!r} cannot be traced at {_reason(one)}"
+    first = rows if one is None else f"the forward of {name!r} cannot be traced {_reason(one)}"
     fails = failure is not None and (why is None or user_line(failure) != user_line(why))
-    second = f"; on a few rows with values it fails at {_reason(failure)}" if failure is not None and fails else ""
+    second = f"; on a few rows with values it fails {_reason(failure)}" if failure is not None and fails else ""
+    asked = "does the model take such inputs? If so, " if failure is not None and not fails else ""
     return MarkingError(
         f"{first}{second}",
-        hint="write it with tensor operations, or see to it that it runs on the CPU with batches of 4, 8 and 12 rows of"
-        f" such inputs{_MASKED if masks else ''}{in_groups(first + second)}",
+        hint=f"{asked}write it with tensor operations, or see to it that it runs on the CPU with batches of 4, 8 and 12"
+        f" rows of such inputs{_MASKED if masks else ''}{in_groups(first + second)}",
     )
 
 
@@ -266,7 +268,7 @@ _MASKED = (
 
 def _reason(error: Exception) -> str:
     said = str(error).strip().splitlines()
-    return f"{user_line(error)}: {said[0][:200] if said else type(error).__name__}"
+    return f"{failed_at(error)}: {said[0][:200] if said else type(error).__name__}"
 
 
 class _Weights:
