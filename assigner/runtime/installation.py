@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Batch, Workload
+    from assigner.runtime.checkpoints.wholestate import UnreadState
     from assigner.runtime.forward.remat import Rematerialisation
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.step.batchnorm import BatchNorm
@@ -59,6 +60,7 @@ class Installation:
         batch_norm: How running statistics move.
         trains: False: the parameters want no gradients.
         scaling: Of the loss.
+        unread: What no partition holds.
 
     Attributes:
         share: The partitions with their weights.
@@ -88,6 +90,7 @@ class Installation:
         batch_norm: BatchNorm,
         trains: bool,
         scaling: GradientScaling,
+        unread: UnreadState,
     ) -> None:
         settle_vector_maths()
         if member.device.type == "cpu":
@@ -105,7 +108,7 @@ class Installation:
         check_alike(self.share, plan, member, MADE_UNLIKE)
         check_same_loss(workload, plan, graph.last.name, member)
         statistics = DeferredStatistics(self.share.modules, batch_norm, self.share.groups(plan, member))
-        variants = Variants(graph, plan, self.share.modules, member, trained=self.trained)
+        variants = Variants(graph, plan, self.share.modules, member, trained=self.trained, unread=unread.lend)
         self.written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
         states = {name: PartitionState(module, self.written) for name, module in self.share.modules.items()}
         self.needs = Needs(workload, variants, member)

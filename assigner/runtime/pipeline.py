@@ -166,6 +166,7 @@ class Pipeline(ModelState):
         return Installation(
             self.workload, self.plan, self.graph, self._member,
             remat=remat, batch_norm=self._batch_norm, trains=self._trains, scaling=self._scaling,
+            unread=self._unread,
         )  # fmt: skip
 
     @outside_inference()

@@ -11,6 +11,7 @@ import torch
 from assigner.errors import AssignerError, MarkingError, UsageError
 from assigner.model.marking.domain import input_key
 from assigner.model.marking.recuts import recut
+from assigner.runtime.checkpoints.wholestate import UnreadState
 from assigner.runtime.forward.remat import Rematerialisation
 from assigner.runtime.installation import Installation
 from assigner.runtime.passes import without_training
@@ -101,6 +102,7 @@ class Partitions:
         installed = Installation(
             workload, plan, graph, member,
             remat=Rematerialisation("plan", plan), batch_norm="deferred", trains=exercise.trains, scaling=scaling,
+            unread=UnreadState(graph, member.rank),
         )  # fmt: skip
         model = graph.deferred.model.named_parameters()
         optimizer = RankOptimizer(workload, model, installed.trained)

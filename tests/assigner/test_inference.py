@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from odd_values import CASES
 from torch import nn
-from workloads import WIDTH, Reference, graph_of, language, make_plan, normalised, pairs, towers, workload
+from workloads import WIDTH, Reference, graph_of, language, make_plan, normalised, pairs, pipeline_of, towers, workload
 
 from assigner import Pipeline
 from assigner.errors import MarkingError, UsageError
@@ -363,3 +363,49 @@ def test_several_inputs():
     with Pipeline(made, make_plan(made), graph=graph_of(made)) as pipeline:
         found = pipeline.forward(inputs, to=None)
         torch.testing.assert_close(found, Reference(made).output(inputs), rtol=0, atol=EXACT)
+
+
+class _EvalAlone(nn.Module):
+    """Evaluations scale the input by what training does not use, and add statistics of a later partition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.first, self.norm = (
+            nn.Parameter(torch.randn(WIDTH)),
+            nn.Linear(WIDTH, WIDTH),
+            nn.BatchNorm1d(WIDTH),
+        )
+
+    def forward(self, x):
+        x = x if self.training else x * self.scale + self.norm.running_mean
+        return self.norm(self.first(x)).mean(1, keepdim=True)
+
+
+def test_evaluations_read_what_was_loaded(tmp_path):
+    """What an evaluation is lent is what was trained or loaded last, from a state_dict as from a checkpoint."""
+    made = workload(_EvalAlone, "first", "norm")
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
+        batch = made.make_batch(8, 1)
+
+        def same() -> bool:
+            reference.model.eval()
+            with torch.no_grad():
+                expected = made.loss(reference.model(batch[0]), batch[1])
+            reference.model.train()
+            return float(pipeline.evaluate(batch)) == pytest.approx(float(expected), rel=1e-10)
+
+        assert same()
+        pipeline.step(batch)
+        pipeline.save(tmp_path / "at")
+        reference.step(batch)
+        assert same()
+        kept = {name: tensor.clone() for name, tensor in reference.model.state_dict().items()}
+        other = {name: tensor * 2 for name, tensor in kept.items()}
+        reference.model.load_state_dict(other)
+        pipeline.load_state_dict(other)
+        assert same()
+        assert torch.equal(pipeline.full_state_dict()["scale"], other["scale"])
+        reference.model.load_state_dict(kept)
+        pipeline.load(tmp_path / "at")
+        assert same()

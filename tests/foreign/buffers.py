@@ -649,7 +649,7 @@ ENDS = ("first", "second", "last")
 case("constant buffers that only eval's glue reads, in no state_dict", *ENDS, inherent=True)(NoLoss)
 
 
-@case("constant buffers that only eval's glue reads, in the state_dict", *ENDS, refusal="needs the buffer 'none'")
+@case("constant buffers that only eval's glue reads, in the state_dict", *ENDS, inherent=True)
 class NoLossInState(NoLoss):
     persistent = True
 

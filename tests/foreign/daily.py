@@ -137,6 +137,8 @@ DAILY = frozenset(
         "in eval mode alone, an unmarked layer in front is called again behind the last partition",
         "in eval mode alone, an unmarked layer is called again whose forwards in training move a number",
         "in eval mode alone, a mean that the first partition moves is read behind the last one",
+        "in eval mode alone, a parameter is read in front, and an unmarked layer called in the middle",
+        "in eval mode alone, the last partition's statistics are read in front",
         "functional_call of a marked module with its own weights scaled",
         "a marked layer's weight read by the root",
         "an input that lands in **kwargs of the root's forward, and is read there",

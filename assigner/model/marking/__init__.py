@@ -4,7 +4,7 @@ What a training script hands over becomes pieces that a rank can build and run a
 
     marks                                 which modules are partitions
     capture, cut, cutter, glue, graph     one forward as a graph, cut into partitions; who runs what lies between them
-    recuts                                the same for other inputs, and in the other mode
+    recuts, lending                       the same for other inputs, and in the other mode; what is lent there
     blocks                                outputs whose rows lie in several blocks
     opaque, modules                       modules and Functions as one call of that graph; which modules, and which of
                                           them look at a whole micro-batch

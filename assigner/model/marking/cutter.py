@@ -165,6 +165,7 @@ class Cutter:
         return PartitionGraph(
             self.deferred, pieces, values, self._output(), tuple(self.marked), self.captured.domain,
             flags=self.captured.flags,
+            changed=frozenset(name for call in self.captured.calls for name in call.effects.changed),
         )  # fmt: skip
 
     def _output(self) -> ModelOutput:

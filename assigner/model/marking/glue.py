@@ -103,6 +103,7 @@ class Ownership:
         self.counted = {node for node in self.nodes if _is_counted(node)}
         self.free = self._find_free()
         self._late = self._find_late() if lends else set()
+        self._late |= self._find_early() if lends else set()
         self._assign()
         if lends:
             self._lend()
@@ -378,6 +379,18 @@ class Ownership:
             if not is_call(node) and made > place.get(self._home(node), -1) >= 0:
                 found.add(node)
             least[node] = made if node.op == "placeholder" else max(made, place.get(self._home(node), -1))
+        return found
+
+    def _find_early(self) -> set[fx.Node]:
+        """The glue that reads a tensor of one partition for an earlier one, which can only be lent it."""
+        place, found = {name: n for n, name in enumerate(self.order)}, set[fx.Node]()
+        first: dict[fx.Node, int] = {}
+        for node in reversed(self.nodes):
+            needed = min((first[each] for each in node.users), default=len(self.order))
+            own = place.get(self._home(node), len(self.order))
+            if not is_call(node) and needed < own < len(self.order):
+                found.add(node)
+            first[node] = min(needed, own)
         return found
 
     def _lend(self) -> None:

@@ -199,6 +199,7 @@ class PartitionGraph:
         read: Python values that the model's code outside of partitions can read, as they were when it was captured.
         read_elsewhere: What code outside of partitions reads of their modules: the modules' names, and attributes'.
         flags: What code outside of partitions was told of parameters' `requires_grad`.
+        changed: Names of the parameters and buffers that modules change in this forward.
         left: What forwards change of the builder's objects, as `leftovers.left_behind` gives it.
         order: Of the operations of what partitions call, by its name, in all of its calls: see `Operations`. How calls
             follow each other, the graph says.
@@ -220,6 +221,7 @@ class PartitionGraph:
     read: Memento = field(default_factory=lambda: Memento(()), repr=False, compare=False)
     read_elsewhere: frozenset[tuple[str, str]] = frozenset()
     flags: Mapping[str, bool] = field(default_factory=dict)
+    changed: frozenset[str] = frozenset()
     left: Mapping[tuple[int, str], str] = field(default_factory=dict, repr=False, compare=False)
     order: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
     notes: list[Notes] = field(default_factory=list, repr=False, compare=False)
@@ -409,6 +411,8 @@ class PartitionGraph:
         modules: Mapping[str, fx.GraphModule],
         device: torch.device | str = "cpu",
         constants: frozenset[str] = frozenset(),
+        lent: Mapping[str, Mapping[str, str]] | None = None,
+        unread: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, fx.GraphModule]:
         """This rank's partitions of this graph, around the modules and tensors of those that another one has.
 
@@ -416,11 +420,14 @@ class PartitionGraph:
             modules: The partitions of the first capture, by name; those that this one lacks are left out.
             device: Where they are.
             constants: Buffers that partitions of this one hold beside these, with their initial values.
+            lent: By partition the tensors that it reads and another of `modules` holds, each with that one.
+            unread: What no partition of the first capture holds, with its values on the device.
         """
         wanted = {name for each in modules if each in self.piece for name in self.piece[each].buffers} & constants
-        tensors = self.deferred.materialise(wanted, device) if wanted else {}
+        tensors = {**(self.deferred.materialise(wanted, device) if wanted else {}), **(unread or {})}
+        lenders = {name: {each: modules[by] for each, by in (lent or {}).get(name, {}).items()} for name in modules}
         return {
-            name: around_module(module, self.piece[name], torch.device(device), tensors)
+            name: around_module(module, self.piece[name], torch.device(device), tensors, lenders[name])
             for name, module in modules.items()
             if name in self.piece
         }
@@ -436,8 +443,12 @@ class PartitionGraph:
             storage_of(built[name]) for name in (*base.persistent, *(each for one in base.pieces for each in one.state))
         }
         found = {name for piece in self.pieces for name in piece.buffers if storage_of(built[name]) not in taken}
-        written = (name for piece in self.pieces for name in _written(piece.graph))
-        return frozenset(found.difference(written))
+        return frozenset(found - self.written)
+
+    @cached_property
+    def written(self) -> frozenset[str]:
+        """The names of tensors that code between partitions writes, or hands to what may."""
+        return frozenset(name for piece in self.pieces for name in _written(piece.graph))
 
     def build(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, fx.GraphModule]:
         """The named partitions as modules with their initial weights; nothing else is materialised.

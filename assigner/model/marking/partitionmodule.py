@@ -78,7 +78,11 @@ def copied_module(
 
 
 def around_module(
-    module: fx.GraphModule, piece: Piece, device: torch.device, beside: Mapping[str, torch.Tensor]
+    module: fx.GraphModule,
+    piece: Piece,
+    device: torch.device,
+    beside: Mapping[str, torch.Tensor],
+    lenders: Mapping[str, fx.GraphModule],
 ) -> fx.GraphModule:
     """A piece of another capture as a module around the parts of `module`: the same objects, no second copy.
 
@@ -87,19 +91,20 @@ def around_module(
         piece: What to build.
         device: Where it is.
         beside: Tensors that `module` has not, by name.
+        lenders: Likewise, those that other partitions here have, each with that one.
     """
     root: dict[str, Any] = {name: constant.to(device) for name, constant in piece.constants.items()}
     root.update({name: module.get_submodule(name) for name in piece.called})
-    root.update({name: beside[name] for name in piece.buffers if name in beside})
-    holders = set[str]()
+    root.update({name: beside[name] for name in piece.state if name in beside})
+    holders: dict[str, nn.Module] = {}
     for node in piece.graph.nodes:
         if node.op == "get_attr" and node.target not in root:
             path, _, leaf = str(node.target).rpartition(".")
-            root[str(node.target)] = getattr(module.get_submodule(path), leaf)
-            holders.add(path)
+            holders[path] = lenders.get(str(node.target), module).get_submodule(path)
+            root[str(node.target)] = getattr(holders[path], leaf)
     made = _assemble(root, piece, device)
-    for path in sorted(holders - {""} - {name.rpartition(".")[0] for name in beside}):
-        made.set_submodule(path, module.get_submodule(path))  # its forward may put another tensor in a buffer's place
+    for path in sorted(holders.keys() - {""} - {name.rpartition(".")[0] for name in beside}):
+        made.set_submodule(path, holders[path])  # its forward may put another tensor in a buffer's place
     return made
 
 

@@ -103,9 +103,10 @@ def _check_called(graph: PartitionGraph, cut: PartitionGraph) -> None:
     """Partitions call the modules that they have under the plan.
 
     Raises:
-        CrossingError: one calls an unmarked module that another has, or that has no tensors: its code can be followed.
+        CrossingError: one calls an unmarked module that another has, that training does not use or that has no tensors:
+            its code can be followed.
     """
-    held = {name for piece in graph.pieces for name in piece.state}
+    held = {name for piece in graph.pieces for name in piece.state} | graph.unread
     for piece in cut.pieces:
         for name in piece.called:
             own = {f"{name}.{each}" for each in graph.deferred.model.get_submodule(name).state_dict()}

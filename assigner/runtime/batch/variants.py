@@ -26,6 +26,7 @@ from assigner.formats.plan import Plan
 from assigner.location import rank_of
 from assigner.model.marking import PartitionGraph
 from assigner.model.marking.domain import InputKey, input_key
+from assigner.model.marking.lending import UNREAD, lent
 from assigner.model.marking.modules import TOO_FEW_VALUES
 from assigner.model.marking.recuts import recut
 from assigner.runtime.batch.headers import header_routes
@@ -35,7 +36,7 @@ from assigner.runtime.stages.replicas import check_stores
 from assigner.schedule.program import Program, build_forward_program, build_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
@@ -116,6 +117,7 @@ class Variants:
         modules: This rank's partitions of it.
         member: This process in the run.
         trained: This rank's parameters that a script may freeze, by name.
+        unread: Gives the values of tensors that no partition of the plan's graph holds, on a device.
 
     Attributes:
         read_elsewhere: What code outside of partitions reads of their modules in any of them: see `PartitionGraph`.
@@ -129,9 +131,10 @@ class Variants:
         member: Membership,
         *,
         trained: Mapping[str, torch.Tensor],
+        unread: Callable[[Iterable[str], torch.device], Mapping[str, torch.Tensor]],
     ) -> None:
         self.planned = Variant(graph, plan, modules, member.transport, is_planned=True)
-        self.plan, self.member, self._trained = plan, member, trained
+        self.plan, self.member, self._trained, self._unread = plan, member, trained, unread
         self._made: dict[bool, list[Variant]] = {True: [self.planned], False: []}
         self._known: OrderedDict[tuple[InputKey, bool], Variant] = OrderedDict()
         self._has_warned = False
@@ -215,9 +218,10 @@ class Variants:
         try:
             graph = recut(base, key.structure, leaves, training=training)
             constants = graph.constants_beside(base)
-            _check_ownership(graph, base, constants)
+            lending = {} if training else lent(graph, base, self.plan.holders)
+            _check_ownership(graph, base, constants, None if training else lending)
             check_stores(self.plan, graph)
-            modules = graph.rebuild(self.planned.modules, self.member.device, constants)
+            modules = self._around(graph, constants, lending)
         except (MarkingError, FormatError) as error:
             _check_kind(key, base.domain.example, error)
             _check_values(key, error)
@@ -236,6 +240,20 @@ class Variants:
                 " batches inputs that use every partition",
             ) from error
         return variant
+
+    def _around(
+        self, graph: PartitionGraph, constants: frozenset[str], lending: Mapping[str, Mapping[str, str]]
+    ) -> dict[str, fx.GraphModule]:
+        """This rank's partitions of a graph."""
+        by = {name: each for partition in self.planned.modules for name, each in lending.get(partition, {}).items()}
+        first = {name: self.planned.graph.canonical.get(name, name) for name, each in by.items() if each == UNREAD}
+        values = self._unread(first.values(), self.member.device)
+        unread = {name: values[canonical] for name, canonical in first.items()}
+        others = {
+            partition: {name: each for name, each in some.items() if each != UNREAD}
+            for partition, some in lending.items()
+        }
+        return graph.rebuild(self.planned.modules, self.member.device, constants, others, unread)
 
 
 def _check_kind(given: InputKey, example: InputKey, error: AssignerError) -> None:
@@ -267,28 +285,54 @@ def _check_values(given: InputKey, error: AssignerError) -> None:
         ) from None
 
 
-def _check_ownership(graph: PartitionGraph, base: PartitionGraph, constants: frozenset[str]) -> None:
-    """A partition may use less than what the plan's own graph has it hold, and nothing else.
+def _check_ownership(
+    graph: PartitionGraph,
+    base: PartitionGraph,
+    constants: frozenset[str],
+    lending: Mapping[str, Mapping[str, str]] | None,
+) -> None:
+    """A partition may use what the plan's own graph has it hold, what it is lent (None: in training), and nothing else.
 
     Raises:
         MarkingError: it would need a module or a tensor that another worker may hold.
     """
     for piece in graph.pieces:
-        planned = base.piece[piece.name]
-        strange = {*piece.state, *piece.called} - {*planned.state, *planned.called} - constants
-        if buffers := strange & set(piece.buffers) - _within(graph, piece.name):
+        planned, given = base.piece[piece.name], {} if lending is None else lending[piece.name]
+        strange = {*piece.state, *piece.called} - {*planned.state, *planned.called} - constants - given.keys()
+        buffers = strange & set(piece.buffers) - _within(graph, piece.name)
+        where, hint = "", None
+        if strange and lending is not None:
+            where, hint = _elsewhere(min(buffers or strange), graph, base)
+        if buffers:
             raise MarkingError(
-                f"partition {piece.name!r} needs the buffer {min(buffers)!r}, which it does not hold under the plan:"
-                " code between partitions reads it there for such inputs alone, or in this mode",
-                hint="register it on a marked module that reads it, or make it in forward, as x.new_zeros(()); one with"
+                f"partition {piece.name!r} needs the buffer {min(buffers)!r}, which it does not hold under the plan"
+                f"{where}: code between partitions reads it there for such inputs alone, or in this mode",
+                hint=hint
+                or "register it on a marked module that reads it, or make it in forward, as x.new_zeros(()); one with"
                 " persistent=False that nothing else reads goes to every worker that needs it",
             )
         if strange:
             raise MarkingError(
-                f"partition {piece.name!r} needs {min(strange)!r}, which it does not hold under the plan",
-                hint="mark a larger module that contains what differs, as one whose forward picks among the heads in"
+                f"partition {piece.name!r} needs {min(strange)!r}, which it does not hold under the plan{where}",
+                hint=hint
+                or "mark a larger module that contains what differs, as one whose forward picks among the heads in"
                 " its nn.ModuleDict, or a smaller one of its own for it",
             )
+
+
+def _elsewhere(name: str, graph: PartitionGraph, base: PartitionGraph) -> tuple[str, str | None]:
+    """Who has a tensor that a partition needs in evaluations, and a way out, in words."""
+    holders = [each.name for each in base.pieces if name in each.state]
+    if holders:
+        moves = name in graph.changed or name in graph.written
+        where = f": {holders[0]!r} does{', and it is changed here' if moves else ''}"
+        hint = f"read it behind {holders[0]!r}, or mark one larger module around both"
+        return where, hint if moves else f"{hint}; where both are on one worker (--together), evaluations may read it"
+    if base.canonical.get(name, name) in base.unread:
+        return ": no partition does, for training does not use it, and it is changed here", (
+            "change it in a marked module that training calls, too; what nothing changes any partition may read"
+        )
+    return "", None
 
 
 def _within(graph: PartitionGraph, name: str) -> set[str]:

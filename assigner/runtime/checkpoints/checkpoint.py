@@ -178,7 +178,7 @@ class Checkpoint:
     def put(self, share: LocalPartitions, unread: UnreadState, optimizer: RankOptimizer | None) -> None:
         """Fill what it was read for, in place; the optimizer's state and its settings (`lr`, ...) are replaced."""
         empty = share.empty(self.empty)
-        unread.loaded.update(self.unread)
+        unread.put(self.unread)
         share.set_extra_state(self.extra)
         for name, tensor in share.state().items():
             tensor.detach().copy_(self.state[name])

@@ -41,7 +41,7 @@ from assigner.runtime.ranks.packedvalues import (
 from assigner.runtime.stages.localpartitions import set_buffer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from assigner.model.marking import PartitionGraph
     from assigner.runtime.ranks.membership import Membership
@@ -53,21 +53,37 @@ class UnreadState:
 
     Args:
         graph: The model's partitions.
-        rank: This rank; rank 0 has them.
+        rank: This rank; rank 0 gives and saves them, the others have them for evaluations that read them.
 
     Attributes:
-        names: Theirs; on another rank than 0 none.
+        names: Theirs.
         loaded: Those that were loaded.
     """
 
     def __init__(self, graph: PartitionGraph, rank: int) -> None:
-        self.names = graph.unread if rank == 0 else frozenset()
+        self.names, self._gives = graph.unread, rank == 0
         self.loaded: dict[str, torch.Tensor] = {}
-        self._deferred = graph.deferred
+        self._deferred, self._lent = graph.deferred, dict[str, torch.Tensor]()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Their values, on the CPU."""
-        return {**self._deferred.materialise(self.names - self.loaded.keys()), **self.loaded}
+        """Their values, on the CPU; on another rank than 0 none."""
+        return self._values(self.names if self._gives else ())
+
+    def _values(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        made = self._deferred.materialise(name for name in names if name not in self.loaded)
+        return {**made, **{name: self.loaded[name] for name in names if name in self.loaded}}
+
+    def lend(self, names: Iterable[str], device: torch.device) -> dict[str, torch.Tensor]:
+        """Some of them on a device, for evaluations to read; what is loaded later comes there, too."""
+        values = self._values([name for name in names if name not in self._lent])
+        self._lent.update({name: tensor.detach().to(device, copy=True) for name, tensor in values.items()})
+        return {name: self._lent[name] for name in names}
+
+    def put(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Take over what was loaded."""
+        self.loaded.update(values)
+        for name in values.keys() & self._lent.keys():
+            self._lent[name].copy_(values[name])
 
 
 class WholeState:
@@ -185,7 +201,7 @@ class WholeState:
                 elif name in empty:
                     empty[name](value.detach().clone())
                 elif name in self.unread.names:
-                    self.unread.loaded[name] = copy_of(value).to(self.graph.deferred.tensors()[name].dtype)
+                    self.unread.put({name: copy_of(value).to(self.graph.deferred.tensors()[name].dtype)})
             self.share.set_extra_state(extra.value)
         return _IncompatibleKeys(gives["missing"], gives["unexpected"])
 
