@@ -113,15 +113,14 @@ class BranchedCandidate(PipelineCandidate):
         if not self.decided and self.best is None and self._nothing_fits():
             super().raise_bound(math.inf, EXHAUSTIVE)
 
-    def improve(self) -> None:
-        """Local search along the order, and then over stages that are intervals of other ones: among all, if few."""
-        super().improve()
-        if self.decided or self.schedule != "1f1b" or self.objective != "step":
-            return
-        few = len(self.problem.workers) ** len(self.problem.order) <= tuning.CERTAIN
-        near = 1 + (tuning.REARRANGED_EVERY if few else tuning.REARRANGED_WITHIN)
-        if self.best_value < self.state.best_value * near:
-            self._look_at_every(near) if few else self._rearrange()
+    def tighten(self) -> None:
+        """Look among stages that are intervals of other orders first, now that every candidate has been improved."""
+        if self.schedule == "1f1b" and self.objective == "step":
+            few = len(self.problem.workers) ** len(self.problem.order) <= tuning.CERTAIN
+            near = 1 + (tuning.REARRANGED_EVERY if few else tuning.REARRANGED_WITHIN)
+            if self.best_value < self.state.best_value * near:
+                self._look_at_every(near) if few else self._rearrange()
+        super().tighten()
 
     def _look_at_every(self, near: float) -> None:
         """Try other warm-ups with the best stages that there are at usual ones."""

@@ -116,7 +116,7 @@ CLOSE_SEARCHED = 10_000
 COARSE_OPTIONS = 100_000
 """With more stage options than this, there is no dynamic program: the perfect split of all work is the bound."""
 
-SIMULATED_ACTIONS = 200_000
+SIMULATED_ACTIONS = 400_000
 """Local search ends after so many simulated actions: counted, not timed, so that the answer is the same every time."""
 
 FITS_S = 10.0

@@ -75,6 +75,7 @@ class SimulatedCandidate(CandidateSearch):
         self._deepened: set[_Key] = set()
         self._deep: dict[int, Depths] = {}  # by the number of stages: what the search for depths made of the best plan
         self._actions = tuning.SIMULATED_ACTIONS
+        self._priced = 0  # plans, by the simulator
 
     def _stage_options(self, *, deep: bool) -> StageOptions:
         return self.table.one_f_one_b if deep else self.table.gpipe
@@ -122,6 +123,7 @@ class SimulatedCandidate(CandidateSearch):
     def worth(self, plan: Plan) -> tuple[float, float]:
         """A plan's value and its step time, each link by itself; inf: it cannot run."""
         cost = self.problem.cost.apart
+        self._priced += 1
         try:
             step = step_s(plan, cost)
             return compared_value(plan, self.objective, cost, step_s=step), step
@@ -310,8 +312,9 @@ class SimulatedCandidate(CandidateSearch):
                 tried = self._as_deep(tried, self._deep.get(len(tried), _UNKNOWN))
             if tried is None or not is_better(self._least(tried), least):
                 return math.inf
-            self._actions -= 8 * self.micro_batches * len(tried)
+            before = self._priced
             found = self.simulate(tried, found_by=LOCAL)
+            self._actions -= 2 * self.micro_batches * len(tried) * (self._priced - before)
             if is_better(found, least):
                 least = found = min(found, self._deepen(tried))
             return found
