@@ -11,6 +11,7 @@ import torch
 from assigner.errors import AssignerError, MarkingError, UsageError
 from assigner.model.marking.domain import input_key
 from assigner.model.marking.recuts import recut
+from assigner.runtime.batch.variants import lending_under
 from assigner.runtime.checkpoints.wholestate import UnreadState
 from assigner.runtime.forward.remat import Rematerialisation
 from assigner.runtime.installation import Installation
@@ -186,7 +187,7 @@ def capture_ahead(exercise: Exercise) -> str | None:
     """Capture whatever the steps need, so that nothing is captured among them.
 
     Returns:
-        Why the model cannot be cut in eval mode; None: it can.
+        Why the model cannot be cut in eval mode, or not for workers of its partitions' own; None: it can.
 
     Raises:
         MarkingError: the model cannot be cut for the micro-batches of the steps.
@@ -196,8 +197,12 @@ def capture_ahead(exercise: Exercise) -> str | None:
             if not exercise.graph.domain.admits(input_key(cut.structure, cut.inputs)):
                 recut(exercise.graph, cut.structure, cut.inputs, training=True)
     try:
-        for cut in exercise.cut(0):
-            recut(exercise.graph, cut.structure, cut.inputs, training=False)
+        graphs = [recut(exercise.graph, cut.structure, cut.inputs, training=False) for cut in exercise.cut(0)]
     except MarkingError as error:
         return error.message
+    try:
+        for graph in graphs:
+            lending_under(exercise.plan(recomputes=False), graph, exercise.graph, training=False)
+    except MarkingError as error:
+        return f"on workers of their own, {error.message}; {error.hint}"
     return None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from assigner.errors import UsageError
 
@@ -147,7 +148,7 @@ class Replay:
         """The wanted storages' memory; the caller's generator and default type are left as they were."""
         kept, default = torch.get_rng_state(), torch.get_default_dtype()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _disable_current_modes():  # whoever watches draws sees none of these
                 for n in self.steps():
                     torch.set_default_dtype(self.calls[n].default)
                     with self._drawing(n):

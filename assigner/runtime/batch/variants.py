@@ -217,11 +217,9 @@ class Variants:
         what = f"for inputs {key}{'' if training else ' in eval mode'}"
         try:
             graph = recut(base, key.structure, leaves, training=training)
-            constants = graph.constants_beside(base)
-            lending = {} if training else lent(graph, base, self.plan.holders)
-            _check_ownership(graph, base, constants, None if training else lending)
+            lending = lending_under(self.plan, graph, base, training=training)
             check_stores(self.plan, graph)
-            modules = self._around(graph, constants, lending)
+            modules = self._around(graph, graph.constants_beside(base), lending)
         except (MarkingError, FormatError) as error:
             _check_kind(key, base.domain.example, error)
             _check_values(key, error)
@@ -283,6 +281,25 @@ def _check_values(given: InputKey, error: AssignerError) -> None:
             hint="give each micro-batch two rows or more: drop a last batch of one row (DataLoader's drop_last), or"
             " solve with fewer micro-batches (--micro-batches)",
         ) from None
+
+
+def lending_under(
+    plan: Plan, graph: PartitionGraph, base: PartitionGraph, *, training: bool
+) -> dict[str, dict[str, str]]:
+    """What partitions of a graph are lent under a plan, as `lending.lent` has it; in training nothing.
+
+    Args:
+        plan: For `base`.
+        graph: `base` cut again.
+        base: The plan's own graph.
+        training: The mode of `graph`.
+
+    Raises:
+        MarkingError: a partition would need what another worker may hold.
+    """
+    lending = {} if training else lent(graph, base, plan.holders)
+    _check_ownership(graph, base, graph.constants_beside(base), None if training else lending)
+    return lending
 
 
 def _check_ownership(
