@@ -566,3 +566,30 @@ def test_micro_batches_that_take_two_paths_are_kept_apart():
             return self.last(self.parts[1](x))
 
     assert checked(workload(Branching, "parts.*", "last")).result == "equal"
+
+
+class _EvalAlone(nn.Module):
+    """Evaluations use a drawn parameter that training does not; `in_front`: statistics of the last partition, too."""
+
+    def __init__(self, *, in_front: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.in_front, self.scale = in_front, nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x):
+        if not self.training and self.in_front:
+            x = x + self.last.running_mean
+        x = self.first(x)
+        return self.last(x if self.training else x * self.scale).mean(1, keepdim=True)
+
+
+def test_evaluations_that_read_what_others_hold():
+    """What training does not use has its drawn values wherever it is read; what a later partition holds has not."""
+    alone, in_front = (
+        workload(lambda where=each: _EvalAlone(in_front=where), "first", "last") for each in (False, True)
+    )
+    found = check_model(alone, partition_graph(alone))
+    assert found.result == "equal"
+    assert not any("cannot be evaluated" in each for each in found.cautions)
+    found = check_model(in_front, partition_graph(in_front))
+    assert any("cannot be evaluated: on workers of their own, partition 'first'" in each for each in found.cautions)
