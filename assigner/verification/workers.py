@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import torch
 
 from assigner.errors import MarkingError
+from assigner.model.marking import Value
 from assigner.runtime.messages.transport import Transport, is_missing, missing_gradient
 from assigner.runtime.ranks.membership import Membership
+from assigner.runtime.step.stepmessages import unlike_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -173,10 +175,12 @@ class CopyingTransport(Transport):
         self._mailbox.turns.wait_until(lambda: bool(waiting))
         tensor = waiting.popleft()
         shape, dtype = self._expected.pop(message)
-        if (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
+        if tuple(tensor.shape) != shape:
+            raise unlike_shape(Value(message.route.partition, message.route.output), tuple(tensor.shape), shape)
+        if tensor.dtype != dtype:
             raise MarkingError(
-                f"output {message.route.output} of partition {message.route.partition!r} is {tensor.dtype} of shape"
-                f" {tuple(tensor.shape)}; the captured forward says {dtype} of shape {shape}",
+                f"output {message.route.output} of partition {message.route.partition!r} is {tensor.dtype}; the"
+                f" captured forward says {dtype}",
                 hint="mark a larger module that contains what reads it",
             )
         return tensor

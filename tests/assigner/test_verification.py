@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -257,6 +258,42 @@ def test_a_loss_that_reads_the_model_built_last_initialises_nothing():
         return F.mse_loss(made, wanted) + sum(each.square().sum() for each in built[-1].parameters())
 
     assert checked(workload(model, "*", loss=loss)).per_micro_batch == ()
+
+
+class Packed(nn.Module):
+    """A recurrence over rows of unlike lengths; without `total_length` as long as the longest row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
+
+
+class Recurrences(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Packed() for _ in range(2))
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x, lengths)
+        return x
+
+
+def falling(rows: int, generator: torch.Generator) -> Any:
+    """The longest row of the batch fills it; the last micro-batch has none as long."""
+    lengths = 9 - torch.arange(rows).clamp(max=7)
+    return (torch.randn(rows, 9, WIDTH, generator=generator, dtype=torch.float64), lengths), None
+
+
+def test_a_size_by_lengths_is_told_with_a_way_out():
+    """Another worker works out how large a value is from the inputs' sizes."""
+    with pytest.raises(MarkingError, match="it hangs on values, as the longest of some lengths") as caught:
+        checked(workload(Recurrences, "layers.*", batch=falling, loss=lambda made, _: made.square().mean()))
+    assert "total_length=" in (caught.value.hint or "")
 
 
 class Attention(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from assigner.errors import MarkingError
 from assigner.model.marking import PartitionGraph, Value
 from assigner.runtime.batch.headers import post_header, receive_header, send_header
 from assigner.runtime.messages.ordering import Message
@@ -28,6 +29,16 @@ COMPUTE = frozenset(LETTERS)
 _AHEAD = 2
 _SMALL_AHEAD = 4
 _SMALL_BYTES = 1 << 18
+
+
+def unlike_shape(value: Value, shape: tuple[int, ...], captured: tuple[int, ...]) -> MarkingError:
+    """The error for a value of another shape than its receiver works out, both shapes in full."""
+    return MarkingError(
+        f"output {value.index} of partition {value.partition!r} has shape {shape}; the captured forward says"
+        f" {captured}: it hangs on values, as the longest of some lengths, which a receiver does not know",
+        hint="give it a size of the inputs, as pad_packed_sequence(..., total_length=x.shape[0]), or mark a larger"
+        " module that contains what reads it",
+    )
 
 
 class StepMessages:
@@ -72,7 +83,7 @@ class StepMessages:
             span: Of the action, where somebody notes it.
 
         Raises:
-            ValueError: it has not the shape that the captured forward says.
+            MarkingError: it has not the shape that the captured forward says.
             LostConnectionError: the receiver is gone, or late.
         """
         assert action.route is not None
@@ -94,10 +105,7 @@ class StepMessages:
         """The receiver works the shape out by itself: a value of another shape must not leave."""
         expected = self.graph.values[value].sizes(micro_batch.inputs)
         if expected is not None and tuple(tensor.shape) != expected:
-            raise ValueError(
-                f"output {value.index} of partition {value.partition!r} has shape {tuple(tensor.shape)};"
-                f" the captured forward says {expected}"
-            )
+            raise unlike_shape(value, tuple(tensor.shape), expected)
 
     def _post(self, message: Message, step: StepValues) -> None:
         route = message.route
