@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 PARTS = {
     "tensors": ("inplace", "written", "aliases", "containers", "outputs", "blind_tensors"),
     "python": (
-        "buffers", "python_state", "kept_tables", "randomness", "calls", "control_flow", "patches", "wrappers",
-        "blind_python", "blind_habits",
+        "buffers", "python_state", "kept_tables", "evaluations", "randomness", "calls", "control_flow", "patches",
+        "wrappers", "blind_python", "blind_habits",
     ),
     "training": ("backward", "hooks", "checkpoints", "optimizers", "loops", "training_habits"),
     "models": ("torchs_own", "sequences", "vision", "sciences", "decoders", "encoders", "towers", "blind_models"),
