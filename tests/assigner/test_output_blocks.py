@@ -80,12 +80,14 @@ def _no_loss(made, _):
     return sum(each.mean() for each in ([made] if isinstance(made, torch.Tensor) else made))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOGETHER)
 def test_what_is_of_one_row_lies_together(name):
     """Of several micro-batches the output is the model's, row for row."""
     torch.testing.assert_close(*outputs(TOGETHER[name], 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_rows_in_blocks_are_not_joined(name):
     """They would have another order than the model's; in one micro-batch they are as they are."""
