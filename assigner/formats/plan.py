@@ -286,7 +286,7 @@ def load_plan(path: Path | str | None = None) -> Plan:
     )
     if obstacle is None:
         cut = cut_into(batch, plan.micro_batches)
-        obstacle, hint = cut_obstacle(batch, plan.micro_batches), f"{cut}, and micro_batch_size {-(-batch // cut)}"
+        obstacle, hint = cut_obstacle(batch, plan.micro_batches), f"for {cut}, micro_batch_size is {-(-batch // cut)}"
     if obstacle is not None:  # of a file alone: a simulation of more micro-batches than are allowed is of use
         raise FormatError(f"{path}: micro_batches: {plan.micro_batches} is not allowed: {obstacle}", hint=hint)
     return plan

@@ -153,7 +153,7 @@ def test_a_file_with_more_micro_batches_than_training_makes_is_refused(tmp_path)
     save_plan(plan, tmp_path / "uneven.json")
     with pytest.raises(FormatError, match=r"4 is not allowed: training cuts a batch of 7 into 3 .*of 2 or 3") as caught:
         load_plan(tmp_path / "uneven.json")
-    assert caught.value.hint == "3, and micro_batch_size 3"
+    assert caught.value.hint == "for 3, micro_batch_size is 3"
 
 
 def test_a_pipeline_refuses_a_plan_that_is_too_fine():

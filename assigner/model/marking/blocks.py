@@ -17,6 +17,8 @@ import torch
 from torch import fx
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from assigner.model.marking.cutter import Symbols
 
 _ROWS = 8
@@ -25,9 +27,17 @@ _ROWS = 8
 _RESHAPING = {"view", "_unsafe_view", "reshape", "flatten", "unflatten"}
 
 
-def in_blocks(graph: fx.Graph, symbols: Symbols) -> set[fx.Node]:
-    """The nodes of a captured graph whose values have a multiple of the rows, in an order other than row by row."""
+def in_blocks(graph: fx.Graph, outputs: Iterable[Any], symbols: Symbols) -> set[fx.Node]:
+    """The nodes of a captured graph whose values have a multiple of the rows, in an order other than row by row.
+
+    Args:
+        graph: The graph.
+        outputs: The leaves of what it returns; where none has more than its rows, the graph is not gone through.
+        symbols: Its sizes.
+    """
     found = set[fx.Node]()
+    if not any((_multiple(each, symbols) or 0.0) > 1 for each in outputs if isinstance(each, fx.Node)):
+        return found
     for node in graph.nodes:
         of_inputs = [each for each in node.all_input_nodes if each in found]
         several = _multiple(node, symbols)

@@ -171,7 +171,7 @@ class Cutter:
     def _output(self) -> ModelOutput:
         leaves = tuple(LEAF if isinstance(each, fx.Node) else each for each in self.outputs)
         made = [each.meta["val"] if isinstance(each, fx.Node) else None for each in self.outputs]
-        blocks = in_blocks(self.captured.graph, self.symbols)
+        blocks = in_blocks(self.captured.graph, self.outputs, self.symbols)
         rows = tuple(
             self.symbols.rows_dimension(each.shape) if isinstance(each, torch.Tensor) and node not in blocks else None
             for node, each in zip(self.outputs, made, strict=True)
