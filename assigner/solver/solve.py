@@ -60,13 +60,15 @@ def solve(
     search.ended_by_interrupt(search.price)
     # first, so that there is a plan however soon the time is over
     simple = search.ended_by_interrupt(lambda: find_baselines(search.problem))
-    search.run()
-    best, bound, fastest_s = search.state.best, search.bound, search.state.best_value
-    if options.objective == "step" or best is None:
-        best = search.ended_by_interrupt(lambda: _chosen(search, simple))
-    lighter = search.ended_by_interrupt(lambda: relieved(search, best)) if options.objective == "step" else None
-    if lighter is not None:
-        best = lighter
+    search.begin_with(simple)
+    with search.keeping_time_for_orders():
+        search.run()
+        best, bound, fastest_s = search.state.best, search.bound, search.state.best_value
+        if options.objective == "step" or best is None:
+            best = search.ended_by_interrupt(lambda: _chosen(search, simple))
+        lighter = search.ended_by_interrupt(lambda: relieved(search, best)) if options.objective == "step" else None
+        if lighter is not None:
+            best = lighter
     if search.any_order:
         from assigner.solver.orders.search import with_orders
 

@@ -15,7 +15,7 @@ from assigner.solver.ilp.backend import Backend
 from assigner.solver.limits import tuning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from assigner.solver.candidates.candidate import CandidateSearch
     from assigner.solver.problem.problem import Problem
@@ -62,6 +62,7 @@ class SearchState:
         problem: What is to be placed, with one worker a stage.
         sharing: The same where workers may share a stage; None: they may not.
         best: The best plan so far; None: there is none.
+        given: Plans of simpler ways, with one stage a worker: where the search of a branched graph begins.
         proofs: How bounds were proven, for the report.
         interrupted: The user ended the search.
         backend: The ILP solver.
@@ -81,6 +82,7 @@ class SearchState:
         self._watch, self._told_s = watch, problem.clock.elapsed_s
         self.backend = Backend(self.options.solver, self.options.seed, self.watch)
         self.best: Proposal | None = None
+        self.given: Sequence[Proposal] = ()
         self.proofs: set[str] = set()
         self.interrupted = False
         self.candidates: list[CandidateSearch] = []

@@ -139,10 +139,24 @@ class Annealing:
             return self._move(at)
         if kind < 0.8:
             return self._exchange(at)
+        if self._pricing.one_stage:
+            return self._join(at)
         ends = list(at.ends)
         n = self._random.randrange(len(ends))
         ends[n] = not ends[n]
         return replace(at, ends=tuple(ends))
+
+    def _join(self, at: _Point) -> _Point:
+        """A partition, with those that must be with it, goes to the worker of one that it reads or that reads it."""
+        where = dict(zip(at.order, at.worker, strict=True))
+        i = at.order[self._random.randrange(len(at.order))]
+        near = sorted({where[j] for j in bits(self._table.before[i] | self._table.behind[i])} - {where[i]})
+        if not near:
+            return at
+        target, moved = self._random.choice(near), self._table.together[i]
+        return replace(
+            at, worker=tuple(target if moved >> j & 1 else w for j, w in zip(at.order, at.worker, strict=True))
+        )
 
     def _put_elsewhere(self, at: _Point) -> _Point:
         """Some partitions that follow each other, at most a stage's, go to another worker."""

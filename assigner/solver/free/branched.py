@@ -1,9 +1,10 @@
 """Graphs with branches: convex stages beyond the intervals of one order.
 
-Throughput is that of convex stages themselves (free/). Of step time and latency intervals along an order are plans, and
-convex stages tell whether anything fits at all, which intervals cannot prove. Of 1F1B's steps local search looks for
-better ones: over convex stages at the schedule's own warm-ups, all of them where they are few, and then along the order
-of the best of these.
+Throughput is that of convex stages themselves (free/). Of step time and latency the stages of simpler plans, and
+intervals along an order where the dynamic program soon ends, are plans to begin with (on such a graph the program
+proves nothing), and convex stages tell whether anything fits at all, which intervals cannot prove. Of 1F1B's steps
+local search looks for better ones: over convex stages at the schedule's own warm-ups, all of them where they are few,
+and then along the order of the best of these.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from assigner.solver.candidates.state import EXHAUSTIVE, LOCAL, SearchState
+from assigner.solver.candidates.state import BASELINE, EXHAUSTIVE, LOCAL, SearchState
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
 from assigner.solver.free.exhaustive import Exhaustive
@@ -76,22 +77,24 @@ class SteadyCandidate(FreeCandidate):
             yield of_plan(self.problem, self.state.best.plan)
 
 
-class _OneFOneBPricing(SteadyPricing):
-    """The step time under 1F1B of convex stages in the order of the best steady state, at the schedule's own warm-ups.
+class _SimulatedPricing(SteadyPricing):
+    """The value under a schedule of convex stages in the order of the best steady state, at its own warm-ups.
 
     Args:
         memory: Prices and memory.
+        schedule: "gpipe" or "1f1b".
         worth: The value of a plan, and its step time.
     """
 
-    def __init__(self, memory: SetMemory, worth: Callable[[Plan], tuple[float, float]]) -> None:
-        super().__init__(memory, falling=True)
+    def __init__(self, memory: SetMemory, schedule: Schedule, worth: Callable[[Plan], tuple[float, float]]) -> None:
+        super().__init__(memory, falling=schedule == "1f1b")
+        self._schedule: Schedule = schedule
         self._worth = worth
 
     def price(self, stages: Stages) -> Arrangement | None:
         """See `Pricing`."""
         found = super().price(stages)
-        value = math.inf if found is None else self._worth(found.plan("1f1b"))[0]
+        value = math.inf if found is None else self._worth(found.plan(self._schedule))[0]
         return None if found is None or math.isinf(value) else replace(found, value_s=value)
 
     def actions(self, stages: Stages) -> int:
@@ -102,25 +105,49 @@ class _OneFOneBPricing(SteadyPricing):
 class BranchedCandidate(PipelineCandidate):
     """Step time or latency under one schedule with M micro-batches, one stage a worker, on a graph with branches."""
 
+    _rearranged = False
+
     @property
     def closable(self) -> bool:
         """No: what the ILP proves holds for intervals of one order alone."""
         return False
 
+    @property
+    def _quick(self) -> bool:
+        """Whether the dynamic program soon ends."""
+        return self.table.visits <= tuning.KNOWN_VISITS
+
     def start(self) -> None:
-        """Offer pipelines along each order."""
-        super().start()
+        """Offer the stages of the plans given, and pipelines along the order where that is quick or all there is."""
+        if self.bound >= self.state.target:
+            self.decided = True
+            return
+        pricing = self._pricing()
+        for each in self.state.given:
+            stages = of_plan(self.problem, each.plan)
+            found = pricing.price(stages) if pricing.memory.table.may(stages) else None
+            if found is not None:
+                self.offer(found.value_s, partial(found.plan, self.schedule), each.found_by)
+        if self._quick or self.best is None:
+            super().start()
         if not self.decided and self.best is None and self._nothing_fits():
             super().raise_bound(math.inf, EXHAUSTIVE)
+
+    def improve(self) -> None:
+        """Local search from the best of the dynamic program's, and along the order of what is better."""
+        super().improve()
+        if not self.decided and self.best is not None and self.best.found_by.startswith(BASELINE):
+            self._go_along(of_plan(self.problem, self.best.plan))
 
     def tighten(self) -> None:
         """Look among stages that are intervals of other orders first, now that every candidate has been improved."""
         if self.schedule == "1f1b" and self.objective == "step":
             few = len(self.problem.workers) ** len(self.problem.order) <= tuning.CERTAIN
-            near = 1 + (tuning.REARRANGED_EVERY if few else tuning.REARRANGED_WITHIN)
+            near = 1 + tuning.REARRANGED_WITHIN
             if self.best_value < self.state.best_value * near:
-                self._look_at_every(near) if few else self._rearrange()
-        super().tighten()
+                self._look_at_every(near) if few else self._rearrange(0)
+        if self._quick:
+            super().tighten()
 
     def _look_at_every(self, near: float) -> None:
         """Try other warm-ups with the best stages that there are at usual ones."""
@@ -135,37 +162,43 @@ class BranchedCandidate(PipelineCandidate):
         Exhaustive(self._pricing(), limit=limit, take=take, nodes=tuning.CERTAIN, stop=over).run()
         for each in sorted(found, key=lambda each: each.value_s)[: tuning.REARRANGED_TRIED]:
             if not over():
-                self._go_along(each)
+                self._go_along(each.stages)
 
-    def _pricing(self) -> _OneFOneBPricing:
-        return _OneFOneBPricing(SetMemory(self.problem, self.micro_batches), self.worth)
+    def _pricing(self) -> _SimulatedPricing:
+        return _SimulatedPricing(SetMemory(self.problem, self.micro_batches), self.schedule, self.worth)
 
-    def _rearrange(self) -> None:
-        pricing, over, seed = self._pricing(), self.over(), self.state.options.seed
-        for n in range(tuning.REARRANGED):
-            before = self.best
-            if before is None or over():
-                return
-            annealing = Annealing(pricing, seed=seed + n, stop=over)
-            first = annealing.start(of_plan(self.problem, before.plan))
-            if first is not None:
-                self._go_along(annealing.run(first))
-            if self.best is before:
-                return
+    def _rearrange(self, n: int) -> bool:
+        """The n-th local search over convex stages, from the best plan, then along its order; True: it found more."""
+        before, over = self.best, self.over()
+        if before is None or over():
+            return False
+        annealing = Annealing(self._pricing(), seed=self.state.options.seed + n, stop=over)
+        first = annealing.start(of_plan(self.problem, before.plan))
+        if first is not None:
+            self._rearranged = True
+            self._go_along(annealing.run(first).stages)
+        return self.best is not before
 
-    def _go_along(self, found: Arrangement) -> None:
+    def _go_along(self, stages: Stages) -> None:
         """Offer stages, and the best of the intervals near them in an order of which they are intervals."""
-        positions = [i for _, mask in found.stages for i in bits(mask)]
+        positions = [i for _, mask in stages for i in bits(mask)]
         along = replace(self.problem, sequence=tuple(self.problem.order[i] for i in positions))
         pipelines = PipelineCandidate(self.state, self.schedule, self.micro_batches, along)
-        pipelines.improve_from([(self.problem.workers[w].name, mask.bit_count()) for w, mask in found.stages])
+        pipelines.improve_from([(self.problem.workers[w].name, mask.bit_count()) for w, mask in stages])
         if pipelines.best is not None:
             best = pipelines.best
             self.offer(best.value, lambda: best.plan, LOCAL)
 
     def prove(self) -> None:
-        """Simulate pipelines; then bound a step by the work and the paths of every placement."""
-        super().prove()
+        """Simulate pipelines; then bound a step by the work and the paths of every placement.
+
+        Before that the best plan of all is rearranged further, now that each near it has been rearranged once.
+        """
+        for n in range(1, tuning.REARRANGED) if self._rearranged else ():
+            if self.best_value > self.state.best_value or not self._rearrange(n):
+                break
+        if self._quick:
+            super().prove()
         self.cut_short = False  # more of the intervals of one order prove nothing about other stages
         if self.decided or self.objective != "step" or self.state.clock.left_s <= 0:
             return

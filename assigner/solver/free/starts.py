@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.solver.candidates.state import SearchState
+from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 
@@ -30,14 +31,14 @@ def starts(state: SearchState, table: SetPrices, *, loops: bool) -> Iterator[Sta
     """Placements worth a look, some of which may not fit.
 
     Args:
-        state: Its best plan so far is one.
+        state: Its best plan so far is one, and those given; pipelines are looked for where that is soon done.
         table: The prices.
         loops: Whether workers may have several stages.
     """
-    if state.best is not None:
-        yield of_plan(table.problem, state.best.plan)
+    known = [*state.given, *([] if state.best is None else [state.best])]
+    yield from (of_plan(table.problem, each.plan) for each in known)
     seconds = max(state.share_s / 4, 0.1)
-    for order in orders(table):
+    for order in orders(table) if table.visits <= tuning.KNOWN_VISITS or not known else ():
         yield from _pipelines(state, table, order, seconds)
     for times in (1, 2, 3) if loops else (1,):
         yield loop(table, times)

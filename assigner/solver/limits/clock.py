@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class OutOfTime(Exception):  # noqa: N818 - no error: the search ends with what it has
@@ -27,6 +32,7 @@ class SolveClock:
 
     def __init__(self, limit_s: float = math.inf, *, within: SolveClock | None = None) -> None:
         self._limit_s, self._within, self._start = limit_s, within, self.now()
+        self._kept_s, self._stop_s = 0.0, math.inf
 
     @property
     def elapsed_s(self) -> float:
@@ -36,7 +42,7 @@ class SolveClock:
     @property
     def left_s(self) -> float:
         """Seconds until the time is over."""
-        left_s = self._limit_s - self.elapsed_s
+        left_s = min(self._limit_s - self._kept_s, self._stop_s) - self.elapsed_s
         return left_s if self._within is None else min(left_s, self._within.left_s)
 
     @property
@@ -51,4 +57,13 @@ class SolveClock:
 
     def stop_within(self, seconds: float) -> None:
         """Bring the end forward: no more than so many seconds from now."""
-        self._limit_s = min(self._limit_s, self.elapsed_s + seconds)
+        self._stop_s = min(self._stop_s, self.elapsed_s + seconds)
+
+    @contextmanager
+    def keeping(self, share: float) -> Iterator[None]:
+        """What is done within has to end earlier: this share of the seconds that are left is kept for what follows."""
+        self._kept_s = share * self.left_s if math.isfinite(self.left_s) else 0.0
+        try:
+            yield
+        finally:
+            self._kept_s = 0.0

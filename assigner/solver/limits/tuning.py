@@ -116,8 +116,9 @@ CLOSE_SEARCHED = 10_000
 COARSE_OPTIONS = 100_000
 """With more stage options than this, there is no dynamic program: the perfect split of all work is the bound."""
 
-SIMULATED_ACTIONS = 400_000
-"""Local search ends after so many simulated actions: counted, not timed, so that the answer is the same every time."""
+SIMULATED_ACTIONS, PLAN_ACTIONS = 600_000, 16
+"""Local search ends after so many simulated actions: counted, not timed, so that the answer is the same every time. To
+make a plan and begin its simulation takes as long as so many actions of each worker."""
 
 FITS_S = 10.0
 """Seconds for the question whether anything fits at all."""
@@ -209,14 +210,15 @@ MOST_CHOSEN = 24
 """Of like workers that all-reduces with others tell apart, so many choices are priced for a plan; of more the dynamic
 program's price is the bound."""
 
-REARRANGED = 6
-"""So many local searches over the stages of a branched graph under 1F1B follow each other while each finds more."""
+KNOWN_VISITS = 300
+"""Where plans of simpler ways are known, the dynamic program looks for a branched graph's first ones only up to so many
+positions times workers times groups of these: of 18 partitions on 6 unlike workers it took a third of 40 seconds, and
+local search from simpler plans found better ones in a few."""
 
-REARRANGED_WITHIN = 0.1
-"""They begin from a plan that takes longer than the best by no more than this share."""
-
-REARRANGED_EVERY = 0.3
-"""Up to CERTAIN all convex stages are looked at: other warm-ups are tried if they take longer by no more."""
+REARRANGED, REARRANGED_WITHIN = 6, 0.3
+"""So many local searches over the stages of a branched graph under 1F1B follow each other, while each finds the best
+plan of all. The first begins from a plan that takes longer than the best by no more than this share; where up to
+CERTAIN convex stages are all looked at instead, other warm-ups are tried with those that take longer by no more."""
 
 REARRANGED_TRIED = 8
 """With so many of these, the best at usual warm-ups."""
@@ -333,6 +335,9 @@ LISTED_VALUES = 20_000
 
 MOST_TASKS = 40_000
 """A plan with more forwards and backwards than this keeps its named schedule."""
+
+ORDERS_SHARE = 0.25
+"""Of the time this share is kept for placements and orders, which are looked for last."""
 
 LISTED_GAIN = 0.07
 """Listed orders and several stages a worker are taken if the step is predicted to be shorter by this share. Others are

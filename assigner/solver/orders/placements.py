@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.solver.free.arrangement import Arrangement, cheapest_again, held_stages
+from assigner.solver.limits import tuning
 from assigner.solver.orders.listing import QUICK, list_schedule
 from assigner.solver.orders.tasks import PlacedTasks
 from assigner.solver.problem.set_prices import bits
@@ -35,6 +36,7 @@ class ListedPricing:
 
     def __init__(self, memory: SetMemory, limit: float = math.inf) -> None:
         self.memory, self.limit = memory, limit
+        self._least_s = math.inf  # of what was priced
         self._known: dict[Stages, Arrangement | None] = {}
 
     def _load(self, masks: Sequence[int]) -> float:
@@ -82,8 +84,14 @@ class ListedPricing:
     def _step_s(self, found: Arrangement) -> float:
         try:
             tasks = PlacedTasks(found.plan("interleaved"), self.memory.table.problem.cost)
-            listed = (list_schedule(tasks, rule) for rule in QUICK)
-            return min((tasks.step_s(orders) for orders in listed if orders), default=math.inf)
+            best = math.inf
+            for rule in QUICK:
+                orders = list_schedule(tasks, rule)
+                best = min(best, tasks.step_s(orders) if orders else math.inf)
+                if best > self._least_s * (1 + 2 * tuning.HOT):  # hardly to be taken, whatever the other rules make
+                    break
+            self._least_s = min(self._least_s, best)
+            return best
         except FormatError:  # a link is missing
             return math.inf
 

@@ -322,7 +322,7 @@ def best_orders(
 
     if not any(take(orders) for orders in (*starts, zero_bubble(tasks))):
         for rule in rules_for(tasks):
-            if stop() or take(list_schedule(tasks, rule)):
+            if take(list_schedule(tasks, rule)) or stop():
                 break
     if not found:
         return None
@@ -342,7 +342,7 @@ def best_orders(
     return FoundOrders(orders, step, min(bound, step))
 
 
-NAMED: tuple[Schedule, ...] = ("interleaved-1f1b", "1f1b")
+STARTING_RULES: tuple[Schedule, ...] = ("interleaved-1f1b", "1f1b")
 """Rules whose orders are starts of every placement that they run, beside GPipe's."""
 
 
@@ -353,7 +353,7 @@ def named_orders(plan: Plan, tasks: PlacedTasks) -> Iterator[tuple[Plan, Orders]
     """
     named_gpipe: Schedule = "interleaved" if plan.is_looped else "gpipe"
     own = named_gpipe if plan.schedule == "gpipe" else plan.schedule
-    for schedule in dict.fromkeys((own, named_gpipe, *NAMED)):
+    for schedule in dict.fromkeys((own, named_gpipe, *STARTING_RULES)):
         try:
             named = plan if schedule == plan.schedule else _renamed(plan, schedule)
             steps = [order_of(named, worker) for worker in plan.workers]

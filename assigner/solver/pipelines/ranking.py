@@ -72,18 +72,13 @@ class PipelineCandidate(SimulatedCandidate):
         self.raise_bound(self.program.least(), TOTAL_WORK)
         self.decided = math.isinf(self.bound)
 
-    @property
-    def _visits(self) -> int:
-        """What the dynamic program's time goes with: positions times workers times groups of these."""
-        return len(self.problem.order) * self.table.most_workers * len(self.table.groups)
-
     @cached_property
     def _sweeps(self) -> KindSweeps | None:
         """What goes by kinds of workers, where the dynamic program takes seconds; of throughput that is exact."""
         few = tuning.EXACT_VISITS if self.objective == "throughput" else tuning.FEW_VISITS
-        if self.schedule != "1f1b" or not self.problem.exact or self.shares or self._visits <= few:
+        if self.schedule != "1f1b" or not self.problem.exact or self.shares or self.table.visits <= few:
             return None
-        return KindSweeps(self.table, self.objective, place=self._place, large=self._visits > tuning.MOST_VISITS)
+        return KindSweeps(self.table, self.objective, place=self._place, large=self.table.visits > tuning.MOST_VISITS)
 
     def _place(self, stages: Sequence[tuple[int, int]], depths: Depths = ()) -> None:
         """Simulate a pipeline, recomputing what these depths take."""

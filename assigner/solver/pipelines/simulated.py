@@ -217,7 +217,7 @@ class SimulatedCandidate(CandidateSearch):
         ranges = self._reach(pipeline)
 
         def price(tried: Point) -> float:
-            self._actions -= 2 * self.micro_batches * sum(max(1, len(option.shares)) for option in tried[0])
+            self._charge(tried[0])
             return self.worth(self.plan_of(*tried))[0]
 
         start: Point = tuple(pipeline), depths
@@ -314,7 +314,7 @@ class SimulatedCandidate(CandidateSearch):
                 return math.inf
             before = self._priced
             found = self.simulate(tried, found_by=LOCAL)
-            self._actions -= 2 * self.micro_batches * len(tried) * (self._priced - before)
+            self._charge(tried, self._priced - before)
             if is_better(found, least):
                 least = found = min(found, self._deepen(tried))
             return found
@@ -333,6 +333,11 @@ class SimulatedCandidate(CandidateSearch):
     def _least(self, pipeline: Sequence[StageOption]) -> float:  # noqa: ARG002 (where there is a bound)
         """No plan of a pipeline takes less, as far as that is known without simulating it."""
         return 0.0
+
+    def _charge(self, pipeline: Sequence[StageOption], plans: int = 1) -> None:
+        """Take off what local search may spend what it took to make and simulate so many plans of a pipeline."""
+        workers = sum(max(1, len(option.shares)) for option in pipeline)
+        self._actions -= (tuning.PLAN_ACTIONS + 2 * self.micro_batches) * workers * plans
 
     def _may_go_on(self) -> bool:
         """Whether local search has actions and time left."""

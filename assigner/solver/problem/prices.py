@@ -78,6 +78,11 @@ class PriceTable:
         most = self.problem.most_workers
         return min(most, self.micro_batches) if self.problem.options.objective == "throughput" else most
 
+    @property
+    def visits(self) -> int:
+        """What the dynamic program's time goes with: positions times workers times groups of these."""
+        return len(self.problem.order) * self.most_workers * len(self.groups)
+
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """The workers that may be used in groups of like ones, in the order of their first members.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SIMPLER = "choice among plans within the gap"
 """How such a plan was found."""
 
-NAMED: tuple[Schedule, ...] = ("1f1b", "interleaved")
+ALSO_UNDER: tuple[Schedule, ...] = ("1f1b", "interleaved")
 """What a plan under GPipe can run under, too."""
 
 
@@ -75,7 +75,7 @@ def simpler(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
         if each.plan is None or each.step_s >= state.best_value * (1 - PROVEN):
             continue
         kind: Schedule = "interleaved" if each.plan.is_looped else each.plan.schedule
-        others = NAMED if kind == "gpipe" else ()
+        others = ALSO_UNDER if kind == "gpipe" else ()
         for schedule in (kind, *others):
             plan = replace(each.plan, schedule=schedule, objective=options.objective)
             value = search.problem.value_of(plan) if options.searches(plan) else math.inf

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from assigner.errors import UsageError
 from assigner.schedule.cost import CostModel
-from assigner.solver.candidates.state import LOCAL, PROVEN, Proposal, SearchState
+from assigner.solver.candidates.state import BASELINE, LOCAL, PROVEN, Proposal, SearchState
 from assigner.solver.free.branched import BranchedCandidate, SteadyCandidate
 from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
 from assigner.solver.limits import tuning
@@ -48,10 +48,12 @@ from assigner.solver.problem.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
     from assigner.formats.terms import Schedule
+    from assigner.solver.baselines import FoundBaseline
     from assigner.solver.candidates.candidate import CandidateSearch
     from assigner.solver.problem.options import SolveOptions
 
@@ -211,6 +213,20 @@ class Search:
                 raise
             self.interrupt()
             return step()
+
+    def begin_with(self, simple: Sequence[FoundBaseline]) -> None:
+        """Baselines with one worker a stage and one stage a worker are where the search of a branched graph begins."""
+        self.state.given = tuple(
+            Proposal(each.plan, each.step_s, f"{BASELINE}: {each.title}")
+            for each in simple
+            if each.plan is not None and not (each.plan.is_looped or each.plan.is_replicated)
+        )
+
+    def keeping_time_for_orders(self) -> AbstractContextManager[None]:
+        """Until it is left the time ends earlier, where plans with listed orders are looked for behind all others."""
+        size = len(self.problem.order) * len(self.problem.workers) ** 2
+        share = tuning.ORDERS_SHARE if self.any_order and size <= tuning.LISTED_VALUES else 0.0
+        return self.problem.clock.keeping(share)
 
     def run(self, *, first_plan: bool = False, brief: bool = False) -> None:
         """Search until the gap is proven, the time is over, or the user interrupts.
