@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 from brute_force import random_instance
-from builders import single
+from builders import make_profile, single
 from sweeps import sweep
 
 from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
 from assigner.schedule.simulate import predict
 from assigner.solver import solve
+from assigner.solver.baselines import find_baselines
+from assigner.solver.candidates.state import BASELINE
+from assigner.solver.free.branched import BranchedCandidate
+from assigner.solver.limits import tuning
+from assigner.solver.methods.dynamic_program import DynamicProgram
+from assigner.solver.problem.hints import resolve
+from assigner.solver.search.search import Search
 
 if TYPE_CHECKING:
     from assigner.formats.profile import Profile
@@ -53,3 +60,25 @@ def test_no_convex_stages_are_faster(seed):
     found = solve(profile, single(schedule="1f1b", micro_batches=COUNT)).plan.predicted
     assert found is not None
     assert found.step_s <= least_step_s(profile) * 1.01  # where the search without --gap stops
+
+
+def test_where_the_program_takes_long_the_search_begins_with_the_baselines(monkeypatch):
+    """Each candidate has one of theirs at its own count, none asks the dynamic program, and the end is a better one."""
+    profile = make_profile(
+        work=[1e-3, 2e-3, 3e-3, 2e-3, 3e-3, 1e-3, 2e-3], slowness=[1.0, 1.4, 1.9],
+        edges=[(0, 1), (1, 2), (2, 6), (3, 4), (4, 5), (5, 6)],
+    )  # fmt: skip
+    monkeypatch.setattr(tuning, "KNOWN_VISITS", 0)
+    monkeypatch.setattr(DynamicProgram, "run", lambda *_, **__: pytest.fail("the dynamic program ran"))
+    search = Search(*resolve(profile, single(schedule="1f1b", remat="never")), None)
+    simple = find_baselines(search.problem)
+    search.begin_with(simple)
+    search.price()
+    for candidate in search.candidates:
+        assert isinstance(candidate, BranchedCandidate)
+        candidate.start()
+        assert candidate.best is not None
+        assert candidate.best.found_by.startswith(BASELINE)
+    search.run()
+    alone = [each.step_s for each in simple if each.plan and not (each.plan.is_looped or each.plan.is_replicated)]
+    assert search.state.best_value < min(alone)

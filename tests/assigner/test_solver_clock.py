@@ -178,3 +178,30 @@ def test_a_pipeline_is_simulated_at_no_more_depths_once_the_time_is_over(monkeyp
     with pytest.raises(OutOfTime):
         candidate.simulate(pipeline)
     assert [candidate.best.plan] == timed
+
+
+def test_time_is_kept_for_what_follows(monkeypatch):
+    """Within, the time ends earlier by the share that is kept; an end that was brought forward stays."""
+    now = [0.0]
+    monkeypatch.setattr(SolveClock, "now", staticmethod(lambda: now[0]))
+    clock = SolveClock(100.0)
+    with clock.keeping(0.25):
+        assert clock.left_s == 75.0
+        now[0] = 80.0
+        assert clock.over
+    assert clock.left_s == 20.0
+    with clock.keeping(0.25):
+        clock.stop_within(0.0)
+    assert clock.over
+
+
+def test_orders_of_a_branched_graph_have_time_of_their_own():
+    """While the named schedules are searched a quarter of the limit is kept; of a chain nothing is."""
+    towers = [(0, 1), (1, 2), (2, 6), (3, 4), (4, 5), (5, 6)]
+    for edges, kept in ((towers, 0.25), (None, 0.0)):
+        profile = make_profile(work=[1e-3] * 7, slowness=[1.0, 1.5], edges=edges)
+        search = Search(*resolve(profile, SolveOptions(time_limit=1000.0)), None)
+        left = search.problem.clock.left_s
+        with search.keeping_time_for_orders():
+            assert search.problem.clock.left_s == pytest.approx((1 - kept) * left, rel=0.01)
+        assert search.problem.clock.left_s == pytest.approx(left, rel=0.01)

@@ -337,7 +337,7 @@ MOST_TASKS = 40_000
 """A plan with more forwards and backwards than this keeps its named schedule."""
 
 ORDERS_SHARE = 0.25
-"""Of the time this share is kept for placements and orders, which are looked for last."""
+"""Of the time this share is kept for placements and orders of a branched graph, which are looked for last."""
 
 LISTED_GAIN = 0.07
 """Listed orders and several stages a worker are taken if the step is predicted to be shorter by this share. Others are
