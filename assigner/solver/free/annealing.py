@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from assigner.solver.limits import tuning
@@ -88,7 +89,7 @@ class Annealing:
 
     def run(self, first: Arrangement) -> Arrangement:
         """The best placement met on the way from `first`."""
-        tries = 0
+        tries, row = 0, cache(self._row)
 
         def may_go_on() -> bool:
             nonlocal tries
@@ -96,13 +97,13 @@ class Annealing:
             return tries <= self._tries and self._actions > 0 and not (tries % 64 == 1 and self._stop())
 
         def neighbours(at: _Point) -> Iterator[_Point]:
-            here = self._row(at)
+            here = row(at)
             while True:
                 place = self._neighbour(at)
-                yield at if self._row(place) == here else place
+                yield at if row(place) == here else place
 
         def price(place: _Point) -> float:
-            stages = self._row(place)
+            stages = row(place)
             if stages is None:
                 return math.inf
             if stages not in self._known:
@@ -121,7 +122,7 @@ class Annealing:
             _Point.of(first.stages), first.value_s, neighbours=neighbours, price=price, may_go_on=may_go_on,
             accept=accept,
         )  # fmt: skip
-        return self._known.get(self._row(best) or first.stages) or first
+        return self._known.get(row(best) or first.stages) or first
 
     def _row(self, place: _Point) -> Stages | None:
         if not self._pricing.one_stage:
