@@ -58,6 +58,7 @@ def test_without_a_gpu_nothing_is_run() -> None:
 
 @pytest.mark.distributed
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["C", "D", "E", "F", "G", "H"])
 def test_the_parts_end(run: ModuleType, part: str, tmp_path: Path) -> None:
     """Each gives its rows, whatever these say of a CPU."""
