@@ -1,4 +1,4 @@
-"""Synthetic profiles: a chain of partitions on a cluster of three kinds of workers, drawn from a seed.
+"""Synthetic profiles: a chain or graph of partitions on a cluster of three kinds of workers, drawn from a seed.
 
 links     kinds      alike between workers of the same kinds
 distinct   every directed pair has a link of its own
@@ -7,6 +7,10 @@ memory    tight      the activations alone are 1.15 times what all workers hold:
 loose      half of that
 work      like       blocks that differ by a quarter either way, activations of two sizes
 unlike     work, activations, parameters and messages differ by a factor of up to four
+graph     chain      each partition reads the one in front of it
+towers     two chains of equal length, and a last partition that reads both
+fan        the first is read by all others, the last reads them
+layers     three partitions beside each other, each of which reads two of the three in front
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 Links = Literal["kinds", "distinct", "hosts"]
 Memory = Literal["tight", "loose"]
 Work = Literal["like", "unlike"]
+Graph = Literal["chain", "towers", "fan", "layers"]
 
 KINDS = {"fast": (1.0, 24e9), "middle": (1.8, 16e9), "slow": (3.5, 8e9)}
 """Slowness against the first, and memory in bytes."""
@@ -34,9 +39,9 @@ BETWEEN = (2e-4, 1.2e8)
 
 def cluster(
     partitions: int, workers: int, *, links: Links, hosts: int | None = None, memory: Memory = "tight",
-    work: Work = "like", seed: int = 0, batch: int = 32, busy: float = 0.0,
+    work: Work = "like", seed: int = 0, batch: int = 32, busy: float = 0.0, graph: Graph = "chain",
 ) -> Profile:  # fmt: skip
-    """A transformer-like chain on workers of three kinds.
+    """A transformer-like chain, or a graph of such blocks, on workers of three kinds.
 
     Args:
         partitions: A first and a last one unlike the blocks between them.
@@ -48,6 +53,7 @@ def cluster(
         seed: Of all draws.
         batch: Samples in a step.
         busy: Share of a message's time that keeps its receiver busy, and half of it its sender.
+        graph: Who reads from whom; each value has the size that what reads it next in a chain would get.
     """
     rng = random.Random(seed)  # noqa: S311 - a benchmark, not a secret
     names = ["embed", *(f"block.{i}" for i in range(partitions - 2)), "head"]
@@ -77,7 +83,7 @@ def cluster(
         partitions=tuple(
             Partition(name, name, held_, held_, 2 * held_) for name, held_ in zip(names, parameters, strict=True)
         ),
-        edges=tuple(Edge(a, b, size) for (a, b), size in zip(itertools.pairwise(names), sizes, strict=True)),
+        edges=tuple(Edge(names[a], names[b], sizes[a]) for a, b in _pairs(graph, partitions, rng)),
         measurements=tuple(
             Measurement(
                 name, names_of[kinds.index(kind)], size,
@@ -88,6 +94,22 @@ def cluster(
             for kind, (slow, _) in KINDS.items() if kind in kinds
             for size in (1, 8)
         ),
+    )  # fmt: skip
+
+
+def _pairs(graph: Graph, partitions: int, rng: random.Random) -> list[tuple[int, int]]:
+    """The numbers of who makes a value and who reads it."""
+    last = partitions - 1
+    if graph == "chain":
+        return [*itertools.pairwise(range(partitions))]
+    if graph == "fan":
+        return [(0, i) for i in range(1, last)] + [(i, last) for i in range(1, last)]
+    if graph == "towers":
+        towers = range(last // 2), range(last // 2, last)
+        return [*itertools.chain(*map(itertools.pairwise, towers)), *((tower[-1], last) for tower in towers)]
+    layers = [range(first, min(first + 3, partitions)) for first in range(0, partitions, 3)]
+    return sorted(
+        (i, j) for front, behind in itertools.pairwise(layers) for j in behind for i in rng.sample(front, 2)
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/solver/growth.py [--only 48x16 ...] [--links kinds distinct hosts] [--hosts 4] [--seed 0]
                                        [--memory loose] [--work unlike] [--busy 0.4] [--gap 0.01] [--solver cbc]
-                                       [--max-replicas all]
+                                       [--max-replicas all] [--graph towers] [--schedule auto] [--cpu]
 
 One worker a stage unless `--max-replicas` asks for more; a row says how many stages are shared.
 
@@ -65,11 +65,14 @@ HEADER = (
 def solve_one(case: argparse.Namespace, size: Size) -> None:
     """Solve one case in this process and print its row, all but the last two cells."""
     from assigner.solver import SolveOptions, solve
+    from assigner.solver.limits.clock import SolveClock
 
+    if case.cpu:
+        SolveClock.now = staticmethod(time.process_time)
     (links,) = case.links
     profile = cluster(
         size.partitions, size.workers, links=links, hosts=case.hosts or size.hosts, memory=case.memory,
-        work=case.work, seed=case.seed, busy=case.busy,
+        work=case.work, seed=case.seed, busy=case.busy, graph=case.graph,
     )  # fmt: skip
     options = SolveOptions(
         schedule=case.schedule, gap=None if case.close else size.gap if case.gap is None else case.gap,
@@ -112,11 +115,15 @@ def main() -> None:
     parser.add_argument("--hosts", type=int)
     parser.add_argument("--memory", default="tight", choices=["tight", "loose"])
     parser.add_argument("--work", default="like", choices=["like", "unlike"])
+    parser.add_argument("--graph", default="chain", choices=["chain", "towers", "fan", "layers"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--busy", type=float, default=0.0)
     parser.add_argument("--gap", type=float)
     parser.add_argument("--close", action="store_true", help="no gap is asked for: on to 0 where that takes seconds")
     parser.add_argument("--time-limit", type=float)
+    parser.add_argument(
+        "--cpu", action="store_true", help="the limit is of a processor's seconds: a busy machine does not count"
+    )
     parser.add_argument("--solver", default="highs", choices=["highs", "cbc"])
     parser.add_argument("--schedule", default="gpipe", choices=["auto", "gpipe", "1f1b"])
     parser.add_argument("--max-replicas", default="1", metavar="all|N")
