@@ -292,3 +292,25 @@ def test_the_fingerprint_is_the_models():
     assert partition_graph(language()).fingerprint == graph.fingerprint
     assert partition_graph(language(tied=False)).fingerprint != graph.fingerprint
     assert partition_graph(language(), ["norm"]).fingerprint != graph.fingerprint
+
+
+def test_the_fingerprint_does_not_hang_on_where_an_object_lies():
+    """A module may show a function that it calls, which lies elsewhere in each process."""
+
+    class Called(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.called = nn.Parameter(torch.ones(8)), lambda x: 2 * x
+            kept.append(self.called)
+
+        def extra_repr(self):
+            return f"called={self.called}"
+
+        def forward(self, x):
+            return self.called(x * self.weight)
+
+    kept = []
+    made = replace(workload(lambda: nn.Sequential(Called(), Called())), marks=("0", "1"))
+    graphs = [partition_graph(made) for _ in range(2)]
+    assert graphs[0].fingerprint == graphs[1].fingerprint
+    assert len({str(each) for each in kept}) == len(kept)

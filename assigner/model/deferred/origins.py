@@ -100,7 +100,7 @@ def origins_of(
     found: dict[str, int] = defaultdict(int)
     texts: dict[str, tuple[int, int]] = {}
     for where, value in (*named_parameters(model), *reach({}, model.named_modules(), vocabulary=vocabulary)):
-        name = _ADDRESS.sub("", str(where))  # objects of a set have one name, and no order
+        name = without_addresses(str(where))  # objects of a set have one name, and no order
         view = made.get(id(value))
         if numbers_ := list(_numbers(value, vocabulary) if view is None else _looked_at(view, known)):
             found[name] = (found[name] + digest(numbers_)) % (1 << 48)
@@ -119,7 +119,7 @@ def _known(calls: Sequence[Call]) -> dict[int, int]:
     """What has made each storage: all that its values follow from."""
     known, ends = dict[int, int](), list[int]()  # by storage, what it is; by call, where its draws ended
     for call in calls:
-        parts = [str(call.function), *_given(call, known)]
+        parts = [without_addresses(str(call.function)), *_given(call, known)]
         if call.source is not None:
             parts.append(str(ends[call.source]) if isinstance(call.source, int) else call.source.numpy().tobytes())
         ends.append(digest(parts))
@@ -214,6 +214,11 @@ def digest(parts: Iterable[str | bytes]) -> int:
     for each in parts:
         found.update(each if isinstance(each, bytes) else f"{each};".encode())
     return int.from_bytes(found.digest(), "big")
+
+
+def without_addresses(text: str) -> str:
+    """What stands for an object, as every process has it: Python shows functions and objects by where they lie."""
+    return _ADDRESS.sub("", text)
 
 
 def _elements(tensor: torch.Tensor) -> Iterator[str | bytes]:

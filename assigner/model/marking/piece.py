@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.model.deferred.mutation import tensor_leaves
+from assigner.model.deferred.origins import without_addresses
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.glue import is_size
@@ -256,7 +257,7 @@ def _structure(builder: PieceBuilder, parameters: Sequence[str], buffers: Sequen
             f"{leaf.dtype}{builder.cutter.symbols.names(leaf.shape)}" for leaf in tensor_leaves(node.meta.get("val"))
         ]
         args: Any = fx.map_arg((node.args, node.kwargs), lambda each: f"%{number[each]}")
-        rows.append((node.op, target, repr(args), shapes))
+        rows.append((node.op, without_addresses(target), without_addresses(repr(args)), shapes))
     state = [
         (str(tensors[name].dtype), tuple(tensors[name].shape), tensors[name].requires_grad)
         for name in (*parameters, *buffers)
