@@ -233,8 +233,7 @@ class Installation:
             good: False: nothing is applied, anywhere.
         """
         applied = optimizer.applied if good else None
-        hooks = optimizer.hooked(runs=applied is not None) if good and any(optimizer.hooks) else None
-        self.executor.update(applied, number, hooks)
+        self.executor.update(applied, number, optimizer.around(applied, self.member.device) if good else None)
         if good and self.plan.is_divided:
             self.member.before_sums()
             self.gathering.run(self.member, self.executor.recorder, gradients=optimizer.changes_gradients)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
+import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +18,7 @@ from workloads import WIDTH, Skips, graph_of, language, make_plan, skips
 
 from assigner import Pipeline
 from assigner.errors import UsageError
+from assigner.machine.generators import GeneratorStates
 from assigner.runtime.stages.updaters import shares_of
 from assigner.runtime.update.optimizer import PipelineOptimizer
 from assigner.runtime.update.rankoptimizer import RankOptimizer
@@ -492,6 +496,106 @@ def test_what_draws_is_told_so():
 
     with pytest.raises(UsageError, match="Noisy draws random numbers in its step: what it does to 'parts"):
         check(lambda parameters: Noisy(parameters, lr=0.1))
+
+
+class Drawing(torch.optim.SGD):
+    """Adds noise of some size to some parameters."""
+
+    def __init__(self, parameters: Any, *, size: float, draw: Any = torch.randn_like, wanted: Any = lambda _: True):
+        super().__init__(parameters, lr=0.1)
+        self.size, self.draw, self.wanted = size, draw, wanted
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for each in filter(self.wanted, (each for group in self.param_groups for each in group["params"])):
+            each.add_(self.draw(each), alpha=self.size)
+        return super().step(closure)
+
+
+def by_numpy(like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.random.rand(*like.shape)).to(like)
+
+
+def by_python(like: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(like, random.random())
+
+
+@pytest.mark.parametrize("draw", [torch.randn_like, by_numpy, by_python])
+@pytest.mark.parametrize("size", [1.0, 1e-12])
+def test_noise_however_small_is_told_as_draws(size, draw):
+    """It is compared to the last bit; and where one worker has all parameters, it is no matter."""
+    before = GeneratorStates.now()
+    with pytest.raises(UsageError, match="Drawing draws random numbers in its step: what it does to 'parts"):
+        check(lambda parameters: Drawing(parameters, size=size, draw=draw))
+    assert check(lambda parameters: Drawing(parameters, size=size, draw=draw), [NAMES, NAMES])
+    assert GeneratorStates.now() == before
+
+
+def updated(build: Any, shares: Any, model: nn.Module) -> None:
+    """What a worker does that has the first parameters, or all that there are."""
+    named = list(model.named_parameters())
+    held = {name: each for name, each in named if name in shares[0]}
+    made = RankOptimizer(replace(skips(), optimizer=build), named, held, shares=shares, ranks=2)
+    for each in held.values():
+        each.grad = torch.ones_like(each)
+    with made.around(made.applied, torch.device("cpu")) or contextlib.nullcontext():
+        made.local.step()
+
+
+@pytest.mark.parametrize("draw", [torch.randn_like, by_numpy, by_python])
+@pytest.mark.parametrize(
+    ("wanted", "kind"),
+    [
+        (lambda each: each.dtype == torch.bfloat16, torch.bfloat16),
+        (lambda each: 66 in each.shape, torch.float64),
+    ],
+)
+def test_draws_that_a_trial_does_not_see_end_the_first_update(wanted, kind, draw):
+    """Those for a type, or a size: where others have parameters for which they would be drawn too."""
+    model = nn.Sequential(*(nn.Linear(66 if n == 0 else 8, 8) for n in range(4))).to(kind)
+    names = tuple(name for name, _ in model.named_parameters())
+
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        return Drawing(parameters, size=1.0, draw=draw, wanted=wanted)
+
+    updated(build, [names, names], model)
+    with pytest.raises(UsageError, match="Drawing draws random numbers in its step: what it does to "):
+        updated(build, [names[:4], names[4:]], model)
+    updated(lambda parameters: Drawing(parameters, size=1.0, wanted=lambda _: False), [names[:4], names[4:]], model)
+
+
+@pytest.mark.parametrize("draw", [np.random.rand, random.random, lambda: float(torch.rand(()))])
+def test_one_draw_for_a_whole_step_is_alike_on_all_workers(draw):
+    """It does not say what there is for which it draws."""
+
+    class Whimsical(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            self.param_groups[0]["lr"] = 0.1 * draw()
+            return super().step(closure)
+
+    updated(lambda parameters: Whimsical(parameters, lr=0.1), SHARES, Skips())
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_an_optimizer_with_modes_is_tried_in_both(clips):
+    """As it was built its step may fail, or do something else."""
+
+    class Switched(Clipping):
+        trains = False
+
+        def train(self) -> None:
+            self.trains = True
+
+        def step(self, closure: Any = None) -> Any:
+            if not self.trains and not clips:
+                raise RuntimeError("not in train mode")
+            return super().step(closure) if self.trains and clips else torch.optim.SGD.step(self, closure)
+
+    if clips:
+        with pytest.raises(UsageError, match="looks at several parameters at once"):
+            check(lambda parameters: Switched(parameters, lr=0.1))
+    else:
+        assert check(lambda parameters: Switched(parameters, lr=0.1))
 
 
 def test_a_worker_without_gradients_takes_no_part_in_what_fails_there():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from foreign.case import case
 from foreign.hooks import Net
@@ -272,3 +273,63 @@ def _():
             return self.last(torch.tanh(self.second(torch.tanh(self.first(x)) * self.scale)))
 
     return workload(Stepping, *MARKS)
+
+
+class Projecting(SGD):
+    """Takes the gradients of long matrices through a random direction, as GaLore-like ones do; of others it draws nothing."""
+
+    def step(self, closure=None):
+        for each in (each for group in self.param_groups for each in group["params"] if each.grad is not None):
+            if each.shape == (1, WIDTH):
+                along = torch.randn_like(each)
+                each.grad = along * (along * each.grad).sum() / WIDTH
+        return super().step(closure)
+
+
+with_optimizer(
+    "random projections of gradients beyond a size",
+    lambda parameters: Projecting(parameters, lr=0.05),
+    refusal=ALL,
+    random=True,
+)
+
+
+class Whimsical(SGD):
+    """Takes a step as long as NumPy and torch say, one number of each for all parameters."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["lr"] = 0.05 * float(np.random.rand() + torch.rand(()))
+        return super().step(closure)
+
+
+with_optimizer(
+    "a rate that is drawn anew for each step, from NumPy and torch",
+    lambda parameters: Whimsical(parameters, lr=0.05),
+    random=True,
+)
+
+
+class Switched(SGD):
+    """Has modes, as schedule-free ones: a step in the other one is an error."""
+
+    trains = False
+
+    def train(self):
+        self.trains = True
+
+    def eval(self):
+        self.trains = False
+
+    def step(self, closure=None):
+        assert self.trains, "optimizer.train() comes before step()"
+        return super().step(closure)
+
+
+def train(step, parameters, optimizer):
+    optimizer.train()
+
+
+with_optimizer(
+    "modes: train() before each step (schedule-free)", lambda parameters: Switched(parameters, lr=0.05), loop=train
+)

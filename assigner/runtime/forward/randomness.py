@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import random
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -61,6 +61,17 @@ def seed_python(seed: int) -> None:
     random.seed(seed)
     if (numpy := sys.modules.get("numpy.random")) is not None:
         numpy.seed(seed & 0xFFFF_FFFF)
+
+
+def generator_states(device: torch.device) -> tuple[Any, ...]:
+    """What the generators hold that code draws from without naming one, to be compared: torch's, Python's, NumPy's.
+
+    Args:
+        device: Torch's is that of the CPU, and of the device if it is another.
+    """
+    states = DeviceStates.now(device)
+    on_device = None if states.on_device is None else states.on_device.numpy().tobytes()
+    return states.on_host.numpy().tobytes(), on_device, GeneratorStates.now()
 
 
 _kept: list[GeneratorStates | None] = []  # of each open block: Python's and NumPy's states, once they are seeded

@@ -18,7 +18,7 @@ from assigner.model.singleprocess import StandIns, as_rank, as_single_process
 from assigner.runtime.batch.staterows import kept
 from assigner.runtime.forward.compiling import compiled
 from assigner.runtime.forward.heldtensors import HeldTensor, as_they_were
-from assigner.runtime.forward.randomness import kept_generators, partition_seed, seed_device
+from assigner.runtime.forward.randomness import kept_generators, partition_seed, seed_device, seed_python
 from assigner.runtime.forward.state import PartitionState
 from assigner.runtime.messages.staging import copied_to
 from assigner.runtime.recording.ranges import is_profiled, range_of
@@ -230,24 +230,26 @@ class Executor:
         self,
         optimizer: torch.optim.Optimizer | None,
         number: int,
-        hooks: contextlib.AbstractContextManager[None] | None = None,
+        around: contextlib.AbstractContextManager[None] | None = None,
     ) -> None:
         """The program's last action.
 
         Args:
             optimizer: None: nothing is applied.
             number: The update's number, by which an optimizer draws: workers that share a parameter draw the same.
-            hooks: Of the script, around it; None: there are none.
+            around: What is around it, as hooks of the script; None: nothing.
         """
         self.member.at = "the optimizer's update"
         action = Action(ActionKind.UPDATE, -1, -1)
         span = None if self.recorder is None else self.recorder.begin(action)
-        if optimizer is not None or hooks is not None:
+        if optimizer is not None or around is not None:
             with range_of(action, ()), contextlib.ExitStack() as kept:
-                if hooks is not None or (optimizer is not None and not is_known(optimizer)):  # torch's own draw nothing
+                if around is not None or not (optimizer is None or is_known(optimizer)):  # torch's own draw nothing
                     kept.enter_context(kept_generators(self.device))
-                    seed_device(partition_seed(self.seed, number, "the update", -1), self.device)
-                with as_single_process(), hooks or contextlib.nullcontext():
+                    seed = partition_seed(self.seed, number, "the update", -1)
+                    seed_device(seed, self.device)
+                    seed_python(seed)
+                with as_single_process(), around or contextlib.nullcontext():
                     if optimizer is not None:
                         step_in_parts(optimizer, (each.module.parameters() for each in self.runners.values()))
         if self.recorder is not None and span is not None:

@@ -18,6 +18,7 @@ import functools
 import hashlib
 import inspect
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
@@ -32,6 +33,7 @@ from assigner.runtime.update.separability import (
     CLOSURE_HINT,
     StepBehaviour,
     closure_words,
+    drawing_nothing,
     has_own,
     hooks_on_all,
     is_known,
@@ -177,7 +179,9 @@ class RankOptimizer:
         most = sum(not trained.isdisjoint(share) for share in shares)
         most = max(most, *(count for name, count in holders.items() if name in trained), 0)
         is_spread = max([len(shares), *holders.values()]) > 1
-        self._checked = Verdict(is_spread, StepBehaviour(keeps_gradients=has_own(self.local, "zero_grad")))
+        behaviour = StepBehaviour(keeps_gradients=has_own(self.local, "zero_grad"))
+        is_apart = any(trained - {*share} for share in shares if not trained.isdisjoint(share))
+        self._checked = Verdict(is_spread, behaviour, is_apart=is_apart)
         if is_spread and any(self.hooks):
             _refuse_hook()
         self._tried = hooks_on_all()
@@ -192,7 +196,7 @@ class RankOptimizer:
             return False
         if is_usual or (not is_spread and self.ranks == 1):
             return False
-        self._checked = Verdict(is_spread, self._checked.behaviour, shares).tried_out(self._as_tried, {})
+        self._checked = replace(self._checked, shares=shares).tried_out(self._as_tried, {})
         if changed := self._changed():
             self._checked = self._checked.tried_again(self._as_tried, changed)
         return True
@@ -348,6 +352,21 @@ class RankOptimizer:
             before, self._verdict = self._verdict, self._verdict.tried_again(self._as_tried, changed)
             if before is not self._verdict:
                 self.agree(numbers)
+
+    def around(
+        self, applied: torch.optim.Optimizer | None, device: torch.device
+    ) -> contextlib.AbstractContextManager[None] | None:
+        """What is around an update: hooks on the handle, or a look at what it draws; None: nothing.
+
+        Args:
+            applied: What makes it on this rank; None: nothing.
+            device: Where.
+        """
+        if any(self.hooks):
+            return self.hooked(runs=applied is not None)
+        if applied is None or is_known(applied) or not self._verdict.is_apart or self._verdict.behaviour.draws_alike:
+            return None
+        return drawing_nothing(applied, device)
 
     @contextlib.contextmanager
     def hooked(self, *, runs: bool) -> Iterator[None]:

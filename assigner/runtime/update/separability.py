@@ -8,7 +8,11 @@ the user's builder makes one optimizer over all of them and one over each worker
 steps, and then the parameters must be the same; so they must where the parameters of some workers have no gradients, or
 such as are not finite, and those of others have. They tell two more things, too: whether the step runs where no
 parameter has a gradient, and whether it changes gradients. A `zero_grad` of an optimizer's own is called as well: it
-may keep something of them.
+may keep something of them. Where an optimizer has modes (`train()`, as schedule-free ones), both are tried.
+
+What draws is compared to the last bit, for noise may be as small as it likes. Stand-ins are small and in float64: what
+draws for large matrices alone, or for those in bfloat16, does not there. So true updates are watched, too:
+`drawing_nothing`. What draws as often whatever it is over, as one number for a step, draws alike on all workers.
 
 What treats every parameter by itself may also take one part of them after the other: see `step_in_parts`.
 """
@@ -28,12 +32,12 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from assigner.errors import UsageError
-from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.likeness import in_likeness
 from assigner.runtime.forward.heldtensors import has_values_of
+from assigner.runtime.forward.randomness import generator_states, kept_generators, seed_device, seed_python
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 Named = Mapping[str, nn.Parameter]
 Build = Callable[[Named, Named], torch.optim.Optimizer]
@@ -65,12 +69,14 @@ class StepBehaviour:
         runs_idle: It runs where no parameter has a gradient, or there is none; False: it fails there.
         changes_gradients: It leaves other gradients than it finds, as one that clips them in place.
         keeps_gradients: Its `zero_grad` leaves something of them.
+        draws_alike: It draws random numbers, and the same whatever parameters it is given.
         figure: Of what it does to stand-ins, which are alike on all ranks; 0: it was not tried out.
     """
 
     runs_idle: bool = True
     changes_gradients: bool = False
     keeps_gradients: bool = False
+    draws_alike: bool = False
     figure: float = 0.0
 
     def joined(self, other: StepBehaviour) -> StepBehaviour:
@@ -79,6 +85,7 @@ class StepBehaviour:
             runs_idle=self.runs_idle and other.runs_idle,
             changes_gradients=self.changes_gradients or other.changes_gradients,
             keeps_gradients=self.keeps_gradients or other.keeps_gradients,
+            draws_alike=self.draws_alike or other.draws_alike,
             figure=other.figure,
         )
 
@@ -89,14 +96,14 @@ class _Trial:
 
     Args:
         updates: The sums of the updates, and that of the last step, with the largest gradients.
-        draws: A step has drawn random numbers.
+        drawn: What the generators held in the end; None: no step has drawn.
         changed_gradients: One of the steps has left other gradients.
         kept_gradients: The optimizer's own `zero_grad` has left some.
         figure: Of all updates, measured by the gradients: another kind of step has another one, beyond rounding.
     """
 
     updates: Mapping[str, tuple[torch.Tensor, ...]]
-    draws: bool = False
+    drawn: tuple[Any, ...] | None = None
     changed_gradients: bool = False
     kept_gradients: bool = False
     figure: float = 0.0
@@ -169,13 +176,48 @@ def check_separable(
     Raises:
         UsageError: what it does with a parameter depends on the others; or this cannot be found out.
     """
+    if callable(getattr(optimizer, "train", None)):
+        return _checked_in_modes(optimizer, model, shares, build)
+    return _checked(optimizer, model, shares, build)
+
+
+def _checked_in_modes(
+    optimizer: torch.optim.Optimizer,
+    model: Sequence[tuple[str, nn.Parameter]],
+    shares: Sequence[Collection[str]],
+    build: Build,
+) -> StepBehaviour:
+    """As `check_separable`, of one with modes: as scripts have it by `train()`, and as it was built if it runs so."""
+
+    def training(whole: Named, held: Named) -> torch.optim.Optimizer:
+        made: Any = build(whole, held)
+        made.train()
+        return cast("torch.optim.Optimizer", made)
+
+    found = list[StepBehaviour]()
+    for each in (training, build):
+        try:
+            found.append(_checked(optimizer, model, shares, each))
+        except UntriedError:
+            if each is build and not found:
+                raise
+    return functools.reduce(StepBehaviour.joined, found)
+
+
+def _checked(
+    optimizer: torch.optim.Optimizer,
+    model: Sequence[tuple[str, nn.Parameter]],
+    shares: Sequence[Collection[str]],
+    build: Build,
+) -> StepBehaviour:
+    """As `check_separable`, in one mode."""
     name = type(optimizer).__name__
     whole = frozenset(name for name, _ in model)
     wanting = {name for name, each in model if each.requires_grad}
     parts = dict.fromkeys([*map(frozenset, shares), frozenset()])
     trials = _Trials(model, parts, build)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with _kept():
             together, apart = _tried_apart(trials, parts, wanting)
             odd = _tried_oddly(trials, [share for share in parts if share & wanting])
     except Exception as error:
@@ -193,13 +235,8 @@ def check_separable(
     none = _Trial({key: tuple(each * 0 for each in updates) for key, updates in together.updates.items()})
     found = _differing(together, {share: apart.get(share, none) for share in parts})
     looks = f"{name}, with the hooks on its step if there are any, looks at several parameters at once: what it does to"
-    if found is not None and together.draws:
-        raise UsageError(
-            f"{name} draws random numbers in its step: what it does to {found!r} depends on what was drawn for others,"
-            " which another worker has under this plan",
-            hint="have it draw for each parameter from a torch.Generator of that parameter's own; or solve for one"
-            " worker (--only)",
-        )
+    if found is not None and together.drawn:
+        raise _drawn_error(optimizer, repr(found))
     if found is not None and trials.go_on(whole):
         raise UsageError(
             f"{name}, or a hook on its step, keeps something that outlives it, as in an attribute of its class, a name"
@@ -211,6 +248,8 @@ def check_separable(
         raise UsageError(f"{looks} {found!r} depends on others that another worker has under this plan", hint=_HINT)
     for words, trial, fine in odd:
         if (found := _differing(trial, fine)) is not None:
+            if trial.drawn:
+                raise _drawn_error(optimizer, repr(found))
             raise UsageError(
                 f"{looks} {found!r} depends on whether the gradients of others {words}, which another worker has under"
                 " this plan",
@@ -221,9 +260,47 @@ def check_separable(
         runs_idle=apart.keys() == parts.keys(),
         changes_gradients=any(each.changed_gradients for each in every),
         keeps_gradients=any(each.kept_gradients for each in (*every, *apart.values())),
+        draws_alike=together.drawn is not None and all(each.drawn == together.drawn for each in apart.values()),
         figure=together.figure,
     )
 
+
+def _drawn_error(optimizer: torch.optim.Optimizer, what: str) -> UsageError:
+    return UsageError(
+        f"{type(optimizer).__name__} draws random numbers in its step: what it does to {what} depends on what was drawn"
+        " for others, which another worker has under this plan",
+        hint="have it draw for each parameter from a torch.Generator of that parameter's own; or solve for one"
+        " worker (--only)",
+    )
+
+
+@contextlib.contextmanager
+def drawing_nothing(optimizer: torch.optim.Optimizer, device: torch.device) -> Iterator[None]:
+    """A step over some of what is trained, from generators that are seeded alike for all: it is to draw nothing.
+
+    To look takes some ten microseconds, so every update is looked at.
+
+    Args:
+        optimizer: Whose step it is.
+        device: Where it computes.
+
+    Raises:
+        UsageError: it has drawn.
+    """
+    before = generator_states(device)
+    yield
+    if generator_states(device) != before:
+        raise _drawn_error(optimizer, "a parameter")
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    """Trials, which seed the generators for themselves."""
+    with kept_generators(_CPU, draws=True):
+        yield
+
+
+_CPU = torch.device("cpu")
 
 _HINT = (
     "clip gradients by their global norm with pipeline.step(batch, max_norm=...) or pipeline.clip_grad_norm_, not in"
@@ -294,10 +371,15 @@ def _tried_oddly(
 
 
 def _differing(together: _Trial, apart: Mapping[frozenset[str], _Trial]) -> str | None:
-    """A parameter that steps over all have moved otherwise than steps over those of its worker."""
+    """A parameter that steps over all have moved otherwise than steps over those of its worker.
+
+    Beyond rounding, or by a bit where they draw: what draws for each parameter may have as small an effect as it likes.
+    """
     for share, trial in apart.items():
+        noise = 0.0 if together.drawn or trial.drawn else _NOISE
         for key in filter(share.__contains__, together.updates):
-            if not all(map(_alike, together.updates[key], trial.updates[key])):
+            pairs = zip(together.updates[key], trial.updates[key], strict=True)
+            if not all(_alike(*pair, noise=noise) for pair in pairs):
                 return key
     return None
 
@@ -321,7 +403,7 @@ class _Trials:
     def runs_with_closure(self, share: Collection[str]) -> bool:
         """Whether a step that fails without a closure calls one that it is given, and does not fail then."""
         scales, called = (*_SCALES, _LARGEST[-1]), list[bool]()
-        with torch.random.fork_rng(devices=[]):
+        with _kept():
             with contextlib.suppress(Exception):
                 self.tried(share, scales)
                 return False  # it fails over others
@@ -332,7 +414,7 @@ class _Trials:
 
     def go_on(self, share: Collection[str]) -> bool:
         """Whether two of the same optimizer, one after the other, do not do the same."""
-        with torch.random.fork_rng(devices=[]), contextlib.suppress(Exception):
+        with _kept(), contextlib.suppress(Exception):
             return _differing(self.tried(share, _SCALES), {frozenset(share): self.tried(share, _SCALES)}) is not None
         return False
 
@@ -355,7 +437,8 @@ class _Trials:
             called: Notes its calls of a closure, which gives the same gradients again; None: there is no closure.
         """
         generator = torch.Generator().manual_seed(0)
-        torch.default_generator.manual_seed(0)
+        seed_device(0, _CPU)
+        seed_python(0)
         small = {name: _small(each, generator, is_large=name in self._large) for name, each in self._model}
         directions = {
             name: ((_random(each, generator).abs() + 0.1) * (_PHASE if each.is_complex() else 1)).to(each.dtype)
@@ -365,7 +448,7 @@ class _Trials:
         before = {name: each.detach().clone() for name, each in held.items()}
         optimizer = self._build({name: each if name in held else stand_in(each) for name, each in small.items()}, held)
         changed, kept, figure = False, False, 0.0
-        states = GeneratorStates.now(), torch.default_generator.get_state()
+        states = generator_states(_CPU)
         moved: dict[str, torch.Tensor] = {}
         for n, scale in enumerate(scales):
             moved = {name: each.detach().clone() for name, each in held.items()}
@@ -402,8 +485,8 @@ class _Trials:
             steps = ((each.detach() - moved[name]).nan_to_num(0.0, 0.0, 0.0) for name, each in sorted(held.items()))
             figure += sum(weight * float(each.norm()) / scale for weight, each in enumerate(steps, 1))
         updates = {name: (moved[name] - before[name], each.detach() - moved[name]) for name, each in held.items()}
-        draws = states[0] != GeneratorStates.now() or not states[1].equal(torch.default_generator.get_state())
-        return _Trial(updates, draws, changed, kept, figure)
+        after = generator_states(_CPU)
+        return _Trial(updates, None if after == states else after, changed, kept, figure)
 
 
 def _small(parameter: nn.Parameter, generator: torch.Generator, *, is_large: bool) -> nn.Parameter:
@@ -432,13 +515,13 @@ def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return one.layout == other.layout and has_values_of(one, other)
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _alike(one: torch.Tensor, other: torch.Tensor, *, noise: float) -> bool:
     finite = one.isfinite()
     if not torch.equal(finite, other.isfinite()):
         return False
     one, other = one[finite], other[finite]
     largest = max((float(each.abs().max()) for each in (one, other) if each.numel()), default=0.0)
-    return bool(((one - other).abs() <= _NOISE * largest).all())
+    return bool(((one - other).abs() <= noise * largest).all())
 
 
 def step_in_parts(optimizer: torch.optim.Optimizer, parts: Iterable[Iterable[nn.Parameter]]) -> None:

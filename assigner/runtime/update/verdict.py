@@ -67,12 +67,14 @@ class Verdict:
         behaviour: How its step is to be treated.
         shares: As `RankOptimizer.check` takes them, if it was tried out; None: it was not.
         tried: The kinds of settings of the script's with which it was.
+        is_apart: A worker does not update all that is trained: what it draws, it draws for some parameters alone.
     """
 
     is_spread: bool
     behaviour: StepBehaviour
     shares: Sequence[Collection[str]] | None = None
     tried: frozenset[Any] = frozenset()
+    is_apart: bool = False
 
     def tried_out(self, tried: Tried, changed: Mapping[tuple[int, str], Any]) -> Verdict:
         """What small stand-ins tell of it.
