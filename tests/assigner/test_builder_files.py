@@ -7,7 +7,9 @@ import pickle
 from typing import TYPE_CHECKING
 
 import pytest
+import safetensors.torch as safe
 import torch
+from safetensors import safe_open
 from torch import nn
 from torch.nn.utils import prune
 
@@ -94,3 +96,76 @@ def test_what_was_saved_before_can_be_loaded(way: str, tmp_path: Path) -> None:
     plain = Two(then).state_dict()
     found = DeferredModel(lambda: Two(then), seed=5).materialise(plain)
     assert all(torch.equal(each, found[name]) for name, each in plain.items())
+
+
+def opened(net: Two, file: Path) -> None:
+    with safe_open(file, "pt") as found, torch.no_grad():
+        net.two.bias.copy_(found.get_tensor("bias") * 2)
+        net.two.weight[1:].copy_(found.get_slice("weight")[1:])
+
+
+def written_in_place(net: Two, file: Path) -> None:
+    state = safe.load_file(file)
+    state["weight"].fill_diagonal_(0)
+    net.two.load_state_dict(state)
+    state["bias"].zero_()
+
+
+def read(net: Two, file: Path) -> None:
+    state = safe.load_file(file)
+    with torch.no_grad():
+        net.two.weight.mul_(float(state["weight"].norm()))
+        net.two.bias.copy_(torch.tensor(state["bias"].tolist()))
+        net.one.bias.add_(float(state["bias"].numpy().sum()))
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda net, file: net.two.load_state_dict(safe.load_file(file)),
+        lambda net, file: net.two.load_state_dict(safe.load_file(file), assign=True),
+        lambda net, file: net.two.load_state_dict(safe.load(file.read_bytes())),
+        lambda net, file: safe.load_model(net.two, file),
+        opened,
+        written_in_place,
+        read,
+    ],
+)
+def test_safetensors_are_read_as_what_torch_saves_is(then: Callable[[Two, Path], object], tmp_path: Path) -> None:
+    """To the last bit; and each process has the same origins of it, which follow what is in the file."""
+    file, layer, origins = tmp_path / "saved", nn.Linear(3, 3), list[list[float]]()
+    for _ in range(2):
+        safe.save_file(layer.state_dict(), file)
+        torch.manual_seed(5)
+        plain = Two(lambda net: then(net, file)).state_dict()
+        made = [DeferredModel(lambda: Two(lambda net: then(net, file)), seed=5) for _ in range(2)]
+        found = made[0].materialise(plain)
+        assert all(torch.equal(each, found[name]) for name, each in plain.items())
+        assert made[0].origins == made[1].origins
+        origins.append(made[0].origins.numbers)
+        nn.init.normal_(layer.weight)
+    assert origins[0] != origins[1]
+
+
+def test_tied_weights_are_known_by_where_they_lie(tmp_path: Path) -> None:
+    """As safetensors leaves out one of two names, and asks for it where memory is another one."""
+
+    def tied() -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        return model
+
+    def build() -> nn.Module:
+        model = tied()
+        places = [each.data_ptr() for each in model.state_dict().values()]
+        assert len({*places}) == 3
+        assert model[0].weight.untyped_storage().data_ptr() == places[0] == model[0].weight[1:].data_ptr() - 12
+        safe.load_model(model, tmp_path / "tied")
+        return model
+
+    safe.save_model(tied(), str(tmp_path / "tied"))
+    made = DeferredModel(build, seed=5)
+    assert made.tensors()["0.weight"] is made.tensors()["1.weight"]
+    expected = build().state_dict()
+    found = made.materialise(expected)
+    assert all(torch.equal(each, found[name]) for name, each in expected.items())

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+import weakref
+
 import torch
 from foreign.case import case
+from safetensors.torch import load_model, save_model
 from torch import nn
-from workloads import WIDTH
+from workloads import WIDTH, workload
 
 
 class Net(nn.Module):
@@ -530,3 +534,30 @@ class TakenBefore(UsedAgain):
 class MarkedAgain(UsedAgain):
     def behind(self, y):
         return self.first(y)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+@case("one weight for two marked layers, loaded by safetensors in the builder (load_model)")
+def _():
+    folder = tempfile.TemporaryDirectory()
+    file = f"{folder.name}/saved"
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        save_model(Tied(), file)
+
+    def loaded():
+        model = Tied()
+        load_model(model, file)
+        return model
+
+    weakref.finalize(loaded, folder.cleanup)  # it goes with the last workload that has this builder
+    return workload(loaded, "first", "second", "last")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 META = torch.device("meta")
+_DATA_PTR = torch.UntypedStorage.data_ptr
 _LOADED_HINT = (
     "load a state_dict before, in the function that makes the workload; the builder makes the model, converts it, and"
     " ends with model.load_state_dict(state)"
@@ -176,6 +177,12 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """True if the builder itself has put a tensor on the meta device; torch.tensor does so unseen by a mode."""
         return is_meta(tensor) and (_storage(tensor) in self.meta or _storage(tensor) not in self.storages)
 
+    def place(self, storage: torch.UntypedStorage) -> int:
+        """Where its memory lies; of one that has none, what no other has: who compares these finds what is tied."""
+        if storage.device != META or storage._cdata in self.meta:
+            return _DATA_PTR(storage)
+        return int(storage._cdata)
+
     def has_made(self, tensor: torch.Tensor) -> bool:
         """True if the builder has made a tensor, with values that a replay makes again."""
         return is_meta(tensor) and _storage(tensor) in self.storages and _storage(tensor) not in self.meta
@@ -289,6 +296,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for name in ("cpu", "tolist", "_write_file"):
                 reads = _with_memory(getattr(torch.UntypedStorage, name))
                 stack.enter_context(mock.patch.object(torch.UntypedStorage, name, reads))
+            stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _placing(self)))
             loaded = _loaded(torch._utils._rebuild_tensor)
             stack.enter_context(mock.patch.object(torch._utils, "_rebuild_tensor", loaded))
             with self._told():
@@ -332,6 +340,7 @@ class LooksReal(TorchFunctionMode):
     """
 
     _IS_META, _DEVICE = torch.Tensor.is_meta.__get__, torch.Tensor.device.__get__  # type: ignore[attr-defined]
+    _TOLD = (_IS_META, _DEVICE, torch.Tensor.data_ptr)
     _READERS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__format__)
     _INDEXERS = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
@@ -341,14 +350,14 @@ class LooksReal(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in (self._IS_META, self._DEVICE) and not self.recorder.is_meant(args[0]):
-            return False if func == self._IS_META else torch.device("cpu") if is_meta(args[0]) else func(*args)
+        if func in self._TOLD and not self.recorder.is_meant(args[0]):
+            return self._told(func, args[0]) if is_meta(args[0]) else func(*args)
         if func in self._READERS and is_meta(args[0]):
             args = (self.recorder.real(args[0]), *args[1:])
             with _disable_current_modes():
                 return func(*args, **kwargs)
-        if getattr(func, "__name__", "") == "__deepcopy__" and not is_meta(args[0]):
-            with _disable_current_modes():  # it sets a tensor of this device upon the copied memory
+        if _takes_memory(func, args):
+            with _disable_current_modes():
                 return func(*args, **kwargs)
         if func in self._INDEXERS and is_meta(args[0]):
             args = (args[0], _index(args[1]), *args[2:])
@@ -359,6 +368,12 @@ class LooksReal(TorchFunctionMode):
             if func in _VALUES_ALONE and self.recorder.is_one(args, kwargs):
                 return self.recorder.as_one(func, args, kwargs)
             return func(*args, **kwargs)
+
+    def _told(self, func: Any, tensor: torch.Tensor) -> Any:
+        """What is said of a tensor on the meta device."""
+        if func is torch.Tensor.data_ptr:
+            return self.recorder.place(tensor.untyped_storage()) + tensor.storage_offset() * tensor.element_size()
+        return torch.device("cpu") if func == self._DEVICE else False
 
     def asks_meta(self, words: tuple[Any, ...]) -> bool:
         """True if a call of the builder names the meta device, by itself, by a tensor there or by a block around it."""
@@ -393,6 +408,15 @@ def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
     return read
 
 
+def _placing(recorder: CallRecorder) -> Callable[[torch.UntypedStorage], int]:
+    """In the place of the method that says where a storage lies."""
+
+    def data_ptr(storage: torch.UntypedStorage) -> int:
+        return recorder.place(storage)
+
+    return data_ptr
+
+
 def _loaded(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """In the place of what gives a tensor to memory that was read from a file: it stays there."""
 
@@ -403,6 +427,16 @@ def _loaded(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
             return original(storage, *args)
 
     return rebuild
+
+
+def _takes_memory(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether torch sets a tensor upon memory that is there, where a mode would have it on this device.
+
+    A copy by `copy.deepcopy`, or a part of a file, as safetensors gives it to torch.asarray.
+    """
+    if func is torch.asarray:
+        return bool(args) and isinstance(args[0], torch.UntypedStorage) and args[0].device != META
+    return getattr(func, "__name__", "") == "__deepcopy__" and not is_meta(args[0])
 
 
 def _within(error: BaseException) -> BuilderError | None:
