@@ -564,6 +564,29 @@ def test_draws_that_a_trial_does_not_see_end_the_first_update(wanted, kind, draw
     updated(lambda parameters: Drawing(parameters, size=1.0, wanted=lambda _: False), [names[:4], names[4:]], model)
 
 
+ONE = torch.Generator()
+
+
+@pytest.mark.parametrize(
+    ("generators", "is_refused"),
+    [(lambda _: ONE, True), (lambda each: torch.Generator().manual_seed(each.dim()), False)],
+)
+def test_draws_for_a_type_are_seen_in_that_type(generators, is_refused):
+    """From a generator of the optimizer's own, too, as one for all that are rounded; one for each parameter will do."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).bfloat16()
+    names = tuple(name for name, _ in model.named_parameters())
+
+    def draw(like: torch.Tensor) -> torch.Tensor:
+        return torch.randn(like.shape, generator=generators(like)).to(like)
+
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        return Drawing(parameters, size=1.0, draw=draw, wanted=lambda each: each.dtype == torch.bfloat16)
+
+    updated(build, [names, names], model)
+    with pytest.raises(UsageError, match="in its step: what it does to '") if is_refused else contextlib.nullcontext():
+        updated(build, [names[:4], names[4:]], model)
+
+
 @pytest.mark.parametrize("draw", [np.random.rand, random.random, lambda: float(torch.rand(()))])
 def test_one_draw_for_a_whole_step_is_alike_on_all_workers(draw):
     """It does not say what there is for which it draws."""

@@ -10,9 +10,10 @@ such as are not finite, and those of others have. They tell two more things, too
 parameter has a gradient, and whether it changes gradients. A `zero_grad` of an optimizer's own is called as well: it
 may keep something of them. Where an optimizer has modes (`train()`, as schedule-free ones), both are tried.
 
-What draws is compared to the last bit, for noise may be as small as it likes. Stand-ins are small and in float64: what
-draws for large matrices alone, or for those in bfloat16, does not there. So true updates are watched, too:
-`drawing_nothing`. What draws as often whatever it is over, as one number for a step, draws alike on all workers.
+What draws is compared to the last bit, for noise may be as small as it likes; so is what draws for the parameters' own
+types alone, and not in float64. Stand-ins are small: what draws for large matrices alone does not there. So true
+updates are watched, too: `drawing_nothing`. What draws as often whatever it is over, as one number for a step, draws
+alike on all workers.
 
 What treats every parameter by itself may also take one part of them after the other: see `step_in_parts`.
 """
@@ -34,7 +35,7 @@ from torch.optim import optimizer as torch_optimizer
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import in_likeness
 from assigner.runtime.forward.heldtensors import has_values_of
-from assigner.runtime.forward.randomness import generator_states, kept_generators, seed_device, seed_python
+from assigner.runtime.forward.randomness import SeenDraws, generator_states, kept_generators, seed_device, seed_python
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -220,6 +221,7 @@ def _checked(
         with _kept():
             together, apart = _tried_apart(trials, parts, wanting)
             odd = _tried_oddly(trials, [share for share in parts if share & wanting])
+            drawn = _drawn_in_kind(trials, [share for share in parts if share & wanting and share != whole])
     except Exception as error:
         if all(share in (whole, frozenset()) for share in parts):
             own = has_own(optimizer, "zero_grad")
@@ -255,6 +257,8 @@ def _checked(
                 " this plan",
                 hint=_ODD_HINT,
             )
+    if drawn is not None:
+        raise _drawn_error(optimizer, repr(drawn))
     every = (together, *(trial for _, trial, _ in odd))
     return StepBehaviour(
         runs_idle=apart.keys() == parts.keys(),
@@ -370,16 +374,31 @@ def _tried_oddly(
     return found
 
 
-def _differing(together: _Trial, apart: Mapping[frozenset[str], _Trial]) -> str | None:
+def _drawn_in_kind(trials: _Trials, shares: Sequence[frozenset[str]]) -> str | None:
+    """A parameter that is drawn for otherwise in steps over all than over those of its worker, in its own type.
+
+    As in stochastic rounding of bfloat16, with one generator of the optimizer's own for all: no other watches that.
+    Types that torch does not compute in say nothing.
+    """
+    scales = (1.0, 1.0, 1.0)
+    with contextlib.suppress(Exception):
+        with SeenDraws() as draws:
+            together = trials.tried(trials.whole, scales, in_kind=True)
+        if draws.is_any:
+            return _differing(together, {each: trials.tried(each, scales, in_kind=True) for each in shares}, noise=0.0)
+    return None
+
+
+def _differing(together: _Trial, apart: Mapping[frozenset[str], _Trial], *, noise: float = _NOISE) -> str | None:
     """A parameter that steps over all have moved otherwise than steps over those of its worker.
 
     Beyond rounding, or by a bit where they draw: what draws for each parameter may have as small an effect as it likes.
     """
     for share, trial in apart.items():
-        noise = 0.0 if together.drawn or trial.drawn else _NOISE
+        beyond = 0.0 if together.drawn or trial.drawn else noise
         for key in filter(share.__contains__, together.updates):
             pairs = zip(together.updates[key], trial.updates[key], strict=True)
-            if not all(_alike(*pair, noise=noise) for pair in pairs):
+            if not all(_alike(*pair, noise=beyond) for pair in pairs):
                 return key
     return None
 
@@ -426,6 +445,7 @@ class _Trials:
         odd: Collection[str] = (),
         value: float | None = None,
         called: list[bool] | None = None,
+        in_kind: bool = False,
     ) -> _Trial:
         """Some steps of the optimizer with the stand-ins of one worker's parameters.
 
@@ -435,11 +455,14 @@ class _Trials:
             odd: Parameters whose gradients are others in the step in the middle, and
             value: what stands in them; None: there are none.
             called: Notes its calls of a closure, which gives the same gradients again; None: there is no closure.
+            in_kind: The stand-ins are of the types that the parameters have.
         """
         generator = torch.Generator().manual_seed(0)
         seed_device(0, _CPU)
         seed_python(0)
-        small = {name: _small(each, generator, is_large=name in self._large) for name, each in self._model}
+        small = {
+            name: _small(each, generator, is_large=name in self._large, in_kind=in_kind) for name, each in self._model
+        }
         directions = {
             name: ((_random(each, generator).abs() + 0.1) * (_PHASE if each.is_complex() else 1)).to(each.dtype)
             for name, each in small.items()
@@ -489,12 +512,12 @@ class _Trials:
         return _Trial(updates, None if after == states else after, changed, kept, figure)
 
 
-def _small(parameter: nn.Parameter, generator: torch.Generator, *, is_large: bool) -> nn.Parameter:
-    """A parameter with the same number of dimensions and the same attributes, in float64: updates may be tiny."""
+def _small(parameter: nn.Parameter, generator: torch.Generator, *, is_large: bool, in_kind: bool) -> nn.Parameter:
+    """A parameter with the same number of dimensions and attributes, else in float64: updates may be tiny."""
     most = round(_LARGE ** (1 / max(parameter.dim(), 1))) if is_large else _MOST
     sizes = [min(each, most) for each in parameter.shape]
     kind = torch.float64 if parameter.is_floating_point() else parameter.dtype
-    kind = torch.complex128 if parameter.is_complex() else kind
+    kind = parameter.dtype if in_kind else torch.complex128 if parameter.is_complex() else kind
     values = _random(torch.empty(sizes, dtype=kind, device="cpu"), generator)
     return cast("nn.Parameter", in_likeness(parameter, values))
 
