@@ -324,6 +324,7 @@ class Pipeline(ModelState):
                 call = f"{call} with {self._rank_optimizer.settings}"
             call += self._loss_values.begin()
             program, micro_batches = self._installed.begin(call, batch)
+            self._installed.gradients.factor.begin()
             if self._updated or (update and self._updated is None):
                 self._rank_optimizer.drop(self._installed.trained, vars(self._optimizer).get("zero_grad"))
             self._installed.gradients.begin()
@@ -476,7 +477,7 @@ class Pipeline(ModelState):
             is_again = bool(self._updated) and not self._waiting
             self._installed.comparison.check(call, exchanges=is_by_hand or is_again or self.scaler.is_enabled())
             self._rank_optimizer.check_tried(self._member.numbers)
-            if is_by_hand:
+            if is_by_hand or is_again:
                 self._installed.gradients.factor.check([each["params"] for each in self._rank_optimizer.param_groups])
             self._scaling.check_by(self._optimizer)
             good = self._installed.gradients.ready(again=is_again)
@@ -484,6 +485,8 @@ class Pipeline(ModelState):
             self._waiting = False
             self._clock.note_update()
             self._installed.update(self._rank_optimizer, self.steps, good=good)
+            if self._installed.gradients.factor.is_watched:
+                self._installed.gradients.factor.note()
             self.steps += good
             self._outside.note_trained()
         return None

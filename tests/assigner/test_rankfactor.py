@@ -2,66 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from made_ranks import Change, Ranks
 from torch import nn
 
 from assigner.errors import UsageError
-from assigner.runtime.update import rankfactor
-from assigner.runtime.update.rankfactor import RankFactor
 
-Change = Callable[[int, Sequence[nn.Parameter]], Any]
-"""What a script does to the gradients of a rank's parameters."""
-
-
-class Ranks:
-    """Ranks of a run, of which the first one asks all others."""
-
-    transport = "there is one"
-
-    def __init__(self, count: int, change: Change, dtype: torch.dtype = torch.float32, names: str = "a b") -> None:
-        self.ranks, self.told = range(count), list[list[float]]()
-        self.generator = generator = torch.Generator().manual_seed(0)
-        self.held = [
-            {name: nn.Parameter(torch.randn(5, 3, generator=generator).to(dtype)) for name in names.split()}
-            for _ in self.ranks
-        ]
-        self.factors = [RankFactor(held, self) for held in self.held]  # type: ignore[arg-type]
-        self.dtype = dtype
-        self.step(change)
-
-    def step(self, change: Change) -> None:
-        """New gradients, and what the script does to them."""
-        generator, dtype = self.generator, self.dtype
-        for rank, held in enumerate(self.held):
-            for n, each in enumerate(held.values()):
-                each.grad = torch.randn(5, 3, generator=generator).to(dtype) * (n + 1 + 4 * rank)
-            self.factors[rank].note()
-            change(rank, list(held.values()))
-
-    def numbers(self, number: float) -> list[float]:
-        """Of all ranks, what is asked for next."""
-        assert self.told[0][0] == number or number != number  # noqa: PLR0124 (NaN: nobody can say)
-        return self.told.pop(0)
-
-    def check(self) -> None:
-        """The answers of all, in the order of the questions; then the first one's check."""
-        found = [rankfactor._factor(each._seen, each._names) for each in self.factors]
-        in_part = any(some for _, some in found)
-        clipped = [
-            some or ([] if in_part and abs(abs(factor) - 1) <= 0.01 else each._parameters)
-            for (factor, some), each in zip(found, self.factors, strict=True)
-        ]
-        norms = [[rankfactor._norm(each, kind) for each in clipped] for kind in (2.0, float("inf"), 1.0)]
-        extents = [
-            rankfactor._extent(some, each._parameters, each._names)
-            for (_, some), each in zip(found, self.factors, strict=True)
-        ]
-        self.told = [[factor for factor, _ in found], extents, *norms]
-        self.factors[0].check()
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 def clipped(limit: float, norm_type: float = 2.0) -> Change:

@@ -56,12 +56,16 @@ def test_a_norm_over_one_ranks_parameters_clips_nothing(ranks):
     """It is another norm on every rank, and no loss would show it; what treats each parameter by itself goes on."""
     for found in ranks:
         told = found["by hand"]
-        assert re.search(
-            r"before the update the script has multiplied all gradients of worker:0 by 0\.\d+, worker:1 by 0\.\d+,"
-            r" worker:2 by 0\.\d+, as torch\.nn\.utils\.clip_grad_norm_ over pipeline\.named_parameters\(\) does",
-            told.pop("by_one_norm"),
+        for name in ("by_one_norm", "between", "twice"):
+            assert re.search(
+                r"before the update the script has multiplied all gradients of worker:0 by 0\.\d+, worker:1 by 0\.\d+,"
+                r" worker:2 by 0\.\d+, as torch\.nn\.utils\.clip_grad_norm_ over pipeline\.named_parameters\(\) does",
+                told.pop(name),
+            )
+        assert "has changed weights by a number of each rank's own (" in told.pop("climb")
+        assert told == dict.fromkeys(
+            ["each_by_its_norm", "all_alike", "each_rank_by_a_number", "climb_each"], "1 update"
         )
-        assert told == dict.fromkeys(["each_by_its_norm", "all_alike", "each_rank_by_a_number"], "1 update")
 
 
 def test_a_norm_that_is_not_finite_is_refused_everywhere(ranks):

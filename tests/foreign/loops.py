@@ -51,6 +51,29 @@ class Clipping(Net):
     pass
 
 
+def project(n, parameters, optimizer):
+    with torch.no_grad():
+        norm = torch.stack([each.norm() for each in parameters.values()]).norm()
+        for each in parameters.values():
+            each.mul_(2 / norm)
+
+
+@case("loop: all weights scaled to one norm", *MARKS, loop=project, refusal="of each rank's own")
+class Projected(Net):
+    pass
+
+
+def project_rows(n, parameters, optimizer):
+    with torch.no_grad():
+        for each in (some for some in parameters.values() if some.dim() > 1):
+            each.copy_(each.renorm(2, 0, 0.5))
+
+
+@case("loop: each row of the weights to a norm", *MARKS, loop=project_rows)
+class RowsProjected(Net):
+    pass
+
+
 def replace_data(n, parameters, optimizer):
     for each in parameters.values():
         each.data = each.data * 0.9

@@ -25,6 +25,8 @@ from training_cases import CASES, PARTED, make_scaler, optimizers, overflowing, 
 from workloads import graph_of, language, make_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from assigner.formats.plan import Plan
     from assigner.model.workload import Workload
 
@@ -81,7 +83,7 @@ def not_finite() -> str:
 
 
 def by_hand() -> dict[str, str]:
-    """What a script does to the gradients of its rank's parameters before the update: what is said to it."""
+    """What a script does to its rank's parameters or their gradients before the update: what is said to it."""
     made = language()
 
     def by_one_norm(parameters: list[torch.nn.Parameter]) -> None:
@@ -101,17 +103,43 @@ def by_hand() -> dict[str, str]:
             assert each.grad is not None
             each.grad.mul_((0.3, 0.7, 1.0)[dist.get_rank()])
 
-    found = {}
-    for way in (by_one_norm, each_by_its_norm, all_alike, each_rank_by_a_number):
+    def told(way: Callable[[list[torch.nn.Parameter]], None], again: Callable[[Pipeline], Any]) -> str:
         with Pipeline(made, spread(made), graph=graph_of(made)) as pipeline:
             pipeline.step(made.make_batch(8, 0), update=False)
             way([each for _, each in pipeline.named_parameters()])
             try:
+                again(pipeline)
                 pipeline.optimizer.step()
             except UsageError as error:
-                found[way.__name__] = error.message
-            else:
-                found[way.__name__] = f"{pipeline.steps} update"
+                return error.message
+            return f"{pipeline.steps} update"
+
+    def climb(parameters: list[torch.nn.Parameter]) -> None:
+        norm = torch.stack([each.grad.norm() for each in parameters if each.grad is not None]).norm()
+        with torch.no_grad():
+            for each in parameters:
+                assert each.grad is not None
+                each.add_(each.grad * (0.05 / norm))
+
+    def climb_each(parameters: list[torch.nn.Parameter]) -> None:
+        for each in parameters:
+            climb([each])
+
+    def another_step(pipeline: Pipeline) -> None:
+        pipeline.optimizer.zero_grad()
+        pipeline.step(made.make_batch(8, 0), update=False)
+
+    ways = (by_one_norm, each_by_its_norm, all_alike, each_rank_by_a_number)
+    found = {way.__name__: told(way, lambda _: None) for way in ways}
+    for way in (climb, climb_each):
+        found[way.__name__] = told(way, another_step)
+    found["between"] = told(by_one_norm, lambda pipeline: pipeline.step(made.make_batch(8, 1), update=False))
+
+    def applied_twice(pipeline: Pipeline) -> None:
+        pipeline.optimizer.step()
+        by_one_norm([each for _, each in pipeline.named_parameters()])
+
+    found["twice"] = told(lambda _: None, applied_twice)
     return found
 
 

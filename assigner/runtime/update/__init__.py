@@ -9,6 +9,7 @@ separability        whether each parameter is treated by itself
 verdict             what such trials have told of it under a plan, and when they are made again
 scaling             one scale of float16 losses on all ranks
 rankfactor          whether a script has multiplied gradients by a number of one rank's own
+rankchanges         whether it has changed them, or weights, by such a number in another way
 optimizermemory     what an optimizer keeps beside the state of its parameters
 ownnumbers          its plain values of its own, which go along in a move
 """

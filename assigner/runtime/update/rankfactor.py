@@ -15,7 +15,6 @@ rightly. So it counts only beside a rank whose multiplied ones are no module.)
 
 from __future__ import annotations
 
-import fractions
 import itertools
 import math
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from assigner.errors import UsageError
+from assigner.runtime.update.rankchanges import SUBJECTS, RankChange, RankChanges, check_changes, is_written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,11 +36,11 @@ _MOST = 64  # parameters that are looked at
 _AMONG = 256  # values of each, of which the largest is taken
 _ROUNDING = 1e-2  # relative, of factors; bfloat16 rounds by 2 ** -9
 _EXACT = 5e-7  # likewise, in float32 and wider
-_LARGEST_DIVISOR = 100  # of numbers that a script is written with
 _SAME = 1e-3  # relative, of norms that a script has clipped to
 _REPEATED = 3e-4  # likewise, of one rank's from update to update
 _TIMES = 2  # so often it has to be the same
-_NORMS = (2.0, math.inf, 1.0)
+_FIRST, _EACH = 8, 17  # steps that are looked at more closely, for ranks tell each other: habits of 2 or 3 steps, too
+_NORMS = (2.0, math.inf, 1.0, 3.0)
 _UNKNOWN, _SEVERAL = math.nan, math.inf
 _WHOLE, _WHOLE_MODULE, _PART, _MODULE = 0.0, 1.0, 2.0, 3.0
 """What was multiplied of a rank's parameters: all of them, which may be those of one module, or some, likewise."""
@@ -80,13 +80,39 @@ class RankFactor:
         self._parameters, self._member = list(parameters.values()), member
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._seen: list[tuple[nn.Parameter, int, float]] = []
+        self._changes = RankChanges(
+            self._parameters[:_MOST], lambda some: _are_module(some, self._parameters, self._names)
+        )
+        self._begun = 0
         self._last: dict[tuple[int, float], _Limit] = {}
 
+    @property
+    def is_watched(self) -> bool:
+        """What the script does now, up to the begin of the next step, is looked at more closely than each update is."""
+        return self._is_due(self._begun) or self._is_due(self._begun + 1)
+
+    @staticmethod
+    def _is_due(number: int) -> bool:
+        return number <= _FIRST or number % _EACH == 0
+
+    def begin(self) -> None:
+        """A step is about to begin, on all ranks, with weights and gradients as the script has left them.
+
+        Raises:
+            UsageError: as of `check`.
+        """
+        if self._is_due(self._begun + 1):
+            self.check()
+        self._seen, self._begun = [], self._begun + 1
+        self._changes.forget()
+
     def note(self) -> None:
-        """The gradients are as a step's backwards have left them."""
+        """Weights and gradients are as a step's backwards, or an update, have left them."""
         self._seen = []
         if self._member.transport is None:
             return
+        if self.is_watched:
+            self._changes.note()
         for parameter in self._parameters[:_MOST]:
             if (values := _values(parameter)) is not None:
                 at = int(values.abs().argmax())
@@ -94,25 +120,48 @@ class RankFactor:
                     self._seen.append((parameter, at, float(values[at])))
 
     def check(self, groups: Sequence[Sequence[nn.Parameter]] = ()) -> None:
-        """The gradients are about to be applied. All ranks call it together.
+        """The gradients are about to be applied, or added to. All ranks call it together.
 
         Args:
             groups: The optimizer's, as many on every rank: a script may clip each of several by itself.
 
         Raises:
-            UsageError: each rank's were multiplied by a number of its own part, as by what clips them to one norm.
+            UsageError: each rank's were multiplied by a number of its own part, as by what clips them to one norm; or
+                they, or weights, were changed by such a number in another way.
         """
+        if self._member.transport is None:
+            return
         seen, self._seen = self._seen, []
-        for n, some in enumerate((self._parameters, *(groups if len(groups) > 1 else ()))):
-            self._check(n, [each for each in some if id(each) in self._names], seen)
+        held = [
+            [each for each in some if id(each) in self._names]
+            for some in (self._parameters, *(groups if len(groups) > 1 else ()))
+        ]
+        found = [self._factor(each, seen) for each in held]
+        mine = [*(factor for factor, _ in found), *itertools.chain(*self._changes.found())]
+        told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
+        for n, parameters in enumerate(held):
+            self._check(n, parameters, found[n], [each[n] for each in told.values()])
+        size = len(RankChange._fields)
+        for n, subject in enumerate(SUBJECTS):
+            first = len(held) + n * size
+            check_changes(subject, [RankChange(*each[first : first + size]) for each in told.values()])
+
+    def _factor(
+        self, parameters: Sequence[nn.Parameter], seen: Sequence[tuple[nn.Parameter, int, float]]
+    ) -> tuple[float, list[nn.Parameter]]:
+        """Of some parameters of this rank, as `_factor`."""
+        among = {id(each) for each in parameters}
+        return _factor([each for each in seen if id(each[0]) in among], self._names)
 
     def _check(
-        self, number: int, parameters: Sequence[nn.Parameter], seen: Sequence[tuple[nn.Parameter, int, float]]
+        self,
+        number: int,
+        parameters: Sequence[nn.Parameter],
+        found: tuple[float, list[nn.Parameter]],
+        factors: Sequence[float],
     ) -> None:
-        """Of some parameters of this rank; `number` says which."""
-        among = {id(each) for each in parameters}
-        factor, some = _factor([each for each in seen if id(each[0]) in among], self._names)
-        factors = self._member.numbers(factor)
+        """Of some parameters of this rank, of which it has found that; `number` says which."""
+        factor, some = found
         known = {rank: abs(factor) for rank, factor in enumerate(factors) if not math.isnan(factor)}
         least, most = min(known.values(), default=1.0), max(known.values(), default=1.0)
         if most - least <= _ROUNDING * most or math.isinf(most):
@@ -122,7 +171,7 @@ class RankFactor:
             return  # each is of one parameter, which may have been clipped by itself
         extents = self._member.numbers(_extent(some, parameters, self._names))
         in_part = any(each in (_PART, _MODULE) for each in extents)
-        if not in_part and not all(_is_written(each) for each in changed):
+        if not in_part and not all(is_written(each) for each in changed):
             raise _refused("all", known)
         multiplied = {extents[rank] for rank, each in known.items() if abs(each - 1) > _ROUNDING}
         if _MODULE in multiplied and multiplied <= {_MODULE, _WHOLE_MODULE}:
@@ -168,12 +217,6 @@ def _refused(which: str, factors: Mapping[int, float]) -> UsageError:
         hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...); what some parameters are to be multiplied"
         " by, whoever holds them, is a hook on each: parameter.register_hook(lambda gradient: factor * gradient)",
     )
-
-
-def _is_written(factor: float) -> bool:
-    """It is of three digits, or a simple fraction, as numbers are that stand in a script."""
-    near = (float(f"{factor:.3g}"), float(fractions.Fraction(factor).limit_denominator(_LARGEST_DIVISOR)))
-    return any(abs(factor - each) <= _EXACT * factor for each in near)
 
 
 def _factor(

@@ -1,0 +1,306 @@
+"""Has a script changed weights or gradients by a number of one rank's own? What `rankfactor` does not tell of it.
+
+    e = gradient * (rho / norm); weight += e     SAM by hand: the norm is that of this rank's part
+    weight *= limit / norm                       all weights to one norm
+    clip_grad_norm_; gradient += decay * weight  clipped, and more
+    clip_grad_norm_; clip_grad_value_            clipped, and cut; or cut at a quantile of this rank's
+
+So some values of each weight and gradient are held against the same as a step or an update has left them. What a script
+has made of them is, with the same numbers in all of a rank's parameters that it has changed,
+
+    new = old + own * old + cross * other, cut at plus and minus bound        weights: other is the gradient; or the
+                                                                              other way round
+where least squares find own and cross, and a largest value that comes in several parameters is the bound. Where they
+are others on another rank, and neither they nor their ratios are such as scripts are written with, they come from what
+each rank has. A rank's that no such numbers explain (each parameter by its own norm, noise, an average) tells nothing
+of the others' either: what is done to each by itself looks like that.
+"""
+
+from __future__ import annotations
+
+import fractions
+import itertools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from assigner.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+_VALUES = 64  # of each parameter
+_FEWEST = 4  # values that have changed: fewer are explained by anything
+_UNLIKE = 1e-2  # relative, of numbers on two ranks
+_LEAST_ERROR, _LARGEST_ERROR = 5e-7, 1e-3  # relative, with which a number is known
+_ROUNDINGS = 2  # of a value, in its type's resolution, and as many of what is added to it
+_LEAST_EPS = 1e-14  # sums in float64 are rounded, too
+_SIGMAS, _VERIFIED = 3, 16  # times the error of a mean: of a number, and of what it explains
+_COLLINEAR = 1e-6
+_DIVISORS = {1e-6: 100, math.inf: 12}
+"""Of fractions that a script is written with, by the error from which on they lie too near to each other."""
+
+SUBJECTS = ("weights", "gradients")
+
+
+class RankChange(NamedTuple):
+    """What the numbers are by which a rank's weights, or its gradients, were changed.
+
+    Args:
+        extent: NaN: no such numbers explain it; 0: nothing was; 1: one parameter or those of one module, which may be
+            treated by themselves; 2: more.
+        own: Of what was there.
+        cross: Of the gradient in the weight, or of the weight in the gradient.
+        bound: What values were cut to; 0: none were.
+        error: Relative, of the first two.
+    """
+
+    extent: float = 0.0
+    own: float = 0.0
+    cross: float = 0.0
+    bound: float = 0.0
+    error: float = 0.0
+
+
+_NOTHING, _UNEXPLAINED = RankChange(), RankChange(math.nan)
+
+
+class RankChanges:
+    """Some values of this rank's weights and gradients, as they were and as they are.
+
+    Args:
+        parameters: This rank's; those that are not on the CPU have no part in it.
+        are_module: Whether some of them, by their places, are all those of one module.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], are_module: Callable[[Sequence[nn.Parameter]], bool]
+    ) -> None:
+        strided = [each for each in parameters if each.layout is torch.strided]
+        self._held = [each for each in strided if each.device.type == "cpu" and each.is_floating_point()]
+        self._are_module = are_module
+        sizes = [len(_some(each)) for each in self._held]
+        self._owner = torch.repeat_interleave(torch.tensor(sizes, dtype=torch.int64, device="cpu"))
+        eps = [max(torch.finfo(each.dtype).eps, _LEAST_EPS) for each in self._held]
+        self._eps = torch.tensor(eps, dtype=torch.float64, device="cpu")[self._owner]
+        self._noted: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def note(self) -> None:
+        """Weights and gradients are as a step or an update has left them."""
+        self._noted = self._values() if self._held else None
+
+    def forget(self) -> None:
+        """What comes is not to be held against what was noted."""
+        self._noted = None
+
+    def found(self) -> list[RankChange]:
+        """What the script has changed since, of `SUBJECTS`; only what is noted anew can be asked for again."""
+        if self._noted is None:
+            return [_NOTHING, _NOTHING]
+        (weights, gradients), self._noted = self._noted, None
+        new_weights, new_gradients = self._values()
+        dropped = torch.tensor([each.grad is None for each in self._held], device="cpu")[self._owner]
+        return [
+            self._change(weights, gradients, new_weights, may_cut=False),
+            self._change(gradients, weights, torch.where(dropped, gradients, new_gradients), may_cut=True),
+        ]
+
+    @torch.no_grad()
+    def _values(self) -> tuple[torch.Tensor, torch.Tensor]:
+        held = [_some(each) for each in self._held]
+        gradients = [
+            torch.zeros_like(some) if each.grad is None or each.grad.layout is not torch.strided else _some(each.grad)
+            for each, some in zip(self._held, held, strict=True)
+        ]
+        return torch.cat(held).double(), torch.cat(gradients).double()
+
+    def _change(self, old: torch.Tensor, other: torch.Tensor, new: torch.Tensor, *, may_cut: bool) -> RankChange:
+        if torch.equal(old, new):
+            return _NOTHING
+        if not bool((new.isfinite() & old.isfinite()).all()):
+            return _UNEXPLAINED
+        touched = self._sums((new != old).double()) > 0
+        cut = self._cut(old, new) if may_cut else torch.zeros_like(new, dtype=torch.bool)
+        fit = _Fit(old, other, new, (self._owner, self._eps), cut)
+        found = fit.numbers()
+        if found is None:
+            return _NOTHING if fit.is_small else _UNEXPLAINED
+        some = [each for each, is_touched in zip(self._held, touched.tolist(), strict=True) if is_touched]
+        by_itself = len(some) == 1 or (len(some) < len(self._held) and self._are_module(some))
+        return RankChange(1.0 if by_itself else 2.0, *found)
+
+    def _sums(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(self._held), dtype=torch.float64, device="cpu").index_add_(0, self._owner, values)
+
+    def _cut(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Which values lie at a bound: the largest ones, if they are in several parameters."""
+        sizes = new.abs()
+        cut = (sizes >= sizes.max() * (1 - 2 * self._eps)) & (new != old) & (sizes > 0)
+        is_bound = int(cut.sum()) >= _FEWEST and int((self._sums(cut.double()) > 0).sum()) > 1
+        return cut if is_bound else torch.zeros_like(cut)
+
+
+class _Fit:
+    """Least squares of what has changed, in the values of each parameter and of all of them.
+
+    Args:
+        old: Values as they were.
+        other: What else may have been added.
+        new: As they are.
+        places: The parameter of each value, and the resolution of its type.
+        cut: Which of them lie at a bound.
+
+    Attributes:
+        is_small: No parameter has enough values to tell.
+    """
+
+    def __init__(
+        self,
+        old: torch.Tensor,
+        other: torch.Tensor,
+        new: torch.Tensor,
+        places: tuple[torch.Tensor, torch.Tensor],
+        cut: torch.Tensor,
+    ) -> None:
+        self._old, self._other, self._new, self._change = old, other, new, new - old
+        self._owner, self._eps = places[0], _ROUNDINGS * places[1]
+        self._kept, self._cut = ~cut, cut
+        self._rounding = self._eps * torch.maximum(old.abs(), new.abs())
+        self._count = int(self._owner.max()) + 1
+        changed = self._sums(((self._change != 0) & self._kept).double())
+        self._changed, self._tells = changed > 0, changed >= _FEWEST
+        self.is_small = not bool(self._tells.any()) and not bool(cut.any())
+
+    def _sums(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(self._count, dtype=torch.float64, device="cpu").index_add_(0, self._owner, values)
+
+    def numbers(self) -> tuple[float, float, float, float] | None:
+        """As `RankChange` has them; None: there are none that explain all that has changed."""
+        bound = float(self._new[self._cut].abs().max()) if bool(self._cut.any()) else 0.0
+        if not bool(self._changed.any()):
+            return (0.0, 0.0, bound, 0.0) if bound else None
+        left = self._tells
+        for terms in ((True, False), (False, True), (True, True)):
+            own, cross = self._solved(terms, self._owner, self._count)
+            fits = self._fits(own[self._owner], cross[self._owner]) & left
+            if bool(fits.any()) and (found := self._common(terms, fits)) is not None:
+                return (*found[:2], bound, found[2])
+            left = left & ~fits  # one number fits them: two would, by rounding
+        return None
+
+    def _common(self, terms: tuple[bool, bool], fits: torch.Tensor) -> tuple[float, float, float] | None:
+        """The numbers of all those parameters together, and their error; None: some parameter has others."""
+        among = fits[self._owner] & self._kept
+        everywhere = torch.zeros_like(self._owner)
+        own, cross = (float(each[0]) for each in self._solved(terms, everywhere, 1, among))
+        noise = float(self._rounding[among].square().mean() / among.sum()) ** 0.5 / (2 * _ROUNDINGS)
+        errors = [
+            _SIGMAS * noise / size if is_in and (size := float(each[among].square().mean()) ** 0.5) else 0.0
+            for is_in, each in zip(terms, (self._old, self._other), strict=True)
+        ]
+        errors[0] += float(self._eps.max()) if own else 0.0  # of 1 + own, as it is rounded itself
+        error = max(off / abs(each) if each else 0.0 for off, each in zip(errors, (own, cross), strict=True))
+        slack = _VERIFIED * (errors[0] * self._old.abs() + errors[1] * self._other.abs())
+        explained = ~self._changed
+        for first, second in {(own, cross), (own, 0.0), (0.0, cross)}:
+            explained = explained | self._fits(first, second, slack)
+        return (own, cross, error) if error <= _LARGEST_ERROR and bool(explained.all()) else None
+
+    def _solved(
+        self, terms: tuple[bool, bool], owner: torch.Tensor, count: int, among: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The numbers by owner that leave the least squares; those of terms that have no part are 0."""
+        kept = (self._kept if among is None else among).double()
+        x, y = (kept * each for each in (self._old, self._other))
+
+        def sums(values: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(count, dtype=torch.float64, device="cpu").index_add_(0, owner, values)
+
+        xx, yy, xd, yd = sums(x * x), sums(y * y), sums(x * self._change), sums(y * self._change)
+        nothing = torch.zeros_like(xx)
+        if terms == (True, False):
+            return torch.where(xx > 0, xd / xx, nothing), nothing
+        if terms == (False, True):
+            return nothing, torch.where(yy > 0, yd / yy, nothing)
+        xy = sums(x * y)
+        determinant = xx * yy - xy * xy
+        is_well = determinant > _COLLINEAR * xx * yy
+        own, cross = (xd * yy - yd * xy) / determinant, (yd * xx - xd * xy) / determinant
+        return torch.where(is_well, own, nothing), torch.where(is_well, cross, nothing)
+
+    def _fits(
+        self, own: torch.Tensor | float, cross: torch.Tensor | float, slack: torch.Tensor | float = 0.0
+    ) -> torch.Tensor:
+        """Which parameters' values are explained by numbers, to rounding; those at a bound would lie beyond it."""
+        made = own * self._old + cross * self._other
+        allowed = self._rounding + self._eps * made.abs() + slack
+        off = (made - self._change).abs() > allowed
+        beyond = (self._old + made).abs() < self._new.abs() - allowed
+        return self._sums(torch.where(self._cut, beyond, off).double()) == 0
+
+
+def check_changes(subject: str, changes: Sequence[RankChange]) -> None:
+    """Refuse what the same script would not do to a whole model.
+
+    Args:
+        subject: Of `SUBJECTS`.
+        changes: By rank.
+
+    Raises:
+        UsageError: the numbers are of one rank's part each.
+    """
+    known = {rank: each for rank, each in enumerate(changes) if each.extent}  # NaN counts
+    if len(known) < 2 or any(math.isnan(each.extent) for each in known.values()):
+        return
+    if max(each.extent for each in known.values()) < 2:
+        return  # each may be treated by itself
+    error = max(_LEAST_ERROR, *(each.error for each in known.values()))
+    for name in ("own", "cross", "bound"):
+        numbers = {rank: getattr(each, name) for rank, each in known.items()}
+        if (subject, name) != ("gradients", "own"):  # what has no gradient, or no decay, has nothing of these
+            numbers = {rank: each for rank, each in numbers.items() if each}
+        if _are_of_ranks([*numbers.values()], error, shift=name == "own"):
+            raise _error(subject, numbers, shift=name == "own")
+
+
+def _are_of_ranks(numbers: Sequence[float], error: float, *, shift: bool) -> bool:
+    """They are unlike, and neither they nor the ratios of one to the next are such as a script is written with."""
+    if len(numbers) < 2 or max(numbers) - min(numbers) <= _UNLIKE * max(map(abs, numbers)):
+        return False
+    forms = [numbers, [1 + each for each in numbers]] if shift else [numbers]
+    for form in forms:
+        ordered = sorted(filter(None, form))
+        ratios = [one / next_one for one, next_one in itertools.pairwise(ordered)]
+        if all(is_written(each, error) for each in form) or (
+            ratios and all(is_written(each, 2 * error) for each in ratios)
+        ):
+            return False
+    return True
+
+
+def is_written(number: float, error: float = _LEAST_ERROR) -> bool:
+    """It is of three digits, or a simple fraction, as numbers are that stand in a script; known to a relative error."""
+    divisor = next(each for limit, each in _DIVISORS.items() if error <= limit)
+    near = (float(f"{number:.3g}"), float(fractions.Fraction(number).limit_denominator(divisor)))
+    return any(abs(number - each) <= error * abs(number) for each in near)
+
+
+def _error(subject: str, numbers: dict[int, float], *, shift: bool) -> UsageError:
+    told = ", ".join(f"{each + shift:.3g} on worker:{rank}" for rank, each in numbers.items())
+    return UsageError(
+        f"since the last step or update the script has changed {subject} by a number of each rank's own ({told}), as by"
+        " a norm over pipeline.named_parameters(), which is that of one rank's part of the model",
+        hint="the norm of all ranks' gradients is norm = pipeline.clip_grad_norm_(math.inf), which changes nothing;"
+        " numbers of other kinds go from rank to rank by pipeline.share",
+    )
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    """Some of its values, evenly over it."""
+    values = tensor.detach()
+    values = values if values.is_contiguous() else values.contiguous()
+    every = -(-values.numel() // _VALUES) or 1
+    return values.as_strided((-(-values.numel() // every),), (every,), values.storage_offset())

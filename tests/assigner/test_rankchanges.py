@@ -1,0 +1,241 @@
+"""Weights and gradients that a script has changed by a number of each rank's own part, on made ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from made_ranks import Change, Ranks
+from torch import nn
+
+from assigner.errors import UsageError
+from assigner.runtime.update.rankchanges import is_written
+from assigner.runtime.update.rankfactor import RankFactor
+
+PAIRS = "x.weight x.bias y.weight y.bias"
+Held = Sequence[nn.Parameter]
+
+
+def norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([each.detach().norm() for each in tensors]).norm()
+
+
+def gradients(held: Held) -> list[torch.Tensor]:
+    return [each.grad for each in held if each.grad is not None]
+
+
+def climb(_: int, held: Held) -> None:
+    """Sharpness-aware minimisation's first half, and its gradients dropped."""
+    by = 0.05 / norm(gradients(held))
+    for each, gradient in zip(held, gradients(held), strict=True):
+        each.add_(gradient * by)
+        each.grad = None
+
+
+def descend(_: int, held: Held) -> None:
+    by = 0.1 / norm(gradients(held))
+    for each, gradient in zip(held, gradients(held), strict=True):
+        each.sub_(by * gradient)
+
+
+def scale_weights(_: int, held: Held) -> None:
+    by = 2 / norm(held)
+    for each in held:
+        each.mul_(by)
+
+
+def shrink_and_descend(_: int, held: Held) -> None:
+    by = 0.01 * norm(held)
+    for each, gradient in zip(held, gradients(held), strict=True):
+        each.mul_(0.999).sub_(by * gradient)
+
+
+def clip_and_decay(_: int, held: Held) -> None:
+    nn.utils.clip_grad_norm_(held, 1.0)
+    for each, gradient in zip(held, gradients(held), strict=True):
+        gradient.add_(each, alpha=0.01)
+
+
+def clip_and_decay_some(_: int, held: Held) -> None:
+    nn.utils.clip_grad_norm_(held, 1.0)
+    for each, gradient in zip(held[::2], gradients(held)[::2], strict=True):
+        gradient.add_(each, alpha=0.01)
+
+
+def decay_by_the_norm(_: int, held: Held) -> None:
+    by = 0.01 * norm(held)
+    for each, gradient in zip(held, gradients(held), strict=True):
+        gradient.add_(by * each)
+
+
+def clip_twice(_: int, held: Held) -> None:
+    nn.utils.clip_grad_norm_(held, 3.0)
+    nn.utils.clip_grad_value_(held, 0.3)
+
+
+def cut_at_a_quantile(_: int, held: Held) -> None:
+    limit = torch.cat([each.abs().flatten() for each in gradients(held)]).float().quantile(0.8)
+    for each in gradients(held):
+        each.clamp_(-limit, limit)
+
+
+def clip_weights(_: int, held: Held) -> None:
+    nn.utils.clip_grad_norm_(held[::2], 1.0, norm_type=5.0)
+
+
+OWN = [
+    pytest.param(climb, "weights", id="SAM"),
+    pytest.param(descend, "weights", id="an update without an optimizer"),
+    pytest.param(scale_weights, "weights", id="weights to one norm"),
+    pytest.param(shrink_and_descend, "weights", id="decay, and a rate by the norm of the weights"),
+    pytest.param(clip_and_decay, "gradients", id="clipped, and decay"),
+    pytest.param(clip_and_decay_some, "gradients", id="clipped, and decay of some"),
+    pytest.param(decay_by_the_norm, "gradients", id="a regulariser of the norm of all weights"),
+    pytest.param(clip_twice, "gradients", id="clipped by the norm, and by values"),
+    pytest.param(cut_at_a_quantile, "gradients", id="cut at a quantile"),
+    pytest.param(clip_weights, "gradients", id="some by another norm"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("change", "subject"), OWN)
+def test_a_number_of_each_ranks_own_is_refused(change: Change, subject: str, dtype: torch.dtype) -> None:
+    """Where it adds to weights, or to gradients what is no multiple of them."""
+    with pytest.raises(UsageError, match=rf"the script has changed {subject} by a number of each rank's own \(.* on w"):
+        Ranks(3, change, dtype, PAIRS, (9, 7)).check()
+
+
+def of_each(change: Change) -> Change:
+    """Each parameter by itself."""
+
+    def changed(rank: int, held: Held) -> None:
+        for each in held:
+            change(rank, [each])
+
+    return changed
+
+
+def rows(_: int, held: Held) -> None:
+    for each in held:
+        each.copy_(each.renorm(2, 0, 0.5))
+
+
+def centralise(_: int, held: Held) -> None:
+    for gradient in gradients(held):
+        gradient.sub_(gradient.mean(1, keepdim=True))
+
+
+def rates(rate: float, *by: float) -> Change:
+    """Plain descent, at a rate of each rank's own."""
+
+    def change(rank: int, held: Held) -> None:
+        for each, gradient in zip(held, gradients(held), strict=True):
+            each.sub_(rate * by[rank] * gradient)
+
+    return change
+
+
+def decays(rate: float, *by: float) -> Change:
+    def change(rank: int, held: Held) -> None:
+        for each in held:
+            each.mul_(1 - rate * by[rank])
+
+    return change
+
+
+def descend_and_decay(rank: int, held: Held) -> None:
+    """At a rate of a schedule; the first rank's gradients are zero, and the last one has nothing that decays."""
+    for each in gradients(held) if rank == 0 else ():
+        each.zero_()
+    for each, gradient in zip(held, gradients(held), strict=True):
+        each.mul_(1.0 if rank == 2 else 1 - 0.0123456789 * 0.1).sub_(0.0123456789 * gradient)
+
+
+def average(rank: int, held: Held) -> None:
+    generator = torch.Generator().manual_seed(rank)
+    for each in held:
+        each.copy_(0.9 * each + 0.1 * torch.randn(each.shape, generator=generator))
+
+
+def first_is_not_finite(rank: int, held: Held) -> None:
+    descend(rank, held)
+    held[0][0] = math.nan
+
+
+def one_scaled(rank: int, held: Held) -> None:
+    """A head by its own norm, on the rank that holds it."""
+    for each in held[:2] if rank == 1 else ():
+        each.mul_(2 / norm(held[:2]))
+
+
+def clip_values(_: int, held: Held) -> None:
+    nn.utils.clip_grad_value_(held, 0.1)
+
+
+RIGHT = [
+    pytest.param(lambda *_: None, id="nothing"),
+    pytest.param(of_each(climb), id="ASAM"),
+    pytest.param(of_each(descend), id="each by its norm"),
+    pytest.param(of_each(scale_weights), id="each weight to its norm"),
+    pytest.param(of_each(cut_at_a_quantile), id="each cut at its quantile"),
+    pytest.param(rows, id="rows to a norm"),
+    pytest.param(centralise, id="centralised"),
+    pytest.param(rates(0.1, 1, 1, 1), id="descent"),
+    pytest.param(rates(0.0123456789, 1, 1, 1), id="at a rate of a schedule"),
+    pytest.param(rates(0.0123456789, 1, 0.1, 0.3), id="and of groups"),
+    pytest.param(rates(0.01, 0.9**9, 0.9**8, 0.9**7), id="that fall from layer to layer"),
+    pytest.param(decays(0.0123456789, 1, 0.1, 0.2), id="decay"),
+    pytest.param(descend_and_decay, id="decay, where there is something to decay"),
+    pytest.param(average, id="an average"),
+    pytest.param(lambda _, held: [each.clamp_(-0.1, 0.1) for each in held], id="weights cut"),
+    pytest.param(lambda _, held: [each.zero_() for each in gradients(held)], id="gradients of zeros"),
+    pytest.param(clip_values, id="values cut"),
+    pytest.param(first_is_not_finite, id="not finite"),
+    pytest.param(one_scaled, id="a part by its norm"),
+    pytest.param(lambda rank, held: descend(rank, held) if rank == 1 else None, id="what one rank has alone"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("change", RIGHT)
+def test_what_is_the_same_for_the_whole_model_is_not(change: Change, dtype: torch.dtype) -> None:
+    """By numbers that all ranks have, that somebody wrote, or of each parameter's own."""
+    Ranks(3, change, dtype, PAIRS, (9, 7)).check()
+
+
+@pytest.mark.parametrize("size", [(1,), (3,), (0,)])
+def test_parameters_of_few_values_tell_nothing(size: tuple[int, ...]) -> None:
+    """Anything explains them."""
+    Ranks(3, descend, names=PAIRS, size=size).check()
+
+
+def test_a_rank_of_a_single_parameter_hides_no_other() -> None:
+    """It may be treated by itself; what has one number in several parameters is not."""
+    ranks = Ranks(3, descend, names=PAIRS, size=(9, 7))
+    ranks.factors[0] = RankFactor({"a": nn.Parameter(torch.ones(3))}, ranks.factors[0]._member)
+    with pytest.raises(UsageError, match=r"changed weights .* on worker:1, .* on worker:2\)"):
+        ranks.check()
+
+
+def test_what_comes_before_a_later_step_is_seen_in_some() -> None:
+    """Each step's begin up to the eighth, and then each 17th; habits of two steps come by."""
+    ranks = Ranks(3, lambda *_: None, names=PAIRS, size=(9, 7))
+    seen = []
+    for n in range(1, 54):
+        ranks.step(climb)
+        try:
+            ranks.together(RankFactor.begin)
+        except UsageError:
+            seen.append(n)
+            ranks.together(lambda factor: setattr(factor, "_begun", factor._begun + 1))
+    assert seen == [*range(1, 9), 17, 34, 51]
+
+
+def test_numbers_that_somebody_writes() -> None:
+    """Of three digits, or simple fractions; known less well, more numbers look like these."""
+    assert all(map(is_written, (0.1, -0.05, 3e-4, 1 / 3, 0.9**3, 0.0)))
+    assert not any(map(is_written, (math.pi, 0.9**7, -0.123456)))
+    assert is_written(0.100009, 1e-4)
+    assert not is_written(0.123456, 1e-4)
