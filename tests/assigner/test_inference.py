@@ -170,7 +170,7 @@ def test_outputs_that_cannot_be_joined(wrong):
         x, _ = made.make_batch(5, 1)
         check(whole.forward(x), Reference(made).output(x))
     pipeline = Pipeline(made, make_plan(made), graph=graph_of(made))
-    with pytest.raises(UsageError, match=r"output\['wrong'\].* differs between micro-batches") as caught:
+    with pytest.raises(UsageError, match=r"output\['wrong'\].* cannot be put together of its micro-batches'") as caught:
         pipeline.forward(x)
     assert caught.value.hint
 

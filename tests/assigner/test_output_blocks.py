@@ -92,5 +92,5 @@ def test_what_is_of_one_row_lies_together(name):
 def test_rows_in_blocks_are_not_joined(name):
     """They would have another order than the model's; in one micro-batch they are as they are."""
     torch.testing.assert_close(*outputs(IN_BLOCKS[name], 1))
-    with pytest.raises(UsageError, match="those lie there in several blocks"):
+    with pytest.raises(UsageError, match="lie there in several blocks"):
         outputs(IN_BLOCKS[name], 4)

@@ -5,7 +5,8 @@ What a training script hands over becomes pieces that a rank can build and run a
     marks                                 which modules are partitions
     capture, cut, cutter, glue, graph     one forward as a graph, cut into partitions; who runs what lies between them
     recuts, lending                       the same for other inputs, and in the other mode; what is lent there
-    blocks                                outputs whose rows lie in several blocks
+    blocks, roworder, rownumbers          outputs that are not those of micro-batches behind each other; in which order
+                                          an operation leaves rows, and whether their numbers
     opaque, modules                       modules and Functions as one call of that graph; which modules, and which of
                                           them look at a whole micro-batch
     exportable                            the model as torch.export can take it
@@ -20,7 +21,7 @@ What a training script hands over becomes pieces that a rank can build and run a
                                           memory; what a node says
     failedforward                         where one has failed, in words
     fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values
-    operations                            which operations it runs, for ranks to compare
+    operations, listing                   which operations it runs: for ranks to compare, and as a graph would have them
     domain, rows                          for which inputs a graph holds; what of a batch carries its rows
     piece, partitionmodule, content       one partition as a graph and as a module; what it holds
     owncopies                             its modules, copied with the functions in them that lead to them

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.model.marking.blocks import in_blocks
+from assigner.model.marking.blocks import Unjoinable, unjoinable
 from assigner.model.marking.glue import Ownership, is_size, value_bytes
 from assigner.model.marking.gradients import asked, requiring, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from assigner.model.deferred import DeferredModel
     from assigner.model.marking.capture import Capture
     from assigner.model.marking.marks import Mark
+
+_MANY_ROWS = 120
+"""So many tell a size that grows with the rows from one that does not: a rounded part of them is another number."""
 
 
 class Symbols:
@@ -65,13 +68,15 @@ class Symbols:
 
         A size that depends on data is one of rows too: what was chosen of each micro-batch, in order.
         """
-        found = [
-            dim
-            for dim, size in enumerate(shape)
-            if isinstance(size, torch.SymInt)
-            and (free_unbacked_symbols(size) or self.rows & size.node.expr.free_symbols)
-        ]
+        found = [dim for dim, size in enumerate(shape) if self.has_rows(size)]
         return found[0] if len(found) == 1 else None
+
+    def has_rows(self, size: Any) -> bool:
+        """Whether a size grows with the rows, which one like 2 * rows // rows does not, or depends on data."""
+        if not isinstance(size, torch.SymInt) or free_unbacked_symbols(size):
+            return isinstance(size, torch.SymInt)
+        one, two = (self.number(size, times * _MANY_ROWS) for times in (1, 2))
+        return bool(self.rows & size.node.expr.free_symbols) and one != two
 
     def names(self, shape: Sequence[Any]) -> tuple[str, ...]:
         """A shape in words that do not depend on torch's names for its symbols."""
@@ -171,10 +176,12 @@ class Cutter:
     def _output(self) -> ModelOutput:
         leaves = tuple(LEAF if isinstance(each, fx.Node) else each for each in self.outputs)
         made = [each.meta["val"] if isinstance(each, fx.Node) else None for each in self.outputs]
-        blocks = in_blocks(self.captured.graph, self.outputs, self.symbols)
+        reasons = tuple(unjoinable(self.captured, self.outputs, self.symbols))
         rows = tuple(
-            self.symbols.rows_dimension(each.shape) if isinstance(each, torch.Tensor) and node not in blocks else None
-            for node, each in zip(self.outputs, made, strict=True)
+            self.symbols.rows_dimension(each.shape)
+            if isinstance(each, torch.Tensor) and reason is not Unjoinable.BLOCKS
+            else None
+            for each, reason in zip(made, reasons, strict=True)
         )
         spec, known = self.captured.program.call_spec.out_spec, bool(self.symbols.rows)
         self._check_rebuilt(spec)
@@ -183,8 +190,8 @@ class Cutter:
         if not known and carried and self.base is not None:  # sizes tell less than the plan's graph
             base = self.base.output
             if base.rows_known and (base.structure, len(base.leaves)) == (spec, len(leaves)):
-                return ModelOutput(spec, leaves, base.rows, True, tensors)
-        return ModelOutput(spec, leaves, rows, known, tensors)
+                return ModelOutput(spec, leaves, base.rows, True, tensors, base.unjoinable)
+        return ModelOutput(spec, leaves, rows, known, tensors, reasons)
 
     def _check_rebuilt(self, spec: pytree.TreeSpec) -> None:
         """A class may flatten what its constructor does not take: a `ModelOutput` to which items were added.

@@ -166,6 +166,8 @@ class ModelOutput:
             rows lie there in several blocks (blocks.py).
         rows_known: False: the capture has one fixed number of rows, and `rows` says nothing.
         tensors: For each leaf what is known of it; None: it is no tensor.
+        unjoinable: For each leaf why those of micro-batches are not the batch's, in words; None: they are, or nothing
+            is known of rows.
     """
 
     structure: Any
@@ -173,6 +175,7 @@ class ModelOutput:
     rows: tuple[int | None, ...]
     rows_known: bool
     tensors: tuple[OutputTensor | None, ...]
+    unjoinable: tuple[str | None, ...]
 
     @property
     def made(self) -> list[int]:

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError
 from assigner.model.deferred.origins import digest
 from assigner.model.marking.fakeforward import Alias, any_way
+from assigner.model.marking.listing import Way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,6 +85,7 @@ class CallEffects:
         wanting: Results by their number that require a gradient, or may.
         asks: What it does depends on whether a tensor requires a gradient: see `gradients_asked`.
         order: Of its operations: see `Operations`.
+        ways: What it runs, on each way that was gone; empty: nobody knows.
     """
 
     results: Any
@@ -95,6 +97,7 @@ class CallEffects:
     wanting: frozenset[int]
     asks: bool
     order: tuple[int, int]
+    ways: tuple[Way, ...]
 
     @classmethod
     def any_of(cls, results: Any, seen: Sequence[CallEffects]) -> CallEffects:
@@ -110,6 +113,7 @@ class CallEffects:
             frozenset().union(*(each.wanting for each in seen)),
             any(each.asks for each in seen),
             (kinds, ways),
+            tuple(way for each in seen for way in each.ways),
         )
 
 

@@ -51,6 +51,7 @@ from assigner.model.marking.fakeforward import (
 from assigner.model.marking.forwards import calling_class, check_unhooked, forwards_called
 from assigner.model.marking.isolation import CrossingError, Isolation, check_bare, check_plain, check_unpacked
 from assigner.model.marking.leftovers import Leftovers
+from assigner.model.marking.listing import ListedWrites, Way
 from assigner.model.marking.modules import TOO_FEW_VALUES
 from assigner.model.marking.observation import RETURNED, CallEffects, LearntCall, ValueDependence
 from assigner.model.marking.operations import Operations
@@ -438,7 +439,7 @@ class OpaqueCalls:
         self._shown = []
 
         def attempt() -> Any:
-            writes = Writes()
+            writes = Writes() if environment is None else ListedWrites()
             operations = Operations(names, writes)
             noting = Noting(operations) if environment is None else WithoutValues(operations)
             random.seed(0)  # each process draws the same, and so has its operations in one order
@@ -476,6 +477,7 @@ class OpaqueCalls:
                 ),
                 asks=records and bool(asked),
                 order=operations.order(leaves),
+                ways=(Way(writes.operations, given, leaves),) if isinstance(writes, ListedWrites) else (),
             ))  # fmt: skip
             return found
 

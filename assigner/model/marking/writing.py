@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,6 +132,11 @@ def write(
     apply.__name__ = apply.__qualname__ = "".join(each if each.isalnum() else "_" for each in text)
     apply.is_random = is_random(target)  # type: ignore[attr-defined]
     return apply, operands
+
+
+def is_write(target: Any) -> bool:
+    """Whether a node's target is a function that `write` gives."""
+    return isinstance(target, FunctionType) and hasattr(target, "is_random")
 
 
 def _with_operands(step: ViewStep, operand: Callable[[fx.Node], Slot]) -> ViewStep:

@@ -1,6 +1,6 @@
 """The model's outputs: micro-batches joined to those of the batch, and brought to the ranks that want them.
 
-a tensor with rows          joined along them, whichever dimension they are
+a tensor with rows          joined along them, whichever dimension they are; an error, where that is not the batch's
 one without, a plain value  stays as it is, where it is the same for all micro-batches
 a floating number           else counts as the loss does: a mean over what the micro-batches weigh
 any other                   is an error, as is a number under reduction "sum": it may be a sum, or the same for any rows
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.location import rank_of
+from assigner.model.marking.blocks import Unjoinable
 from assigner.model.marking.graph import ModelOutput
 from assigner.runtime.ranks.packedvalues import PackedValue, receive_value, send_value
 from assigner.runtime.step.results import exact_sum
@@ -72,6 +73,10 @@ def _join_leaf(parts: Sequence[Part], index: int) -> Any:
     leaves = [part.leaves[index] for part in parts]
     if len(leaves) == 1:
         return leaves[0]
+    shape = f" of shape {tuple(leaves[0].shape)}" if isinstance(leaves[0], torch.Tensor) else ""
+    what = f"the model's output{_path(parts[0].output, index)}{shape}"
+    if reason := next(filter(None, (part.output.unjoinable[index] for part in parts)), None):
+        raise UsageError(f"{what} cannot be put together of its micro-batches': {reason}", hint=ways_out(reason))
     known = [part.rows_dimension(index) for part in parts if part.output.rows_known]
     dim, *others = set(known or [part.rows_dimension(index) for part in parts])
     if dim is not None and not others:
@@ -81,13 +86,29 @@ def _join_leaf(parts: Sequence[Part], index: int) -> Any:
     weights = [part.weight for part in parts]
     if all(map(_is_floating, leaves)) and None not in weights:
         return _mean(leaves, [weight or 0.0 for weight in weights])
-    shape = f"of shape {tuple(leaves[0].shape)} " if isinstance(leaves[0], torch.Tensor) else ""
     raise UsageError(
-        f"the model's output{_path(parts[0].output, index)} {shape}differs between micro-batches, and has no"
-        " dimension to join them along: none is of rows, or those lie there in several blocks, as of torch.cat((a, b))",
-        hint="return it for each row, of two views as two outputs, or have it as one of Workload.metrics"
+        f"{what} differs between micro-batches, and has no dimension of rows to join them along",
+        hint="return it for each row, or have it as one of Workload.metrics"
         + ("; pipeline.evaluate(batch, outputs_to=...) knows what each micro-batch weighs" if None in weights else ""),
     )
+
+
+def ways_out(reason: str) -> str:
+    """What to do about an output that cannot be joined.
+
+    Args:
+        reason: An `Unjoinable`.
+    """
+    return _WAYS_OUT[Unjoinable(reason)] + "; or use one micro-batch (solve with --micro-batches 1)"
+
+
+_BEHIND = "in the loss function, or of joined outputs: there the whole batch is"
+_WAYS_OUT = {
+    Unjoinable.BLOCKS: "return it for each row, of two views as two outputs",
+    Unjoinable.NUMBERS: f"compute them from the shape of what the model returns {_BEHIND}",
+    Unjoinable.PAIRS: f"return what is of each row, and compute what is of pairs {_BEHIND}",
+    Unjoinable.COUNT: f"take it from the shape of what the model returns {_BEHIND}",
+}
 
 
 def _is_floating(leaf: Any) -> bool:
