@@ -406,6 +406,13 @@ class _Check:
             )
         assert parts is not None
         assert whole is not None
+        if self._exercise.workload.loss_over == "batch":
+            short = "the model mixes rows"
+            return short, (
+                f"the loss over the outputs of all micro-batches, {float(parts):.6g}, is not that of the whole batch's,"
+                f" {float(whole):.6g}: the number of micro-batches changes what is trained; {short}, as a mean over"
+                " them does; one micro-batch is exact"
+            )
         off = "the reduction is no sum" if summed else "Workload.weight is off"
         blamed = "its reduction is no sum" if summed else "Workload.weight does not say what it divides by"
         return f"the loss or the model mixes rows, or {off}", (

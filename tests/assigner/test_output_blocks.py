@@ -71,7 +71,7 @@ def test_a_loss_over_the_batch_has_no_rows_in_blocks():
     made = replace(made, loss_over="batch")
     with (
         Pipeline(made, make_plan(made, micro_batches=4)) as pipeline,
-        pytest.raises(UsageError, match="has them in several blocks"),
+        pytest.raises(UsageError, match="lie there in several blocks"),
     ):
         pipeline.step(made.make_batch(8, 1))
 

@@ -339,6 +339,20 @@ def test_a_loss_that_mixes_rows_is_told_once():
     assert "the loss or the model mixes rows" in said
 
 
+def test_a_model_that_mixes_rows_under_a_loss_over_the_batch_is_told_no_way_that_it_has():
+    """The loss sees all rows there."""
+
+    class Centred(nn.Linear):
+        def forward(self, x):
+            made = super().forward(x)
+            return made - made.mean(0)
+
+    made = workload(lambda: nn.Sequential(Centred(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "*")
+    (said,) = checked(replace(made, loss_over="batch")).cautions
+    assert "the model mixes rows" in said
+    assert "loss_over" not in said
+
+
 @pytest.mark.long
 def test_a_buffer_that_moves_with_every_micro_batch_is_told():
     """A counter of forwards counts micro-batches; BatchNorm's moves once a step, and is not meant."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
@@ -256,3 +257,60 @@ class VqVae(nn.Module):
     def forward(self, x):
         z, extra = self.quantiser(self.encoder(x))
         return F.mse_loss(self.decoder(z), x) + extra.mean()
+
+
+class Towers(nn.Module):
+    """Two views through one encoder, and what is made of both."""
+
+    def __init__(self, joined):
+        super().__init__()
+        self.encoder, self.head = mlp(WIDTH, 8), Heads(joined)
+
+    def forward(self, x):
+        return self.head(self.encoder(x), self.encoder(x.flip(1)))
+
+
+class Heads(nn.Module):
+    """Projects two views, and gives what becomes of them."""
+
+    def __init__(self, joined):
+        super().__init__()
+        self.last, self.joined = nn.Linear(8, 4), joined
+
+    def forward(self, a, b):
+        return self.joined(self.last(a), self.last(b))
+
+
+def over_the_batch(joined, scored):
+    made = workload(lambda: Towers(joined), "encoder", "head", loss=lambda made, _: scored(made))
+    return replace(made, loss_over="batch")
+
+
+def matched(a, b, wanted):
+    return F.cross_entropy(F.normalize(a, dim=1) @ F.normalize(b, dim=1).t(), wanted)
+
+
+def halved(z):
+    return matched(*z.chunk(2), torch.arange(len(z) // 2))
+
+
+@case("a loss over the batch: of two outputs, pairs by their rows")
+def pairs_by_rows():
+    return over_the_batch(lambda a, b: (a, b), lambda made: matched(*made, torch.arange(len(made[0]))))
+
+
+@case("a loss over the batch: views beside each other in one module")
+def views_beside():
+    return over_the_batch(
+        lambda a, b: torch.stack((a, b), 1), lambda z: matched(z[:, 0], z[:, 1], torch.arange(len(z)))
+    )
+
+
+@case("a loss over the batch: views on each other in one module (SimCLR)", refusal="several blocks")
+def views_on_each_other():
+    return over_the_batch(lambda a, b: torch.cat((a, b)), halved)
+
+
+@case("a loss over the batch: labels by row in the output (CLIP)", refusal="numbers of rows")
+def labels_in_output():
+    return over_the_batch(lambda a, b: (a, b, torch.arange(len(a))), lambda made: matched(*made))

@@ -298,12 +298,12 @@ class StepLoss:
         parts = [Part(output, output.filled(made[n]), cuts[n].rows, cuts[n].weight) for n in sorted(made)]
         for index in output.made:
             leaf = parts[0].leaves[index]
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and parts[0].rows_dimension(index) is None:
+            has_rows = parts[0].rows_dimension(index) is not None or output.unjoinable[index]
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and not has_rows:
                 raise UsageError(
                     f"the loss is over the whole batch, and an output of shape {tuple(leaf.shape)} has no rows to join"
-                    " the micro-batches' along, or has them in several blocks, as of torch.cat((a, b))",
-                    hint="return it for each row, of two views as two outputs; or use one micro-batch (solve with"
-                    " --micro-batches 1)",
+                    " the micro-batches' along",
+                    hint="return it for each row; or use one micro-batch (solve with --micro-batches 1)",
                 )
         with torch.set_grad_enabled(self._training):
             joined = pytree.tree_unflatten(join(parts), output.structure)
