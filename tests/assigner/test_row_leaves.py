@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from workloads import WIDTH, Reference, make_plan, numbers, pipeline_of, workload
 
+from assigner.model.marking.rows import Carry, batch_rows
+
 
 class Scaled(nn.Module):
     """Multiplies by a table of its width that is among the inputs, first or last."""
@@ -46,3 +48,34 @@ def test_a_table_as_long_as_the_batch(entries, first):
             assert torch.allclose(pipeline.forward(batch[0]), reference.model(**batch[0]))
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=1e-12)
         assert reference.distance(pipeline.named_parameters()) < 1e-12
+
+
+def _ring(rows):
+    return torch.stack((torch.arange(rows), (torch.arange(rows) + 1) % rows), 1)
+
+
+PAIRS = {
+    # for so many rows: two numbers of each
+    "edges of a ring": (lambda rows, _: _ring(rows), Carry.VARIES),
+    "edges of a chain": (lambda rows, _: _ring(rows).clamp(max=rows - 2) + torch.tensor([0, 1]), Carry.VARIES),
+    "edges the other way": (lambda rows, _: _ring(rows).flip(1), Carry.VARIES),
+    "triangles": (lambda rows, _: torch.cat((_ring(rows), _ring(rows)[:, :1]), 1), Carry.VARIES),
+    "classes": (lambda rows, g: torch.randint(10, (rows, 2), generator=g), Carry.ROWS),
+    "a number of the sample, and a class": (
+        lambda rows, g: torch.stack((torch.arange(rows), torch.randint(2, (rows,), generator=g)), 1), Carry.ROWS,
+    ),
+    "spans": (lambda rows, g: torch.randint(128, (rows, 2), generator=g).sort(1).values, Carry.ROWS),
+    "bits": (lambda rows, g: torch.randint(2, (rows, 2), generator=g), Carry.ROWS),
+    "positions": (lambda rows, _: torch.arange(16).expand(rows, -1), Carry.ROWS),
+    "points": (lambda rows, g: torch.rand(rows, 2, generator=g), Carry.ROWS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_edges_with_a_row_each_are_told_from_numbers(name):
+    """In a part of the batch they would name nodes that are elsewhere; a class or a span means the same there."""
+    make, wanted = PAIRS[name]
+    made = workload(Scaled, "a", "b", batch=lambda rows, g: ((numbers(rows, g)[0], make(rows, g)), None))
+    known = batch_rows(made).inputs
+    assert known is not None
+    assert known.children[0].children[1].carry is wanted

@@ -184,3 +184,31 @@ def _any(each):
 
 def _no_loss(made, _):
     return sum(each.float().mean() for each in pytree.tree_leaves(made))
+
+
+class Listed(nn.Module):
+    """Is given a list with an entry for each row; of its outputs some have as many entries as a micro-batch rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.two, self.four = (nn.Parameter(torch.ones(n, WIDTH)) for n in (2, 4))
+
+    def forward(self, entries):
+        made = self.last(self.first(torch.stack(entries)))
+        return {"made": made, "two": self.two * 2, "four": self.four * 2, "columns": made.t()}
+
+
+def listed(rows, generator):
+    """A list, and nothing to compare with."""
+    return ([torch.randn(WIDTH, generator=generator, dtype=torch.float64) for _ in range(rows)],), None
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_rows_of_a_list_are_told_from_others_by_a_second_number_of_them(micro_batches):
+    """Two or four prototypes are none of as many rows."""
+    made = workload(Listed, "first", "last", batch=listed, loss=lambda made, _: _no_loss(list(made.values())))
+    with Pipeline(made, make_plan(made, micro_batches=micro_batches)) as pipeline:
+        found = pipeline.forward(made.make_batch(8, 1)[0], to=0)
+    shapes = {name: tuple(each.shape) for name, each in found.items()}
+    assert shapes == {"made": (8, 1), "two": (2, WIDTH), "four": (4, WIDTH), "columns": (1, 8)}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils import _pytree as pytree
 
-from assigner.errors import UsageError
+from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.origins import digest
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from assigner.model.marking.domain import InputKey
     from assigner.model.marking.fakeforward import Named
-    from assigner.model.marking.graph import PartitionGraph
+    from assigner.model.marking.graph import ModelOutput, PartitionGraph
     from assigner.model.marking.isolation import CrossingError
     from assigner.model.marking.observation import LearntCall
     from assigner.model.marking.rows import RowLeaves
@@ -67,6 +68,14 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     check_loss(workload.loss, deferred.model, captured.left)
     read = read_by(deferred.model, modules_outside(deferred.model, captured.opaque))
     cut = Cutter(deferred, marked, captured, workload.autocast, rows=rows).cut()
+    if not cut.output.rows_known and rows.inputs is not None:
+        with contextlib.suppress(UsageError, MarkingError):
+            twice = workload.make_batch(2 * EXAMPLE_ROWS, workload.seed)
+            second = captured_for(
+                deferred, marked, twice[0], maker, rows.inputs, autocast=workload.autocast, any_rows=False
+            )
+            larger = Cutter(deferred, marked, second, workload.autocast, rows=rows).output()
+            cut = replace(cut, output=following(cut.output, larger, rows.group * EXAMPLE_ROWS))
     calls: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for call in captured.calls:
         calls[call.label].append(call.effects.order)
@@ -76,6 +85,31 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
         notes=[captured.notes], opened=captured.opened, tables=[tables_of(captured, training=True)],
         rows=rows, maker=maker, learnt=any(call.learnt for call in captured.calls),
     )  # fmt: skip
+
+
+def following(output: ModelOutput, larger: ModelOutput, rows: int) -> ModelOutput:
+    """What two captures by numbers say of the rows of an output: a list with an entry for each makes such captures.
+
+    Args:
+        output: Of the first, for so many rows.
+        larger: Of the second, for twice as many.
+        rows: The first number of rows.
+
+    Returns:
+        The first, with rows where a size follows them; where the two differ in more than sizes it is as it was.
+    """
+    pairs = [*zip(output.tensors, larger.tensors, strict=False)]
+    if (output.structure, len(output.tensors)) != (larger.structure, len(larger.tensors)) or any(
+        (one is None) != (other is None) for one, other in pairs
+    ):
+        return output
+    found = [
+        [dim for dim, sizes in enumerate(zip(one.shape, other.shape, strict=False)) if sizes == (rows, 2 * rows)]
+        if one is not None and other is not None and one.shape is not None and other.shape is not None
+        else []
+        for one, other in pairs
+    ]
+    return replace(output, rows=tuple(dims[0] if len(dims) == 1 else None for dims in found), rows_known=True)
 
 
 def read_by(model: nn.Module, outside: Named) -> Memento:

@@ -168,12 +168,13 @@ class Cutter:
         values = with_gradients(shapes, pieces, self.deferred.tensors(), requires, asked_for, training=self.training)
         pieces = tuple(replace(piece, kind=_kind(piece, values, is_last=piece is pieces[-1])) for piece in pieces)
         return PartitionGraph(
-            self.deferred, pieces, values, self._output(), tuple(self.marked), self.captured.domain,
+            self.deferred, pieces, values, self.output(), tuple(self.marked), self.captured.domain,
             flags=self.captured.flags,
             changed=frozenset(name for call in self.captured.calls for name in call.effects.changed),
         )  # fmt: skip
 
-    def _output(self) -> ModelOutput:
+    def output(self) -> ModelOutput:
+        """What is known of the model's output."""
         leaves = tuple(LEAF if isinstance(each, fx.Node) else each for each in self.outputs)
         made = [each.meta["val"] if isinstance(each, fx.Node) else None for each in self.outputs]
         reasons = tuple(unjoinable(self.captured, self.outputs, self.symbols))
@@ -186,8 +187,7 @@ class Cutter:
         spec, known = self.captured.program.call_spec.out_spec, bool(self.symbols.rows)
         self._check_rebuilt(spec)
         tensors = self._output_tensors()
-        carried = any(each is not None for each in self.captured.carriers)
-        if not known and carried and self.base is not None:  # sizes tell less than the plan's graph
+        if not known and self.base is not None:  # sizes tell less than the plan's graph
             base = self.base.output
             if base.rows_known and (base.structure, len(base.leaves)) == (spec, len(leaves)):
                 return ModelOutput(spec, leaves, base.rows, True, tensors, base.unjoinable)

@@ -381,7 +381,8 @@ def _learnt_tensor(one: torch.Tensor, other: torch.Tensor, examples: _Examples) 
     sizes = list(zip(one.shape, other.shape, strict=True))
     follow = [dim for dim, pair in enumerate(sizes) if pair == rows]
     if len(follow) == 1:
-        counts = follow[0] and all(_numbers_rows(each, count) for each, count in zip((one, other), rows, strict=True))
+        numbers = _numbers_rows if follow[0] else _are_edges
+        counts = all(numbers(each, count) for each, count in zip((one, other), rows, strict=True))
         why = f"a tensor with the rows in dimension {follow[0]}, whose values are numbers of rows, as a graph's edges"
         return RowLeaves(Carry.VARIES, why=why) if counts else RowLeaves(Carry.ROWS, dimension=follow[0])
     if follow:
@@ -408,6 +409,12 @@ def _numbers_rows(tensor: torch.Tensor, rows: int) -> bool:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta or not tensor.numel():
         return False
     return int(tensor.min()) >= 0 and int(tensor.max()) == rows - 1
+
+
+def _are_edges(tensor: torch.Tensor, rows: int) -> bool:
+    """Several such numbers in each row, all up to the last or the one before: pairs of rows, in the first dimension."""
+    is_paired = tensor.dim() == 2 and tensor.size(1) > 1 and _numbers_rows(tensor, rows)
+    return is_paired and int(tensor.max(0).values.min()) >= rows - 2
 
 
 def find_carriers(known: RowLeaves | None, inputs: Any, leaves: Sequence[Any]) -> tuple[int | None, list[int | None]]:
