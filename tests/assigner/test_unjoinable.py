@@ -35,6 +35,24 @@ def _set(a):
     return torch.where(a[..., 0] > 0)
 
 
+def _experts(a, *, in_place):
+    entries = a.flatten(0, 1)
+    made = torch.zeros_like(entries)
+    for chosen in (entries[:, 0] > 0, entries[:, 0] <= 0):
+        places = torch.where(chosen)[0]
+        if in_place:
+            made[places] = entries[places] * 2
+        else:
+            made = made.index_add(0, places, entries[places] * 2)
+    return made.view_as(a), made
+
+
+def _numbered(a, b):
+    made, places = a.new_zeros(2 * len(a), *a.shape[1:]), torch.arange(len(a))
+    made[places], made[places + len(a)] = a, b
+    return made
+
+
 MADE = {
     # of two tensors of (rows, STEPS, WIDTH)
     "views": (lambda a, b: torch.cat((a, b)), BLOCKS),
@@ -68,6 +86,9 @@ MADE = {
     "chosen by a mask's rows": (lambda a, b: a[_set(a)], None),
     "the last step": (lambda a, b: a[torch.arange(len(a)), torch.full((len(a),), 2)], None),
     "summed by owner": (lambda a, b: a.new_zeros(len(a), WIDTH).index_add(0, _owners(a), a.flatten(0, 1)), None),
+    "experts that add to their entries": (lambda a, b: _experts(a, in_place=False), None),
+    "experts that write their entries": (lambda a, b: _experts(a, in_place=True), None),
+    "written in two halves by numbers": (lambda a, b: _numbered(a, b), BLOCKS),
     "positions": (lambda a, b: torch.arange(len(a) * STEPS) % STEPS, None),
     "losses of pairs": (
         lambda a, b: functional.cross_entropy(a[:, 0] @ b[:, 0].t(), torch.arange(len(a)), reduction="none"), None,

@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from assigner.model.deferred.mutation import is_random, named_arguments
 
@@ -99,6 +100,10 @@ class RowSizes:
     def dimensions(self, shape: Sequence[Any]) -> list[int]:
         """Those that have rows."""
         return [dim for dim, size in enumerate(shape) if self.several(size) is not None]
+
+    def depends_on_data(self, shape: Sequence[Any]) -> bool:
+        """Whether a size of a tensor does."""
+        return any(free_unbacked_symbols(size) for size in shape if isinstance(size, torch.SymInt))
 
     def plain(self, tensor: torch.Tensor) -> RowOrder:
         """That of a tensor of which nothing is known but its shape."""
@@ -239,10 +244,15 @@ def _expanded(step: RowStep, index: int, several: float) -> tuple[float, ...] | 
 
 
 def _scattered(step: RowStep, index: int, several: float) -> tuple[float, ...] | None:
+    """What numbers write into lies as before; into the same for all, as what is written all over or by a mask."""
     order = step.given[0][1]
     if not order.blocks or not order.known or order.several != several:
         return _usual(step, index, several)
-    return order.blocks if not order.alike or several <= 1 else None
+    if not order.alike or several <= 1:
+        return order.blocks
+    written = [each for tensor, each in step.given[1:] if each.blocks and not step.sizes.depends_on_data(tensor.shape)]
+    is_all_over = all(each.known and each.several >= several for each in written)
+    return (several,) if is_all_over and len({each.blocks for each in written}) <= 1 else None
 
 
 def _cut_out(step: RowStep, index: int, several: float) -> tuple[float, ...] | None:
