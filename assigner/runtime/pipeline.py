@@ -324,9 +324,9 @@ class Pipeline(ModelState):
                 call = f"{call} with {self._rank_optimizer.settings}"
             call += self._loss_values.begin()
             program, micro_batches = self._installed.begin(call, batch)
-            self._installed.gradients.factor.begin()
             if self._updated or (update and self._updated is None):
                 self._rank_optimizer.drop(self._installed.trained, vars(self._optimizer).get("zero_grad"))
+            self._installed.gradients.factor.begin()
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor
             found, outputs = self._installed.training.run(

@@ -56,6 +56,7 @@ def hidden(net: Two) -> None:
         (lambda net: saved(net, _use_new_zipfile_serialization=False), "saves the values of tensors"),
         (lambda net: pickle.dumps(net.one.state_dict()), "saves the values of tensors"),
         (lambda net: net.one.weight.untyped_storage().tolist(), "saves the values of tensors"),
+        (lambda net: safe.save(net.one.state_dict()), "saves the values of tensors"),
         (lambda net: torch.jit.trace(net.one, torch.ones(2, 3)), "reads a random tensor's value at .*test_builder"),
         (pruned, "reads a random tensor's value"),
         (hidden, "reads a random tensor's value"),
@@ -169,3 +170,38 @@ def test_tied_weights_are_known_by_where_they_lie(tmp_path: Path) -> None:
     expected = build().state_dict()
     found = made.materialise(expected)
     assert all(torch.equal(each, found[name]) for name, each in expected.items())
+
+
+def test_places_of_tensors_without_memory_are_as_far_apart_as_if_they_had_some() -> None:
+    """What compares them finds what is tied, and nothing else; nobody has memory there."""
+    found = list[int]()
+
+    def placed(net: Two) -> None:
+        table = torch.zeros(64, 16)
+        layers = [nn.Linear(16, 16) for _ in range(16)]
+        tensors = [
+            *(each.weight for each in layers),
+            *table,
+            *net.parameters(),
+            nn.Embedding.from_pretrained(table).weight,
+        ]
+        found.extend(each.data_ptr() for each in tensors)
+
+    DeferredModel(lambda: Two(placed), seed=5)
+    assert len({*found}) == len(found) - 1
+    assert found[-1] == found[16]
+    assert [each - found[16] for each in found[16:80]] == [*range(0, 64 * 64, 64)]
+    assert min(found) > 1 << 57
+
+
+def test_what_safetensors_has_loaded_is_not_saved_by_it(tmp_path: Path) -> None:
+    """There are values, and no memory to read them from."""
+    safe.save_file({"weight": torch.ones(3, 3)}, tmp_path / "one.safetensors")
+
+    def kept(_: Two) -> None:
+        halves = {name: each.half() for name, each in safe.load_file(tmp_path / "one.safetensors").items()}
+        safe.save_file(halves, tmp_path / "half.safetensors")
+
+    with pytest.raises(UsageError, match="saves the values of tensors"):
+        DeferredModel(lambda: Two(kept), seed=5)
+    assert not (tmp_path / "half.safetensors").exists()

@@ -81,10 +81,6 @@ def cut_at_a_quantile(_: int, held: Held) -> None:
         each.clamp_(-limit, limit)
 
 
-def clip_weights(_: int, held: Held) -> None:
-    nn.utils.clip_grad_norm_(held[::2], 1.0, norm_type=5.0)
-
-
 OWN = [
     pytest.param(climb, "weights", id="SAM"),
     pytest.param(descend, "weights", id="an update without an optimizer"),
@@ -94,8 +90,6 @@ OWN = [
     pytest.param(clip_and_decay_some, "gradients", id="clipped, and decay of some"),
     pytest.param(decay_by_the_norm, "gradients", id="a regulariser of the norm of all weights"),
     pytest.param(clip_twice, "gradients", id="clipped by the norm, and by values"),
-    pytest.param(cut_at_a_quantile, "gradients", id="cut at a quantile"),
-    pytest.param(clip_weights, "gradients", id="some by another norm"),
 ]
 
 
@@ -186,6 +180,10 @@ RIGHT = [
     pytest.param(rates(0.0123456789, 1, 1, 1), id="at a rate of a schedule"),
     pytest.param(rates(0.0123456789, 1, 0.1, 0.3), id="and of groups"),
     pytest.param(rates(0.01, 0.9**9, 0.9**8, 0.9**7), id="that fall from layer to layer"),
+    pytest.param(rates(0.0123456789, 768**0.5, 768**-0.5, 1 / 300), id="by the size of layers"),
+    pytest.param(rates(0.01, 0.82364, 1, 0.9**4), id="of two schedules"),
+    pytest.param(decays(0.0123456789, 1, 0.82364, 0.31), id="decay by two schedules"),
+    pytest.param(cut_at_a_quantile, id="cut at a quantile, which nobody tells from a value of theirs"),
     pytest.param(decays(0.0123456789, 1, 0.1, 0.2), id="decay"),
     pytest.param(descend_and_decay, id="decay, where there is something to decay"),
     pytest.param(average, id="an average"),

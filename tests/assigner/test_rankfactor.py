@@ -14,6 +14,8 @@ from assigner.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from assigner.runtime.update.rankfactor import RankFactor
+
 
 def clipped(limit: float, norm_type: float = 2.0) -> Change:
     """As torch clips what one rank has."""
@@ -234,3 +236,17 @@ def test_the_norm_of_one_rank_alone_is_known_when_it_comes_again(limit: float) -
     ranks.step(one_above)
     with pytest.raises(UsageError, match=r"some gradients of worker:2 by 0.* and none of worker:0, worker:1,"):
         ranks.check()
+
+
+def test_what_the_pipeline_has_clipped_is_no_number_of_the_scripts() -> None:
+    """By the norm of all; what the script multiplies by behind it is told as it stands there."""
+    ranks = Ranks(2, lambda *_: None)
+
+    def clipped_by_all(factor: RankFactor, gradients: list[torch.Tensor], by: float) -> None:
+        for each in gradients:
+            each.mul_(0.3731).mul_(by)
+        factor.multiplied(0.3731)
+
+    for factor, held, by in zip(ranks.factors, ranks.held, (0.1, 1.0), strict=True):
+        clipped_by_all(factor, [each.grad for each in held.values() if each.grad is not None], by)
+    ranks.check()

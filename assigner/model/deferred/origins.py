@@ -46,7 +46,7 @@ _WHOLE = 1 << 20
 _SAMPLED = 256
 _MANY = 4
 """Entries of a dict from which on texts and numbers are no place among the ranks."""
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ It sees nothing of it, unless it asked for it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
+import safetensors.torch
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 META = torch.device("meta")
 _DATA_PTR = torch.UntypedStorage.data_ptr
+_NOWHERE, _PLACE_BITS = 1 << 62, 40
+"""No process has memory there; and so far apart are the places of storages that have none."""
 _LOADED_HINT = (
     "load a state_dict before, in the function that makes the workload; the builder makes the model, converts it, and"
     " ends with model.load_state_dict(state)"
@@ -106,6 +110,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.storages: dict[int, torch.UntypedStorage] = {}  # kept alive: a freed one's number is given again
         self.meta: set[int] = set()  # of them, those that the builder itself has put on the meta device
+        self._places: dict[int, int] = {}  # of storages without memory, in the order in which they were asked for
         self.on_gpus: set[int] = set()  # and those that the builder itself has on one
         self.draws = Draws()
         self.asks_meta, self.under_autocast = True, False  # the builder's call that runs: torch's C++ makes many of one
@@ -181,7 +186,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Where its memory lies; of one that has none, what no other has: who compares these finds what is tied."""
         if storage.device != META or storage._cdata in self.meta:
             return _DATA_PTR(storage)
-        return int(storage._cdata)
+        return _NOWHERE + (self._places.setdefault(storage._cdata, len(self._places)) << _PLACE_BITS)
 
     def has_made(self, tensor: torch.Tensor) -> bool:
         """True if the builder has made a tensor, with values that a replay makes again."""
@@ -297,6 +302,10 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 reads = _with_memory(getattr(torch.UntypedStorage, name))
                 stack.enter_context(mock.patch.object(torch.UntypedStorage, name, reads))
             stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _placing(self)))
+            for name in ("_to_ndarray", "_tobytes"):  # they read memory by its address; which there is, a release says
+                if hasattr(safetensors.torch, name):
+                    saves = _with_values(getattr(safetensors.torch, name))
+                    stack.enter_context(mock.patch.object(safetensors.torch, name, saves))
             loaded = _loaded(torch._utils._rebuild_tensor)
             stack.enter_context(mock.patch.object(torch._utils, "_rebuild_tensor", loaded))
             with self._told():
@@ -406,6 +415,18 @@ def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(storage, *args, **words)
 
     return read
+
+
+def _with_values(save: Callable[..., Any]) -> Callable[..., Any]:
+    """In the place of a function that turns a tensor into bytes for a file."""
+
+    @functools.wraps(save)
+    def saved(tensor: torch.Tensor, *args: Any, **words: Any) -> Any:
+        if is_meta(tensor):
+            raise BuilderError("saves the values of tensors", hint=_WITHOUT_FILE)
+        return save(tensor, *args, **words)
+
+    return saved
 
 
 def _placing(recorder: CallRecorder) -> Callable[[torch.UntypedStorage], int]:

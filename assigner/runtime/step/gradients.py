@@ -281,6 +281,7 @@ class Gradients:
             without=self._unlisted
         ):  # also where the norm is not a number: then the gradients are none either
             gradient.mul_(share)
+        self.factor.multiplied(share)
         if was_applied:
             self.note_applied()
 

@@ -11,9 +11,10 @@ has made of them is, with the same numbers in all of a rank's parameters that it
     new = old + own * old + cross * other, cut at plus and minus bound        weights: other is the gradient; or the
                                                                               other way round
 where least squares find own and cross, and a largest value that comes in several parameters is the bound. Where they
-are others on another rank, and neither they nor their ratios are such as scripts are written with, they come from what
-each rank has. A rank's that no such numbers explain (each parameter by its own norm, noise, an average) tells nothing
-of the others' either: what is done to each by itself looks like that.
+are others on another rank, they come from a norm if they are the same on all ranks once they are multiplied, or
+divided, by that of the rank's weights or gradients, as they were or are; rates and factors by the names of parameters
+are not. A rank's that no such numbers explain (each parameter by its own norm, noise, an average) tells nothing of the
+others' either: what is done to each by itself looks like that.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _VALUES = 64  # of each parameter
 _FEWEST = 4  # values that have changed: fewer are explained by anything
 _UNLIKE = 1e-2  # relative, of numbers on two ranks
+_ALIKE, _HARDLY_ALIKE = 1e-5, 1e-4  # likewise, of such a number times a norm: of exact ones, and of others at most
+_KINDS = (2.0, math.inf)  # of norms
 _LEAST_ERROR, _LARGEST_ERROR = 5e-7, 1e-3  # relative, with which a number is known
 _ROUNDINGS = 2  # of a value, in its type's resolution, and as many of what is added to it
 _LEAST_EPS = 1e-14  # sums in float64 are rounded, too
@@ -54,15 +57,28 @@ class RankChange(NamedTuple):
             treated by themselves; 2: more.
         own: Of what was there.
         cross: Of the gradient in the weight, or of the weight in the gradient.
-        bound: What values were cut to; 0: none were.
-        error: Relative, of the first two.
+        error: Relative, of these two.
+        old_2, old_max, old_gradient_2, old_gradient_max: Norms of all of the rank's weights and gradients as they were.
+        new_2, new_max, new_gradient_2, new_gradient_max: As they are.
     """
 
     extent: float = 0.0
     own: float = 0.0
     cross: float = 0.0
-    bound: float = 0.0
     error: float = 0.0
+    old_2: float = 0.0
+    old_max: float = 0.0
+    old_gradient_2: float = 0.0
+    old_gradient_max: float = 0.0
+    new_2: float = 0.0
+    new_max: float = 0.0
+    new_gradient_2: float = 0.0
+    new_gradient_max: float = 0.0
+
+    @property
+    def norms(self) -> tuple[float, ...]:
+        """All of them."""
+        return self[4:]
 
 
 _NOTHING, _UNEXPLAINED = RankChange(), RankChange(math.nan)
@@ -73,24 +89,34 @@ class RankChanges:
 
     Args:
         parameters: This rank's; those that are not on the CPU have no part in it.
+        most: Of so many of them values are kept.
         are_module: Whether some of them, by their places, are all those of one module.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], are_module: Callable[[Sequence[nn.Parameter]], bool]
+        self, parameters: Sequence[nn.Parameter], most: int, are_module: Callable[[Sequence[nn.Parameter]], bool]
     ) -> None:
         strided = [each for each in parameters if each.layout is torch.strided]
-        self._held = [each for each in strided if each.device.type == "cpu" and each.is_floating_point()]
+        floats = [each for each in strided if each.device.type == "cpu" and each.is_floating_point()]
+        self._every = [each for each in floats if each.numel()]
+        self._held = self._every[:most]
         self._are_module = are_module
         sizes = [len(_some(each)) for each in self._held]
         self._owner = torch.repeat_interleave(torch.tensor(sizes, dtype=torch.int64, device="cpu"))
         eps = [max(torch.finfo(each.dtype).eps, _LEAST_EPS) for each in self._held]
         self._eps = torch.tensor(eps, dtype=torch.float64, device="cpu")[self._owner]
-        self._noted: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._noted: tuple[torch.Tensor, torch.Tensor, list[float]] | None = None
 
     def note(self) -> None:
         """Weights and gradients are as a step or an update has left them."""
-        self._noted = self._values() if self._held else None
+        self._noted = (*self._values(), self._norms()) if self._held else None
+
+    def multiply_gradients(self, factor: float) -> None:
+        """What was noted of them is held against what the script makes of them behind this."""
+        if self._noted is not None:
+            weights, gradients, norms = self._noted
+            count = len(_KINDS)
+            self._noted = weights, factor * gradients, [*norms[:count], *(factor * each for each in norms[count:])]
 
     def forget(self) -> None:
         """What comes is not to be held against what was noted."""
@@ -100,13 +126,30 @@ class RankChanges:
         """What the script has changed since, of `SUBJECTS`; only what is noted anew can be asked for again."""
         if self._noted is None:
             return [_NOTHING, _NOTHING]
-        (weights, gradients), self._noted = self._noted, None
+        (weights, gradients, norms), self._noted = self._noted, None
         new_weights, new_gradients = self._values()
+        if len(new_weights) != len(weights):  # parameters of another size
+            return [_UNEXPLAINED, _UNEXPLAINED]
         dropped = torch.tensor([each.grad is None for each in self._held], device="cpu")[self._owner]
-        return [
+        found = [
             self._change(weights, gradients, new_weights, may_cut=False),
             self._change(gradients, weights, torch.where(dropped, gradients, new_gradients), may_cut=True),
         ]
+        if not any(each.extent > 0 for each in found):
+            return found
+        norms = [*norms, *self._norms()]
+        return [RankChange(*each[:4], *norms) if each.extent > 0 else each for each in found]
+
+    @torch.no_grad()
+    def _norms(self) -> list[float]:
+        """Of all weights, and of all gradients, of each kind."""
+        gradients = [each.grad for each in self._every if each.grad is not None]
+        found = []
+        for tensors in (self._every, [each for each in gradients if each.layout is torch.strided]):
+            for kind in _KINDS:
+                each = [norm.double() for norm in torch._foreach_norm([*tensors], kind)] if tensors else []
+                found.append(float(torch.linalg.vector_norm(torch.stack(each), kind)) if each else 0.0)
+        return found
 
     @torch.no_grad()
     def _values(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,17 +220,16 @@ class _Fit:
     def _sums(self, values: torch.Tensor) -> torch.Tensor:
         return torch.zeros(self._count, dtype=torch.float64, device="cpu").index_add_(0, self._owner, values)
 
-    def numbers(self) -> tuple[float, float, float, float] | None:
+    def numbers(self) -> tuple[float, float, float] | None:
         """As `RankChange` has them; None: there are none that explain all that has changed."""
-        bound = float(self._new[self._cut].abs().max()) if bool(self._cut.any()) else 0.0
         if not bool(self._changed.any()):
-            return (0.0, 0.0, bound, 0.0) if bound else None
+            return (0.0, 0.0, 0.0) if bool(self._cut.any()) else None
         left = self._tells
         for terms in ((True, False), (False, True), (True, True)):
             own, cross = self._solved(terms, self._owner, self._count)
             fits = self._fits(own[self._owner], cross[self._owner]) & left
             if bool(fits.any()) and (found := self._common(terms, fits)) is not None:
-                return (*found[:2], bound, found[2])
+                return found
             left = left & ~fits  # one number fits them: two would, by rounding
         return None
 
@@ -258,12 +300,14 @@ def check_changes(subject: str, changes: Sequence[RankChange]) -> None:
     if max(each.extent for each in known.values()) < 2:
         return  # each may be treated by itself
     error = max(_LEAST_ERROR, *(each.error for each in known.values()))
-    for name in ("own", "cross", "bound"):
-        numbers = {rank: getattr(each, name) for rank, each in known.items()}
-        if (subject, name) != ("gradients", "own"):  # what has no gradient, or no decay, has nothing of these
-            numbers = {rank: each for rank, each in numbers.items() if each}
-        if _are_of_ranks([*numbers.values()], error, shift=name == "own"):
-            raise _error(subject, numbers, shift=name == "own")
+    for name in ("own", "cross"):
+        numbers = {rank: number for rank, each in known.items() if (number := getattr(each, name))}
+        norms = [known[rank].norms for rank in numbers]
+        shift = name == "own"
+        if _are_of_ranks([*numbers.values()], error, shift=shift) and _are_by_norms(
+            [abs(each + shift) for each in numbers.values()], norms, min(max(_ALIKE, 4 * error), _HARDLY_ALIKE)
+        ):
+            raise _error(subject, numbers, shift=shift)
 
 
 def _are_of_ranks(numbers: Sequence[float], error: float, *, shift: bool) -> bool:
@@ -279,6 +323,19 @@ def _are_of_ranks(numbers: Sequence[float], error: float, *, shift: bool) -> boo
         ):
             return False
     return True
+
+
+def _are_by_norms(numbers: Sequence[float], norms: Sequence[Sequence[float]], error: float) -> bool:
+    """They are a number of all ranks over, or times, one norm of each: the same one."""
+    for each in zip(*norms, strict=True):
+        if all(0 < norm < math.inf for norm in each):
+            for products in (
+                [number * norm for number, norm in zip(numbers, each, strict=True)],
+                [number / norm for number, norm in zip(numbers, each, strict=True)],
+            ):
+                if max(products) - min(products) <= error * max(products):
+                    return True
+    return False
 
 
 def is_written(number: float, error: float = _LEAST_ERROR) -> bool:

@@ -81,7 +81,7 @@ class RankFactor:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._seen: list[tuple[nn.Parameter, int, float]] = []
         self._changes = RankChanges(
-            self._parameters[:_MOST], lambda some: _are_module(some, self._parameters, self._names)
+            self._parameters, _MOST, lambda some: _are_module(some, self._parameters, self._names)
         )
         self._begun = 0
         self._last: dict[tuple[int, float], _Limit] = {}
@@ -118,6 +118,11 @@ class RankFactor:
                 at = int(values.abs().argmax())
                 if float(values[at]):
                     self._seen.append((parameter, at, float(values[at])))
+
+    def multiplied(self, factor: float) -> None:
+        """The pipeline itself has multiplied the gradients of all ranks: what the script did is told without that."""
+        self._seen = [(parameter, at, factor * value) for parameter, at, value in self._seen if factor * value]
+        self._changes.multiply_gradients(factor)
 
     def check(self, groups: Sequence[Sequence[nn.Parameter]] = ()) -> None:
         """The gradients are about to be applied, or added to. All ranks call it together.

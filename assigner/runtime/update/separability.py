@@ -280,7 +280,7 @@ def _drawn_error(optimizer: torch.optim.Optimizer, what: str) -> UsageError:
 
 @contextlib.contextmanager
 def drawing_nothing(optimizer: torch.optim.Optimizer, device: torch.device) -> Iterator[None]:
-    """A step over some of what is trained, from generators that are seeded alike for all: it is to draw nothing.
+    """A step over some of what is trained, from generators that are seeded alike for all: it draws nothing from them.
 
     To look takes some ten microseconds, so every update is looked at.
 
@@ -291,10 +291,16 @@ def drawing_nothing(optimizer: torch.optim.Optimizer, device: torch.device) -> I
     Raises:
         UsageError: it has drawn.
     """
-    before = generator_states(device)
+    before = _watched(device)
     yield
-    if generator_states(device) != before:
+    if _watched(device) != before:
         raise _drawn_error(optimizer, "a parameter")
+
+
+def _watched(device: torch.device) -> tuple[Any, ...]:
+    """All but Python's generator: a thread of the script may draw from that meanwhile, as for when to try again."""
+    *of_torch, others = generator_states(device)
+    return *of_torch, others.numpy
 
 
 @contextlib.contextmanager
