@@ -31,6 +31,11 @@ def _owners(a):
     return torch.arange(len(a)).repeat_interleave(STEPS)
 
 
+def _numbers(a, each=0):
+    """Three of one kind and two of another in each row."""
+    return (torch.arange(STEPS) // 3 * 2).expand(len(a), STEPS) + each * torch.arange(len(a))[:, None]
+
+
 def _set(a):
     return torch.where(a[..., 0] > 0)
 
@@ -89,6 +94,25 @@ MADE = {
     "experts that add to their entries": (lambda a, b: _experts(a, in_place=False), None),
     "experts that write their entries": (lambda a, b: _experts(a, in_place=True), None),
     "written in two halves by numbers": (lambda a, b: _numbered(a, b), BLOCKS),
+    "turned round": (lambda a, b: a.flip(0), BLOCKS),
+    "which view each is of": (lambda a, b: torch.arange(2).repeat_interleave(len(a)), BLOCKS),
+    "steps of all, time first": (lambda a, b: torch.ones(STEPS, 1, 2).expand(STEPS, len(a), 2).flatten(0, 1), BLOCKS),
+    "one-hot of views": (
+        lambda a, b: a.new_zeros(2 * len(a), 4).scatter(1, (torch.cat((a, b))[:, :1, 0] > 0).long(), 1.0), BLOCKS,
+    ),
+    "a bag of each row": (lambda a, b: functional.embedding_bag(_numbers(a), a.new_ones(4, WIDTH)), None),
+    "a mask as numbers": (lambda a, b: torch.where(a > 0, 0.0, -1.0), None),
+    "as many chosen of each row": (lambda a, b: a[_numbers(a) < 2].reshape(len(a), -1, WIDTH), None),
+    "counted in bins of its own": (
+        lambda a, b: a.new_zeros(len(a) * 16).index_add(0, _numbers(a, 16).view(-1), a[..., 0].flatten()).view(-1, 16),
+        None,
+    ),
+    "chosen by a mask's rows as columns": (lambda a, b: a[tuple((a > 0).nonzero().t())], None),
+    "a mask's steps": (lambda a, b: (a > 0).nonzero()[:, 1:], None),
+    "boxes behind their owners": (lambda a, b: torch.cat((_owners(a)[:, None].to(a), a.flatten(0, 1)), 1)[:, 1:], None),
+    "summed by whose they are": (
+        lambda a, b: (_owners(a)[None] == torch.arange(len(a))[:, None]).to(a) @ a.flatten(0, 1), None,
+    ),
     "positions": (lambda a, b: torch.arange(len(a) * STEPS) % STEPS, None),
     "losses of pairs": (
         lambda a, b: functional.cross_entropy(a[:, 0] @ b[:, 0].t(), torch.arange(len(a)), reduction="none"), None,

@@ -85,8 +85,9 @@ class _Walk:
         if not isinstance(value, torch.Tensor):
             return None
         dims, order = self._sizes.dimensions(value.shape), self._order(value)
-        if len(dims) > 1:  # of sizes that depend on data all may be the same for all micro-batches
-            return None if all(free_unbacked_symbols(value.shape[dim]) for dim in dims) else Unjoinable.PAIRS
+        if len(dims) > 1:  # those that depend on data may be the same for all micro-batches
+            known = [dim for dim in dims if not free_unbacked_symbols(value.shape[dim])]
+            return Unjoinable.PAIRS if len(known) > 1 else None
         if dims and not order.lies_row_by_row:
             return Unjoinable.BLOCKS
         return Unjoinable.NUMBERS if dims and order.numbers else None

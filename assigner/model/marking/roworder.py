@@ -25,6 +25,7 @@ from assigner.model.deferred.mutation import is_random, named_arguments
 if TYPE_CHECKING:
     from assigner.model.marking.cutter import Symbols
 
+_MOST_BLOCKS = 65_536  # with more, where a size in front is of millions, nobody keeps count
 _ROWS = 120
 """So many rows are put in for the symbols: parts of them are whole numbers."""
 
@@ -68,7 +69,7 @@ class RowOrder:
     @property
     def lies_row_by_row(self) -> bool:
         """What belongs to one row lies together, in the rows' order."""
-        return self.known and (len(self.blocks) == 1 or self.alike)
+        return self.known and len(self.blocks) == 1
 
 
 class RowSizes:
@@ -207,6 +208,8 @@ def _shaped(step: RowStep, index: int, several: float) -> tuple[float, ...] | No
     before, after = step.sizes.before(given.shape, dim), step.sizes.before(step.made[index].shape, made_dim)
     if not before or not after or max(before, after) % min(before, after):
         return None
+    if after < before and len(order.blocks) * (before // after) > _MOST_BLOCKS:
+        return None
     blocks = _apart(order.blocks, after // before) if after > before else order.blocks * (before // after)
     return None if blocks is None else _scaled(blocks, several / sum(blocks))
 
@@ -233,6 +236,8 @@ def _repeated(step: RowStep, index: int, several: float) -> tuple[float, ...] | 
 
 def _interleaved(step: RowStep, index: int, several: float) -> tuple[float, ...] | None:
     order = step.given[0][1]
+    if not step.sizes.dimensions(step.given[0][0].shape):
+        return (several,) if len(step.given) > 1 or several == 1 else None  # each of several as often as there are rows
     if not order.blocks or not order.known or several < order.several:
         return _usual(step, index, several)
     return _scaled(order.blocks, several / order.several)
@@ -251,8 +256,33 @@ def _scattered(step: RowStep, index: int, several: float) -> tuple[float, ...] |
     if not order.alike or several <= 1:
         return order.blocks
     written = [each for tensor, each in step.given[1:] if each.blocks and not step.sizes.depends_on_data(tensor.shape)]
-    is_all_over = all(each.known and each.several >= several for each in written)
-    return (several,) if is_all_over and len({each.blocks for each in written}) <= 1 else None
+    if any(each.numbers and each.several == 1 for each in written):  # a place of each row's: perhaps halves
+        return None
+    kinds = {each.blocks for each in written if len(each.blocks) > 1 or not each.known}
+    if not kinds:
+        return (several,)
+    (blocks,) = kinds if len(kinds) == 1 else ((),)
+    return blocks if sum(blocks) == several and all(each.known for each in written) else None
+
+
+def _picked(step: RowStep, index: int, several: float) -> tuple[float, ...] | None:
+    """What a mask picks stays in its order."""
+    base, order = step.given[0]
+    by_mask = any(each.dtype == torch.bool for each, _ in step.given[1:])
+    if by_mask and order.known and len(order.blocks) == 1 and step.sizes.dimensions(base.shape) == [0]:
+        return (several,)
+    return _usual(step, index, several)
+
+
+def _turned(step: RowStep, index: int, several: float) -> tuple[float, ...] | None:
+    """Turned round, or on, along the rows."""
+    given = step.given[0][0]
+    found = step.argument("dims")
+    turned = found if isinstance(found, list | tuple) else [0] if found is None else [found]
+    dims = step.sizes.dimensions(given.shape)
+    if any(each % given.dim() in dims for each in turned) or (step.name == "roll" and not turned):
+        return None
+    return _usual(step, index, several)
 
 
 def _cut_out(step: RowStep, index: int, several: float) -> tuple[float, ...] | None:
@@ -289,13 +319,13 @@ def _start(step: RowStep, index: int, dim: int) -> float | None:
 _SLICING = frozenset(("slice", "narrow", "slice_copy", "narrow_copy"))
 _SPLITTING = frozenset((
     "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk",
-    "split_copy", "split_with_sizes_copy",
+    "split_copy", "split_with_sizes_copy", "vsplit", "hsplit", "dsplit",
 ))  # fmt: skip
 _EXPANDING = frozenset(("expand", "expand_as", "broadcast_to", "expand_copy"))
 _JOINING = frozenset(("cat", "concat", "concatenate", "vstack", "row_stack", "hstack", "column_stack", "dstack"))
 _SHAPING = frozenset((
     "view", "_unsafe_view", "reshape", "flatten", "unflatten", "view_copy", "_reshape_alias", "reshape_as", "view_as",
-    "_reshape_copy",
+    "_reshape_copy", "ravel",
 ))  # fmt: skip
 _RULES: dict[str, Callable[[RowStep, int, float], tuple[float, ...] | None]] = {
     **dict.fromkeys(_SLICING | _SPLITTING, _cut_out),
@@ -304,5 +334,7 @@ _RULES: dict[str, Callable[[RowStep, int, float], tuple[float, ...] | None]] = {
     **dict.fromkeys(_SHAPING, _shaped),
     **dict.fromkeys(SCATTERING, _scattered),
     **dict.fromkeys(("repeat", "tile"), _repeated),
+    **dict.fromkeys(("index", "_unsafe_index", "masked_select"), _picked),
+    **dict.fromkeys(("flip", "roll", "rot90", "flipud"), _turned),
     "repeat_interleave": _interleaved,
 }
