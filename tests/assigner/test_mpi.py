@@ -81,8 +81,8 @@ class TestMessages:
 @pytest.mark.parametrize(
     ("how", "flags", "said"),
     [
-        ("raise", [], "5 ArithmeticError the trap snapped\n(ArithmeticError on worker:1/cpu"),
-        ("kill", ["--enable-recovery"], "5 WorkerError worker:1/cpu failed: its process is gone, cut off or stuck"),
+        ("raise", [], "10 ArithmeticError the trap snapped\n(ArithmeticError on worker:1/cpu"),
+        ("kill", ["--enable-recovery"], "10 WorkerError worker:1/cpu failed: its process is gone, cut off or stuck"),
     ],
 )
 def test_a_rank_that_fails_ends_the_others(

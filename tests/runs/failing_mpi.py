@@ -1,4 +1,4 @@
-"""Two ranks of MPI, of which the second one fails in the sixth step; what the first one says goes to FOLDER/said.
+"""Two ranks of MPI, of which the second one fails in the eleventh step; what the first one says goes to FOLDER/said.
 
     mpirun -n 2 --enable-recovery python tests/runs/failing_mpi.py FOLDER raise|kill
 
@@ -38,7 +38,7 @@ def fail() -> None:
 try:
     with Pipeline(made, plan, graph=graph_of(made), backend="mpi", timeout_s=WAIT_S) as pipeline:
         for n in range(20):
-            if rank == 1 and n == 5:
+            if rank == 1 and n == 10:
                 fail()
             pipeline.step(made.make_batch(8, n))
 except (WorkerError, ArithmeticError) as error:

@@ -136,6 +136,7 @@ class RankFactor:
         """
         if self._member.transport is None:
             return
+        self._member.at = "the comparison of what the script has changed"
         seen, self._seen = self._seen, []
         held = [
             [each for each in some if id(each) in self._names]

@@ -88,7 +88,7 @@ class ListedPricing:
             for rule in QUICK:
                 orders = list_schedule(tasks, rule)
                 best = min(best, tasks.step_s(orders) if orders else math.inf)
-                if best > self._least_s * (1 + 2 * tuning.HOT):  # hardly to be taken, whatever the other rules make
+                if best > self._least_s * (1 + 4 * tuning.HOT):  # hardly to be taken, whatever the other rules make
                     break
             self._least_s = min(self._least_s, best)
             return best
