@@ -6,6 +6,7 @@ import io
 import pickle
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import safetensors.torch as safe
 import torch
@@ -57,6 +58,8 @@ def hidden(net: Two) -> None:
         (lambda net: pickle.dumps(net.one.state_dict()), "saves the values of tensors"),
         (lambda net: net.one.weight.untyped_storage().tolist(), "saves the values of tensors"),
         (lambda net: safe.save(net.one.state_dict()), "saves the values of tensors"),
+        (lambda _: np.copyto(torch.zeros(3, 3).numpy(), 1.0), r"writes to the array that tensor.numpy\(\) has given"),
+        (lambda _: np.asarray(torch.arange(3)).fill(1), r"writes to the array that tensor.numpy\(\) has given"),
         (lambda net: torch.jit.trace(net.one, torch.ones(2, 3)), "reads a random tensor's value at .*test_builder"),
         (pruned, "reads a random tensor's value"),
         (hidden, "reads a random tensor's value"),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import nn
@@ -49,10 +51,20 @@ _WITHOUT_FILE = (
 )
 
 
+_COPY_FIRST = (
+    "the tensor does not have it: write to a copy, array = tensor.numpy().copy(), and make the tensor of that by"
+    " torch.from_numpy(array)"
+)
+
+
 def is_meta(tensor: torch.Tensor) -> bool:
     """What it is, whatever `LooksReal` says of it."""
     with torch._C.DisableTorchFunction():
         return tensor.device == META
+
+
+def _digest(array: np.ndarray[Any, Any]) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).tobytes(), digest_size=16).digest()
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -110,6 +122,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.storages: dict[int, torch.UntypedStorage] = {}  # kept alive: a freed one's number is given again
         self.meta: set[int] = set()  # of them, those that the builder itself has put on the meta device
+        self._shown: list[tuple[np.ndarray[Any, Any], bytes]] = []  # arrays of values, with what was in them
         self._places: dict[int, int] = {}  # of storages without memory, in the order in which they were asked for
         self.on_gpus: set[int] = set()  # and those that the builder itself has on one
         self.draws = Draws()
@@ -187,6 +200,12 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if storage.device != META or storage._cdata in self.meta:
             return _DATA_PTR(storage)
         return _NOWHERE + (self._places.setdefault(storage._cdata, len(self._places)) << _PLACE_BITS)
+
+    def show(self, values: Any) -> Any:
+        """Values for Python; an array of them is NumPy's own, so that what is written to it changes no tensor."""
+        if isinstance(values, np.ndarray):
+            self._shown.append((values, _digest(values)))
+        return values
 
     def has_made(self, tensor: torch.Tensor) -> bool:
         """True if the builder has made a tensor, with values that a replay makes again."""
@@ -310,6 +329,8 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             stack.enter_context(mock.patch.object(torch._utils, "_rebuild_tensor", loaded))
             with self._told():
                 yield
+            if any(_digest(array) != before for array, before in self._shown):
+                raise BuilderError("writes to the array that tensor.numpy() has given it", hint=_COPY_FIRST)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -364,7 +385,7 @@ class LooksReal(TorchFunctionMode):
         if func in self._READERS and is_meta(args[0]):
             args = (self.recorder.real(args[0]), *args[1:])
             with _disable_current_modes():
-                return func(*args, **kwargs)
+                return self.recorder.show(func(*args, **kwargs))
         if _takes_memory(func, args):
             with _disable_current_modes():
                 return func(*args, **kwargs)
