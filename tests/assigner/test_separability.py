@@ -542,7 +542,7 @@ def updated(build: Any, shares: Any, model: nn.Module) -> None:
         made.local.step()
 
 
-@pytest.mark.parametrize("draw", [torch.randn_like, by_numpy, by_python])
+@pytest.mark.parametrize("draw", [torch.randn_like, by_numpy])
 @pytest.mark.parametrize(
     ("wanted", "kind"),
     [
