@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner.machine.generators import GeneratorStates
 
@@ -53,23 +52,6 @@ class DeviceStates(NamedTuple):
         torch.set_rng_state(self.on_host)
         if self.on_device is not None:
             torch.cuda.set_rng_state(self.on_device, self.device)
-
-
-class SeenDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Whether torch draws in a block, from whatever generator.
-
-    Attributes:
-        is_any: It has.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.is_any = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one call."""
-        self.is_any |= torch.Tag.nondeterministic_seeded in func.tags
-        return func(*args, **(kwargs or {}))
 
 
 def seed_python(seed: int) -> None:

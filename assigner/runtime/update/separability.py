@@ -35,7 +35,7 @@ from torch.optim import optimizer as torch_optimizer
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import in_likeness
 from assigner.runtime.forward.heldtensors import has_values_of
-from assigner.runtime.forward.randomness import SeenDraws, generator_states, kept_generators, seed_device, seed_python
+from assigner.runtime.forward.randomness import generator_states, kept_generators, seed_device, seed_python
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -388,10 +388,8 @@ def _drawn_in_kind(trials: _Trials, shares: Sequence[frozenset[str]]) -> str | N
     """
     scales = (1.0, 1.0, 1.0)
     with contextlib.suppress(Exception):
-        with SeenDraws() as draws:
-            together = trials.tried(trials.whole, scales, in_kind=True)
-        if draws.is_any:
-            return _differing(together, {each: trials.tried(each, scales, in_kind=True) for each in shares}, noise=0.0)
+        together = trials.tried(trials.whole, scales, in_kind=True)
+        return _differing(together, {each: trials.tried(each, scales, in_kind=True) for each in shares}, noise=0.0)
     return None
 
 
