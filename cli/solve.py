@@ -105,6 +105,8 @@ def solve_command(
         console.notice(line)
     if complete is not None:
         asked = completing(asked, load_plan(complete), loaded)
+    for line in _left_out(loaded, asked):
+        console.notice(line)
     if export_model is not None:
         from assigner.solver.export import check_exportable
 
@@ -163,6 +165,20 @@ def unlinked(profile: "Profile", only: "Sequence[str]") -> "Iterator[str]":
     for name in used if len(used) > 1 else ():
         if not any((name, other) in profile.link and (other, name) in profile.link for other in used):
             yield f"{name} has no links to and from another worker: it can hold the whole model, or nothing"
+
+
+def _left_out(profile: "Profile", options: SolveOptions) -> "Iterator[str]":
+    """A line on the numbers of micro-batches that no plan is looked for with."""
+    from assigner.schedule.cost import CostModel
+    from assigner.solver.problem.hints import resolve
+
+    used, plain = resolve(profile, options)
+    if found := plain.left_out(CostModel(used)):
+        yield (
+            f"no plan is looked for with {', '.join(map(str, found))} micro-batches: these are smaller than what was"
+            " measured, and the times, continued to them, promise less for each sample than was measured"
+            " (profile --micro-batches measures smaller ones; solve --micro-batches asks for one all the same)"
+        )
 
 
 def _solved(

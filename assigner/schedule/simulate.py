@@ -242,7 +242,7 @@ def _workers(timeline: Timeline, cost: CostModel) -> Iterator[WorkerPrediction]:
         transfer = _covered_s(compute[worker] + moving[worker]) - computing
         memory = worker_memory(cost, plan, worker)
         yield WorkerPrediction(
-            worker, computing, transfer, step - computing - transfer, memory, memory.total,
+            worker, computing, transfer, max(0.0, step - computing - transfer), memory, memory.total,
             cost.profile.worker[worker].capacity_bytes,
             doing[worker, ActionKind.FORWARD], doing[worker, ActionKind.UPDATE], busy[worker],
         )  # fmt: skip

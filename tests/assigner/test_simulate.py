@@ -215,10 +215,25 @@ def test_the_parts_of_a_workers_step_add_up() -> None:
     said = predict(make_plan(profile, [(0, ["p0"]), (1, ["p1"]), (2, ["p2"])]), profile)
     for worker in said.workers:
         assert worker.compute_s + worker.transfer_s + worker.idle_s == pytest.approx(said.step_s)
-        assert worker.idle_s >= -1e-12
+        assert worker.idle_s >= 0
         assert worker.peak_bytes == worker.memory.total
     assert said.bubble_fraction == pytest.approx(1 - sum(w.compute_s for w in said.workers) / (3 * said.step_s))
     assert said.samples_per_s == pytest.approx(8 / said.step_s)
+
+
+def test_a_worker_that_is_never_idle_is_not_so_by_rounding() -> None:
+    """A plan with idle seconds below 0 could not be read; of these, one in 40 had such ones."""
+    for seed in range(40):
+        drawn = random.Random(seed)
+        work = [drawn.uniform(0.5, 1.5), drawn.uniform(0.5, 1.5), 0.1]
+        profile = make_profile(
+            work=work, slowness=[1.0, 1.0], bandwidth=drawn.uniform(1e6, 1e7), busy=0.5, batch=2,
+        )  # fmt: skip
+        within, to_last = profile.edges
+        profile = replace(profile, edges=(within, replace(to_last, gradient=False)))
+        plan = make_plan(profile, [(0, ["p0", "p1"]), (1, ["p2"])], micro_batches=1)
+        assert predict(plan, profile).workers[0].idle_s == pytest.approx(0, abs=1e-12)
+        assert predict(plan, profile).workers[0].idle_s >= 0
 
 
 def test_what_a_worker_computes_and_what_messages_take_of_it_is_told() -> None:

@@ -52,6 +52,19 @@ def test_another_solver_finds_the_same_optimum(tmp_path, case, schedule):
         assert found == pytest.approx(best[0], rel=1e-6)
 
 
+@pytest.mark.parametrize(("seed", "link"), [(0, 1), (2, 0), (8, 1)])
+def test_a_link_that_is_as_good_as_dead_leaves_no_proof_open(tmp_path, seed, link):
+    """Of pipelines that take more than the largest coefficient the cuts say so much."""
+    profile, options = random_instance(seed, partitions=4, workers=2, graph=True), single(schedule="1f1b", gap=0)
+    slow = profile.links[link]
+    slow = replace(slow, points=tuple(replace(each, seconds=1e6 * each.seconds) for each in slow.points))
+    profile = replace(profile, links=tuple(slow if n == link else each for n, each in enumerate(profile.links)))
+    plan = solve(profile, replace(options, micro_batches=1)).plan
+    written = export_model(plan, profile, replace(options, micro_batches=1), tmp_path / "model.lp")
+    assert written.optimum_s == pytest.approx(plan.solver.objective_s, rel=1e-6)
+    assert optimum(written.path) * written.unit_s == pytest.approx(written.optimum_s, rel=1e-6)
+
+
 def test_the_optimum_is_that_of_the_model_where_the_plan_is_only_within_a_gap(tmp_path):
     """A plan that stops at a wide gap may be worse than the model's optimum, which is told."""
     profile = random_instance(2, partitions=5, workers=3, busy=True, tight=True)

@@ -180,3 +180,22 @@ def test_a_worker_without_links_is_told(assigner, folder):
     save_profile(replace(profile, links=links), folder / "lost.json")
     result = assigner("solve", "lost.json", "-o", "new.json")
     assert f"{lost} has no links to and from another worker" in result.stderr
+
+
+def test_numbers_of_micro_batches_that_are_left_out_are_told(assigner, folder):
+    """Whose sizes the line of two noisy measurements would have for nothing; one that is asked for is looked at."""
+    from dataclasses import replace
+
+    from assigner.formats.profile import load_profile, save_profile
+
+    profile = load_profile(folder / "profile.json")
+    stretched = tuple(
+        replace(each, micro_batch={1: 4, 4: 8}[each.micro_batch], forward_s={1: 1e-3, 4: 3e-3}[each.micro_batch],
+                backward_s={1: 2e-3, 4: 6e-3}[each.micro_batch])
+        for each in profile.measurements
+    )  # fmt: skip
+    save_profile(replace(profile, measurements=stretched), folder / "noisy.json")
+    result = assigner("solve", "noisy.json", "-o", "new.json", "--schedule", "gpipe", "--max-replicas", "1")
+    assert "no plan is looked for with 4, 8 micro-batches: these are smaller than what was measured" in result.stderr
+    asked = assigner("solve", "noisy.json", "-o", "new.json", "--micro-batches", "8", "--force")
+    assert "no plan is looked for" not in asked.stderr

@@ -300,7 +300,7 @@ class PipelineModel(LinearModel):
         if value_s == float("inf"):
             self.add_row(used, pulp.LpConstraintLE, len(used) - 1.0)
             return
-        value = value_s / self.unit
+        value = min(value_s / self.unit, LARGEST)  # or `add_row` weakens the row until it says nothing
         self.add_row(add((1.0, self.objective), (-value, used)), pulp.LpConstraintGE, -value * (len(used) - 1))
 
     def chosen(self) -> tuple[StageOption, ...]:

@@ -248,15 +248,27 @@ class SolveOptions:
         """The micro-batch counts to choose from: the one asked for, or every divisor of the batch size that is allowed.
 
         Where divisors lie far apart, as those of a prime number, some in between: micro-batches differ by a row then,
-        and are priced as the largest of them. Left out are sizes below the smallest measured one for which the line
-        through noisy measurements promises what no machine does; if that leaves none, all are offered.
+        and are priced as the largest of them. Those of `left_out` are not among them.
         """
         if self.micro_batches is not None:
             return (self.micro_batches,)
+        left_out = self.left_out(cost)
+        return tuple(count for count in self._offered(cost) if count not in left_out)
+
+    def left_out(self, cost: CostModel) -> tuple[int, ...]:
+        """The counts that no plan is looked for with, for their sizes lie below the smallest measured one.
+
+        There the line through noisy measurements promises what no machine does (`CostModel.is_plausible`). None where
+        one count is asked for, or where all would be left out.
+        """
+        offered, batch = self._offered(cost), self.batch(cost.profile)
+        found = tuple(count for count in offered if not cost.is_plausible(samples_in_each(batch, count)))
+        return () if self.micro_batches is not None or len(found) == len(offered) else found
+
+    def _offered(self, cost: CostModel) -> tuple[int, ...]:
         batch = self.batch(cost.profile)
         most = min(MOST_MICRO_BATCHES, cost.profile.workload.fineness.most(batch))
-        offered = tuple(count for count in _near_divisors(batch) if count <= most)
-        return tuple(count for count in offered if cost.is_plausible(samples_in_each(batch, count))) or offered
+        return tuple(count for count in _near_divisors(batch) if count <= most)
 
     def searches(self, plan: Plan) -> bool:
         """True if a plan is of those that are searched, which a bound is about: one stage a worker, or interleaved."""
