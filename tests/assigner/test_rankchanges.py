@@ -81,8 +81,28 @@ def cut_at_a_quantile(_: int, held: Held) -> None:
         each.clamp_(-limit, limit)
 
 
+def climb_of_some(_: int, held: Held) -> None:
+    """That of the weights, without biases."""
+    climb(_, held[::2])
+
+
+def climb_by_both_norms(_: int, held: Held) -> None:
+    by = 0.05 * norm(held) / norm(gradients(held))
+    for each, gradient in zip(held, gradients(held), strict=True):
+        each.add_(gradient * by)
+
+
+def decay_weights_by_the_norm(_: int, held: Held) -> None:
+    by = 0.01 * norm(held)
+    for each in held:
+        each.mul_(1 - by)
+
+
 OWN = [
     pytest.param(climb, "weights", id="SAM"),
+    pytest.param(climb_of_some, "weights", id="SAM of some"),
+    pytest.param(climb_by_both_norms, "weights", id="SAM by two norms"),
+    pytest.param(decay_weights_by_the_norm, "weights", id="decay by the norm of all weights"),
     pytest.param(descend, "weights", id="an update without an optimizer"),
     pytest.param(scale_weights, "weights", id="weights to one norm"),
     pytest.param(shrink_and_descend, "weights", id="decay, and a rate by the norm of the weights"),
@@ -207,6 +227,48 @@ def test_what_is_the_same_for_the_whole_model_is_not(change: Change, dtype: torc
 def test_parameters_of_few_values_tell_nothing(size: tuple[int, ...]) -> None:
     """Anything explains them."""
     Ranks(3, descend, names=PAIRS, size=size).check()
+
+
+def test_frozen_parameters_do_not_make_the_others_a_module_by_itself() -> None:
+    """All that a rank trains was changed by one number."""
+    ranks = Ranks(3, lambda *_: None, names=PAIRS, size=(9, 7))
+    for held in ranks.held:
+        for name in ("y.weight", "y.bias"):
+            held[name].requires_grad_(False)
+
+    def climb_with_what_is_trained(rank: int, held: Held) -> None:
+        for each in held[2:]:
+            each.grad = None
+        climb(rank, held[:2])
+
+    ranks.step(climb_with_what_is_trained)
+    with pytest.raises(UsageError, match="has changed weights by a number of each rank's own"):
+        ranks.check()
+
+
+def test_weights_that_are_brought_back_to_their_first_norm_are_seen_when_it_comes_again() -> None:
+    """The number times the norm is another one on each rank, and the norm that it leaves is the same each time."""
+    ranks = Ranks(3, lambda *_: None, names=PAIRS, size=(9, 7))
+    first = [float(norm([*held.values()])) for held in ranks.held]
+
+    def back(rank: int, held: Held) -> None:
+        by = first[rank] / norm(held)
+        for each in held:
+            each.mul_(by)
+
+    def drift(seed: int) -> None:
+        for rank, held in enumerate(ranks.held):
+            for each in held.values():
+                noise = torch.randn(each.shape, generator=torch.Generator().manual_seed(seed))
+                each.data.add_(noise, alpha=0.1 + 0.1 * rank)
+
+    drift(1)
+    ranks.step(back)
+    ranks.check()
+    drift(2)
+    ranks.step(back)
+    with pytest.raises(UsageError, match="has changed weights by a number of each rank's own"):
+        ranks.check()
 
 
 def test_a_rank_of_a_single_parameter_hides_no_other() -> None:

@@ -123,6 +123,7 @@ def test_a_rank_of_zeros_hides_no_other() -> None:
         pytest.param(multiplied(0.0, 1.0, 1.0), id="a part by zero"),
         pytest.param(multiplied(-1.0, 1.0, 1.0), id="a part turned round"),
         pytest.param(multiplied(2.0, 3.0, 1.0), id="by more than one"),
+        pytest.param(multiplied(0.65**5, 0.65**4, 0.65**3), id="less from layer to layer"),
         pytest.param(lambda _, held: [clipped(0.1)(0, [each]) for each in held], id="each parameter by its own norm"),
         pytest.param(lambda _, held: nn.utils.clip_grad_value_(held, 0.01), id="values"),
     ],

@@ -11,10 +11,14 @@ has made of them is, with the same numbers in all of a rank's parameters that it
     new = old + own * old + cross * other, cut at plus and minus bound        weights: other is the gradient; or the
                                                                               other way round
 where least squares find own and cross, and a largest value that comes in several parameters is the bound. Where they
-are others on another rank, they come from a norm if they are the same on all ranks once they are multiplied, or
-divided, by that of the rank's weights or gradients, as they were or are; rates and factors by the names of parameters
-are not. A rank's that no such numbers explain (each parameter by its own norm, noise, an average) tells nothing of the
-others' either: what is done to each by itself looks like that.
+are others on another rank, they come from a norm if
+
+    they are the same on all ranks once they are multiplied or divided by a norm of the rank's weights or gradients, as
+    they were or are, all or those that were changed; or by what one of these norms is to the other
+    what they leave has the norm that other numbers have left there before: weights go back to their first norm
+
+Rates and factors by the names of parameters do neither. A rank's that no such numbers explain (each parameter by its
+own norm, noise, an average) tells nothing of the others' either: what is done to each by itself looks like that.
 """
 
 from __future__ import annotations
@@ -38,6 +42,10 @@ _FEWEST = 4  # values that have changed: fewer are explained by anything
 _UNLIKE = 1e-2  # relative, of numbers on two ranks
 _ALIKE, _HARDLY_ALIKE = 1e-5, 1e-4  # likewise, of such a number times a norm: of exact ones, and of others at most
 _KINDS = (2.0, math.inf)  # of norms
+_REPEATED, _OTHER = (
+    3e-6,
+    1e-4,
+)  # relative, of the norm that numbers leave behind them, and of unlike numbers of one rank
 _LEAST_ERROR, _LARGEST_ERROR = 5e-7, 1e-3  # relative, with which a number is known
 _ROUNDINGS = 2  # of a value, in its type's resolution, and as many of what is added to it
 _LEAST_EPS = 1e-14  # sums in float64 are rounded, too
@@ -58,30 +66,40 @@ class RankChange(NamedTuple):
         own: Of what was there.
         cross: Of the gradient in the weight, or of the weight in the gradient.
         error: Relative, of these two.
-        old_2, old_max, old_gradient_2, old_gradient_max: Norms of all of the rank's weights and gradients as they were.
-        new_2, new_max, new_gradient_2, new_gradient_max: As they are.
+        repeats: 1: they leave what was changed with the norm that other numbers have left it with before.
+        norms: Of all of the rank's weights, of those that were changed, and of their gradients likewise, by kind; as
+            they were, and as they are.
     """
 
     extent: float = 0.0
     own: float = 0.0
     cross: float = 0.0
     error: float = 0.0
-    old_2: float = 0.0
-    old_max: float = 0.0
-    old_gradient_2: float = 0.0
-    old_gradient_max: float = 0.0
-    new_2: float = 0.0
-    new_max: float = 0.0
-    new_gradient_2: float = 0.0
-    new_gradient_max: float = 0.0
+    repeats: float = 0.0
+    norms: tuple[float, ...] = (0.0,) * 8 * len(_KINDS)
 
     @property
-    def norms(self) -> tuple[float, ...]:
-        """All of them."""
-        return self[4:]
+    def numbers(self) -> list[float]:
+        """For other ranks; `told` reads them."""
+        return [*self[:-1], *self.norms]
+
+    @classmethod
+    def told(cls, numbers: Sequence[float]) -> RankChange:
+        """What a rank has found, of its `numbers`."""
+        count = len(cls._fields) - 1
+        extent, own, cross, error, repeats = numbers[:count]
+        return cls(extent, own, cross, error, repeats, tuple(numbers[count:]))
+
+    @property
+    def measures(self) -> list[float]:
+        """What a number may be alike on all ranks by: the norms, and what one of weights is to that of gradients."""
+        largest = self.norms[:: len(_KINDS)]
+        pairs = zip(largest[::2], largest[1::2], strict=True)
+        return [*self.norms, *(weights / gradients if gradients else 0.0 for weights, gradients in pairs)]
 
 
 _NOTHING, _UNEXPLAINED = RankChange(), RankChange(math.nan)
+NUMBERS = len(_NOTHING.numbers)
 
 
 class RankChanges:
@@ -105,7 +123,8 @@ class RankChanges:
         self._owner = torch.repeat_interleave(torch.tensor(sizes, dtype=torch.int64, device="cpu"))
         eps = [max(torch.finfo(each.dtype).eps, _LEAST_EPS) for each in self._held]
         self._eps = torch.tensor(eps, dtype=torch.float64, device="cpu")[self._owner]
-        self._noted: tuple[torch.Tensor, torch.Tensor, list[float]] | None = None
+        self._noted: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._left: list[tuple[float, float] | None] = [None for _ in SUBJECTS]  # the last numbers, and their norms
 
     def note(self) -> None:
         """Weights and gradients are as a step or an update has left them."""
@@ -115,8 +134,7 @@ class RankChanges:
         """What was noted of them is held against what the script makes of them behind this."""
         if self._noted is not None:
             weights, gradients, norms = self._noted
-            count = len(_KINDS)
-            self._noted = weights, factor * gradients, [*norms[:count], *(factor * each for each in norms[count:])]
+            self._noted = weights, factor * gradients, torch.stack([norms[0], factor * norms[1]])
 
     def forget(self) -> None:
         """What comes is not to be held against what was noted."""
@@ -137,19 +155,43 @@ class RankChanges:
         ]
         if not any(each.extent > 0 for each in found):
             return found
-        norms = [*norms, *self._norms()]
-        return [RankChange(*each[:4], *norms) if each.extent > 0 else each for each in found]
+        new_norms = self._norms()
+        return [
+            self._with_norms(n, each, norms, new_norms) if each.extent > 0 else each for n, each in enumerate(found)
+        ]
+
+    def _with_norms(self, subject: int, change: RankChange, old: torch.Tensor, new: torch.Tensor) -> RankChange:
+        """A change of one of `SUBJECTS`, with the norms, by subject, kind and parameter, that were and that are."""
+        changed = (old[subject] != new[subject]).any(dim=0)
+        changed |= ~changed.any()  # turned round: the norms are as they were
+        norms = [
+            float(torch.linalg.vector_norm(each[of, k][some], kind))
+            for each in (old, new)
+            for some in (torch.ones_like(changed), changed)
+            for of in range(len(SUBJECTS))
+            for k, kind in enumerate(_KINDS)
+        ]
+        number, left = change.own or change.cross, float(torch.linalg.vector_norm(new[subject, 0][changed]))
+        before, self._left[subject] = self._left[subject], (number, left)
+        repeats = before is not None and abs(left - before[1]) <= _REPEATED * left
+        is_other = before is not None and abs(number - before[0]) > max(_OTHER * abs(number), 10 * _REPEATED)
+        return change._replace(norms=tuple(norms), repeats=float(repeats and is_other))
 
     @torch.no_grad()
-    def _norms(self) -> list[float]:
-        """Of all weights, and of all gradients, of each kind."""
-        gradients = [each.grad for each in self._every if each.grad is not None]
-        found = []
-        for tensors in (self._every, [each for each in gradients if each.layout is torch.strided]):
-            for kind in _KINDS:
-                each = [norm.double() for norm in torch._foreach_norm([*tensors], kind)] if tensors else []
-                found.append(float(torch.linalg.vector_norm(torch.stack(each), kind)) if each else 0.0)
-        return found
+    def _norms(self) -> torch.Tensor:
+        """Of each weight, and of its gradient: by subject, kind and parameter."""
+        nothing = torch.zeros((), dtype=torch.float64, device="cpu")
+        found: list[torch.Tensor] = []
+        for kind in _KINDS:
+            gradients = [each.grad for each in self._every]
+            some = [each for each in gradients if each is not None and each.layout is torch.strided]
+            known = iter(torch._foreach_norm(some, kind) if some else ())
+            found += torch._foreach_norm([*self._every], kind)
+            found += [
+                nothing if each is None or each.layout is not torch.strided else next(known) for each in gradients
+            ]
+        by_kind = torch.stack([each.double() for each in found]).view(len(_KINDS), len(SUBJECTS), -1)
+        return by_kind.transpose(0, 1)
 
     @torch.no_grad()
     def _values(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,7 +214,8 @@ class RankChanges:
         if found is None:
             return _NOTHING if fit.is_small else _UNEXPLAINED
         some = [each for each, is_touched in zip(self._held, touched.tolist(), strict=True) if is_touched]
-        by_itself = len(some) == 1 or (len(some) < len(self._held) and self._are_module(some))
+        able = [each for each in self._held if each.requires_grad or each.grad is not None]
+        by_itself = len(some) == 1 or (len(some) < len(able) and self._are_module(some))
         return RankChange(1.0 if by_itself else 2.0, *found)
 
     def _sums(self, values: torch.Tensor) -> torch.Tensor:
@@ -300,34 +343,26 @@ def check_changes(subject: str, changes: Sequence[RankChange]) -> None:
     if max(each.extent for each in known.values()) < 2:
         return  # each may be treated by itself
     error = max(_LEAST_ERROR, *(each.error for each in known.values()))
+    alike = min(max(_ALIKE, 4 * error), _HARDLY_ALIKE)
     for name in ("own", "cross"):
         numbers = {rank: number for rank, each in known.items() if (number := getattr(each, name))}
-        norms = [known[rank].norms for rank in numbers]
-        shift = name == "own"
-        if _are_of_ranks([*numbers.values()], error, shift=shift) and _are_by_norms(
-            [abs(each + shift) for each in numbers.values()], norms, min(max(_ALIKE, 4 * error), _HARDLY_ALIKE)
+        if len(numbers) < 2 or max(numbers.values()) - min(numbers.values()) <= _UNLIKE * max(
+            map(abs, numbers.values())
         ):
+            continue
+        measures = [known[rank].measures for rank in numbers]
+        shift = name == "own"
+        forms = [[abs(each + by) for each in numbers.values()] for by in ((1, 0) if shift else (0,))]
+        of_norms = any(_are_by_norms(form, measures, alike) for form in forms) and not any(
+            are_written([each + by for each in numbers.values() if each + by], error) for by in range(1 + shift)
+        )
+        if of_norms or any(known[rank].repeats for rank in numbers):
             raise _error(subject, numbers, shift=shift)
 
 
-def _are_of_ranks(numbers: Sequence[float], error: float, *, shift: bool) -> bool:
-    """They are unlike, and neither they nor the ratios of one to the next are such as a script is written with."""
-    if len(numbers) < 2 or max(numbers) - min(numbers) <= _UNLIKE * max(map(abs, numbers)):
-        return False
-    forms = [numbers, [1 + each for each in numbers]] if shift else [numbers]
-    for form in forms:
-        ordered = sorted(filter(None, form))
-        ratios = [one / next_one for one, next_one in itertools.pairwise(ordered)]
-        if all(is_written(each, error) for each in form) or (
-            ratios and all(is_written(each, 2 * error) for each in ratios)
-        ):
-            return False
-    return True
-
-
-def _are_by_norms(numbers: Sequence[float], norms: Sequence[Sequence[float]], error: float) -> bool:
-    """They are a number of all ranks over, or times, one norm of each: the same one."""
-    for each in zip(*norms, strict=True):
+def _are_by_norms(numbers: Sequence[float], measures: Sequence[Sequence[float]], error: float) -> bool:
+    """They are a number of all ranks over, or times, one measure of each: the same one."""
+    for each in zip(*measures, strict=True):
         if all(0 < norm < math.inf for norm in each):
             for products in (
                 [number * norm for number, norm in zip(numbers, each, strict=True)],
@@ -336,6 +371,15 @@ def _are_by_norms(numbers: Sequence[float], norms: Sequence[Sequence[float]], er
                 if max(products) - min(products) <= error * max(products):
                     return True
     return False
+
+
+def are_written(numbers: Sequence[float], error: float = _LEAST_ERROR) -> bool:
+    """A script is written with all of them, or with the ratios of one to the next, as rates that fall by layers."""
+    ordered = sorted(numbers)
+    ratios = [one / next_one for one, next_one in itertools.pairwise(ordered)]
+    return all(is_written(each, error) for each in ordered) or (
+        bool(ratios) and all(is_written(each, 2 * error) for each in ratios)
+    )
 
 
 def is_written(number: float, error: float = _LEAST_ERROR) -> bool:

@@ -5,12 +5,12 @@
 
 So some values of the gradients as the backward left them are held against the same when they are to be applied. All of
 a rank's were multiplied by one number then, by unlike ones on unlike ranks. A script may do that rightly by the names
-of parameters, where a rank has no others; the number is one that it was written with then, as 0.1 or 1 / 3. One that
-was computed from gradients has no such form. Where it has by chance, or a narrow type has rounded it, a norm tells:
-that which the multiplied ones have in common, on several ranks at once, or on one in some updates in a row, by another
-number each time. So it is where a script clips some of the parameters, as all weights: those that were multiplied on a
-rank have that norm, and the others are as they were. (All of one module and no others may be clipped by themselves,
-rightly. So it counts only beside a rank whose multiplied ones are no module.)
+of parameters, where a rank has no others; the number is one that it was written with then, as 0.1 or 1 / 3, or those of
+several ranks have such ratios. One that was computed from gradients has no such form. Where it has by chance, or a
+narrow type has rounded it, a norm tells: that which the multiplied ones have in common, on several ranks at once, or on
+one in some updates in a row, by another number each time. So it is where a script clips some of the parameters, as all
+weights: those that were multiplied on a rank have that norm, and the others are as they were. (All of one module and no
+others may be clipped by themselves, rightly. So it counts only beside a rank whose multiplied ones are no module.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from assigner.errors import UsageError
-from assigner.runtime.update.rankchanges import SUBJECTS, RankChange, RankChanges, check_changes, is_written
+from assigner.runtime.update.rankchanges import NUMBERS, SUBJECTS, RankChange, RankChanges, are_written, check_changes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -143,14 +143,13 @@ class RankFactor:
             for some in (self._parameters, *(groups if len(groups) > 1 else ()))
         ]
         found = [self._factor(each, seen) for each in held]
-        mine = [*(factor for factor, _ in found), *itertools.chain(*self._changes.found())]
+        mine = [*(factor for factor, _ in found), *itertools.chain(*(each.numbers for each in self._changes.found()))]
         told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
         for n, parameters in enumerate(held):
             self._check(n, parameters, found[n], [each[n] for each in told.values()])
-        size = len(RankChange._fields)
         for n, subject in enumerate(SUBJECTS):
-            first = len(held) + n * size
-            check_changes(subject, [RankChange(*each[first : first + size]) for each in told.values()])
+            first = len(held) + n * NUMBERS
+            check_changes(subject, [RankChange.told(each[first : first + NUMBERS]) for each in told.values()])
 
     def _factor(
         self, parameters: Sequence[nn.Parameter], seen: Sequence[tuple[nn.Parameter, int, float]]
@@ -177,7 +176,7 @@ class RankFactor:
             return  # each is of one parameter, which may have been clipped by itself
         extents = self._member.numbers(_extent(some, parameters, self._names))
         in_part = any(each in (_PART, _MODULE) for each in extents)
-        if not in_part and not all(is_written(each) for each in changed):
+        if not in_part and not are_written(changed):
             raise _refused("all", known)
         multiplied = {extents[rank] for rank, each in known.items() if abs(each - 1) > _ROUNDING}
         if _MODULE in multiplied and multiplied <= {_MODULE, _WHOLE_MODULE}:
