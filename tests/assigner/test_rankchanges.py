@@ -121,6 +121,16 @@ def test_a_number_of_each_ranks_own_is_refused(change: Change, subject: str, dty
         Ranks(3, change, dtype, PAIRS, (9, 7)).check()
 
 
+@pytest.mark.parametrize("change", [climb, descend, decay_weights_by_the_norm, clip_and_decay])
+def test_two_numbers_are_refused_when_they_are_alike_again(change: Change) -> None:
+    """Two may be alike by chance, by one of many norms, once."""
+    ranks = Ranks(2, change, names=PAIRS, size=(9, 7))
+    ranks.check()
+    ranks.step(change)
+    with pytest.raises(UsageError, match="by a number of each rank's own"):
+        ranks.check()
+
+
 def of_each(change: Change) -> Change:
     """Each parameter by itself."""
 
@@ -275,6 +285,8 @@ def test_a_rank_of_a_single_parameter_hides_no_other() -> None:
     """It may be treated by itself; what has one number in several parameters is not."""
     ranks = Ranks(3, descend, names=PAIRS, size=(9, 7))
     ranks.factors[0] = RankFactor({"a": nn.Parameter(torch.ones(3))}, ranks.factors[0]._member)
+    ranks.check()
+    ranks.step(descend)
     with pytest.raises(UsageError, match=r"changed weights .* on worker:1, .* on worker:2\)"):
         ranks.check()
 

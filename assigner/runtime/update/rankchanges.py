@@ -14,7 +14,8 @@ where least squares find own and cross, and a largest value that comes in severa
 are others on another rank, they come from a norm if
 
     they are the same on all ranks once they are multiplied or divided by a norm of the rank's weights or gradients, as
-    they were or are, all or those that were changed; or by what one of these norms is to the other
+    they were or are, all or those that were changed; or by what one of these norms is to the other; if there are two
+    numbers alone, two times in a row
     what they leave has the norm that other numbers have left there before: weights go back to their first norm
 
 Rates and factors by the names of parameters do neither. A rank's that no such numbers explain (each parameter by its
@@ -55,6 +56,9 @@ _DIVISORS = {1e-6: 100, math.inf: 12}
 """Of fractions that a script is written with, by the error from which on they lie too near to each other."""
 
 SUBJECTS = ("weights", "gradients")
+
+Alike = tuple[int, int, int]
+"""By what numbers are alike: whether 1 is added to them, the measure's number, and whether it multiplies (1, -1)."""
 
 
 class RankChange(NamedTuple):
@@ -327,12 +331,16 @@ class _Fit:
         return self._sums(torch.where(self._cut, beyond, off).double()) == 0
 
 
-def check_changes(subject: str, changes: Sequence[RankChange]) -> None:
+def check_changes(subject: str, changes: Sequence[RankChange], before: dict[str, set[Alike]]) -> None:
     """Refuse what the same script would not do to a whole model.
+
+    Two numbers are alike by one of many measures now and then, by chance: they have to be so by the same one when they
+    are looked at next. Of three or more that hardly happens.
 
     Args:
         subject: Of `SUBJECTS`.
         changes: By rank.
+        before: By what those that were looked at before were alike; kept for the next ones.
 
     Raises:
         UsageError: the numbers are of one rank's part each.
@@ -343,34 +351,34 @@ def check_changes(subject: str, changes: Sequence[RankChange]) -> None:
     if max(each.extent for each in known.values()) < 2:
         return  # each may be treated by itself
     error = max(_LEAST_ERROR, *(each.error for each in known.values()))
-    alike = min(max(_ALIKE, 4 * error), _HARDLY_ALIKE)
     for name in ("own", "cross"):
         numbers = {rank: number for rank, each in known.items() if (number := getattr(each, name))}
-        if len(numbers) < 2 or max(numbers.values()) - min(numbers.values()) <= _UNLIKE * max(
-            map(abs, numbers.values())
-        ):
+        unlike = sorted(numbers.values())
+        if len(unlike) < 2 or unlike[-1] - unlike[0] <= _UNLIKE * max(map(abs, unlike)):
             continue
-        measures = [known[rank].measures for rank in numbers]
-        shift = name == "own"
-        forms = [[abs(each + by) for each in numbers.values()] for by in ((1, 0) if shift else (0,))]
-        of_norms = any(_are_by_norms(form, measures, alike) for form in forms) and not any(
-            are_written([each + by for each in numbers.values() if each + by], error) for by in range(1 + shift)
-        )
-        if of_norms or any(known[rank].repeats for rank in numbers):
-            raise _error(subject, numbers, shift=shift)
+        shifts = (1, 0) if name == "own" else (0,)
+        alike = set[Alike]()
+        if not any(are_written([each + shift for each in unlike if each + shift], error) for shift in shifts):
+            measures = [known[rank].measures for rank in numbers]
+            for shift in shifts:
+                alike |= _alike([abs(each + shift) for each in numbers.values()], measures, error, shift)
+        key = f"{subject} {name}"
+        again, before[key] = alike & before.get(key, set()), alike
+        several = sum(high - low > _OTHER * abs(high) for low, high in itertools.pairwise(unlike)) > 1
+        if again or (alike and several) or any(known[rank].repeats for rank in numbers):
+            raise _error(subject, numbers, shift=name == "own")
 
 
-def _are_by_norms(numbers: Sequence[float], measures: Sequence[Sequence[float]], error: float) -> bool:
-    """They are a number of all ranks over, or times, one measure of each: the same one."""
-    for each in zip(*measures, strict=True):
+def _alike(numbers: Sequence[float], measures: Sequence[Sequence[float]], error: float, shift: int) -> set[Alike]:
+    """By what they are a number of all ranks over, or times, one measure of each: the same one."""
+    found, limit = set[Alike](), min(max(_ALIKE, 4 * error), _HARDLY_ALIKE)
+    for n, each in enumerate(zip(*measures, strict=True)):
         if all(0 < norm < math.inf for norm in each):
-            for products in (
-                [number * norm for number, norm in zip(numbers, each, strict=True)],
-                [number / norm for number, norm in zip(numbers, each, strict=True)],
-            ):
-                if max(products) - min(products) <= error * max(products):
-                    return True
-    return False
+            for power in (1, -1):
+                products = [number * norm**power for number, norm in zip(numbers, each, strict=True)]
+                if max(products) - min(products) <= limit * max(products):
+                    found.add((shift, n, power))
+    return found
 
 
 def are_written(numbers: Sequence[float], error: float = _LEAST_ERROR) -> bool:

@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from assigner.errors import UsageError
-from assigner.runtime.update.rankchanges import NUMBERS, SUBJECTS, RankChange, RankChanges, are_written, check_changes
+from assigner.runtime.update.rankchanges import (
+    NUMBERS,
+    SUBJECTS,
+    Alike,
+    RankChange,
+    RankChanges,
+    are_written,
+    check_changes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,6 +91,7 @@ class RankFactor:
         self._changes = RankChanges(
             self._parameters, _MOST, lambda some: _are_module(some, self._parameters, self._names)
         )
+        self._alike: dict[str, set[Alike]] = {}
         self._begun = 0
         self._last: dict[tuple[int, float], _Limit] = {}
 
@@ -149,7 +158,9 @@ class RankFactor:
             self._check(n, parameters, found[n], [each[n] for each in told.values()])
         for n, subject in enumerate(SUBJECTS):
             first = len(held) + n * NUMBERS
-            check_changes(subject, [RankChange.told(each[first : first + NUMBERS]) for each in told.values()])
+            check_changes(
+                subject, [RankChange.told(each[first : first + NUMBERS]) for each in told.values()], self._alike
+            )
 
     def _factor(
         self, parameters: Sequence[nn.Parameter], seen: Sequence[tuple[nn.Parameter, int, float]]
