@@ -70,7 +70,9 @@ def hidden(net: Two) -> None:
         ),
     ],
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:.*torch.jit:FutureWarning", "ignore::torch.jit.TracerWarning"
+)
 def test_first_weights_have_no_values_to_be_saved(then: Callable[[Two], object], words: str) -> None:
     """It is said in this program's words, at the builder's line; no rank is told to draw numbers of its own."""
     with pytest.raises(UsageError, match=words) as caught:
