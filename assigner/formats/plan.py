@@ -303,7 +303,7 @@ def save_plan(plan: Plan, path: Path | str, *, force: bool = False) -> None:
         decode(Plan, encode(plan))
     except FormatError as error:
         raise FormatError(
-            "the profile's measurements, forward_s and backward_s, make a plan that nobody could read:"
+            "the profile's times, of forwards, backwards, updates or links, make a plan that nobody could read:"
             f" {error.message}",
             hint="give these times in seconds, or profile again",
         ) from error

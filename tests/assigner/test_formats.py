@@ -149,7 +149,7 @@ def test_a_plan_that_nobody_could_read_is_not_written(step_s: float, tmp_path) -
     """Times that nobody has measured add up to less, or more, than a plan's file can say."""
     plan = priced(make_plan(PROFILE, [(0, ["p0", "p1", "p2", "p3"])]), PROFILE)
     plan = replace(plan, predicted=replace(plan.predicted, step_s=step_s))
-    with pytest.raises(FormatError, match=r"the profile's measurements, .* nobody could read: predicted.step_s: "):
+    with pytest.raises(FormatError, match=r"the profile's times, .* nobody could read: predicted.step_s: "):
         save_plan(plan, tmp_path / "plan.json")
     assert not (tmp_path / "plan.json").exists()
 
