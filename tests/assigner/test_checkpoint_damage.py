@@ -28,8 +28,12 @@ DEEP = "[" * 100_000 + "]" * 100_000
 
 
 def deep() -> int:
-    """So deep that JSON is still read, but not what takes two calls a depth; a library may have raised the limit."""
-    return sys.getrecursionlimit() * 9 // 10
+    """So deep that JSON is still read, but not what calls itself for each depth; a library may have raised the limit.
+
+    Up to Python 3.11 JSON has this limit, too, and comprehensions are calls.
+    """
+    limit = sys.getrecursionlimit()
+    return limit * 9 // 10 if sys.version_info < (3, 12) else limit + 10
 
 
 def three_layers() -> nn.Module:
