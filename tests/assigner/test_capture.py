@@ -49,6 +49,22 @@ def test_in_place_glue():
     assert edges(graph) == {("a", "b"), ("b", "c")}
 
 
+def test_a_write_that_autograd_does_not_see_in_front_of_all_readers():
+    """Also of what one has read that has no backward, and of another one's copy."""
+
+    def forward(s, x):
+        y = s.a(x)
+        with torch.no_grad():
+            s.d(y)
+        y.data.clamp_(min=0)
+        z = y.clone()
+        made = s.b(y)
+        z.data.mul_(2)
+        return s.c(made + z)
+
+    check(of(forward, d=lambda: nn.Linear(WIDTH, WIDTH)))
+
+
 class HandsOut(nn.Linear):
     """Returns, beside what it computes, a buffer and a plain tensor of its own, and its weight; its bias is tied."""
 
@@ -276,8 +292,9 @@ def test_shapes_of_more_than_the_rows():
         (lambda s, x: s.b(s.a(x)), "'c' is marked, and the model's forward never calls it"),
         (lambda s, x: s.c(s.a(s.b(s.a(x)))), "'a' is called again with what 'b' made"),
         (lambda s, x: s.c(s.b(s.a(x))[: int((x > 0).sum())]), "a tensor's value decides what runs there"),
+        (lambda s, x: s.c(s.b(y := s.a(x)) + y.data.clamp_(0)), r"in place through \.data .*'b' was given before"),
     ],
-    ids=["control flow on values", "never called", "around another", "a slice as long as data says"],
+    ids=["control flow on values", "never called", "around another", "a slice as long as data says", "read before"],
 )  # fmt: skip
 def test_what_cannot_be_cut(forward, message):
     """One clear error each, with what to do."""
