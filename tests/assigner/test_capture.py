@@ -303,6 +303,34 @@ def test_what_cannot_be_cut(forward, message):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("inputs", "message", "hint"),
+    [
+        (lambda x: [x, x, x], r"a list of 3, which is taken for as many .*forward\(x\): too many", r"\(x,\)"),
+        (lambda x: {"y": x}, "a dict of 1, which is taken for .*: missing a required argument: 'x'", "by name"),
+    ],
+    ids=["a list", "a dict"],
+)  # fmt: skip
+def test_inputs_that_the_forward_does_not_take(inputs: Callable[[torch.Tensor], Any], message: str, hint: str):
+    """A list is taken for several arguments: what gives it as one is said."""
+
+    def batch(rows: int, generator: torch.Generator) -> Any:
+        x, y = numbers(rows, generator)
+        return inputs(x), y
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(WIDTH, 1)
+
+        def forward(self, x: Any) -> torch.Tensor:
+            return self.a(x)
+
+    with pytest.raises(MarkingError, match=message) as caught:
+        partition_graph(workload(Net, "a", batch=batch))
+    assert re.search(hint, caught.value.hint or "")
+
+
 class Chosen(nn.Module):
     """Several sizes that depend on its input, of which some stay within."""
 

@@ -32,7 +32,7 @@ from assigner.model.deferred.memento import Memento, StateChange
 from assigner.model.deferred.reach import reach
 from assigner.model.marking.casting import casting
 from assigner.model.marking.checks import Check, Checks
-from assigner.model.marking.domain import Domain, find_domain, input_key, input_structure
+from assigner.model.marking.domain import Domain, check_arguments, find_domain, input_key, input_structure
 from assigner.model.marking.exportable import exportable
 from assigner.model.marking.failedforward import failed_at
 from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
@@ -180,6 +180,7 @@ def capture(
     Raises:
         MarkingError: the forward cannot be traced; the message has the line.
     """
+    check_arguments(type(model).__name__, model.forward, inputs)
     with unregistered_named(model), silence(), torch.set_grad_enabled(training):
         learnt: dict[str, Sequence[LearntCall]] = {}
         opened = dict(opened or {})

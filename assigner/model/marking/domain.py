@@ -13,6 +13,7 @@ A size of 1 is another path (it broadcasts), so symbolic sizes are 2 or more.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.utils import _pytree as pytree
 
-from assigner.errors import UsageError
+from assigner.errors import MarkingError, UsageError
 from assigner.formatting import Unquoted, printable
 from assigner.model.plainvalues import dtype_name
 from assigner.model.workload import call_arguments
@@ -146,6 +147,40 @@ class InputKey:
 def input_structure(inputs: Any) -> pytree.TreeSpec:
     """The structure of the model's arguments for a batch's inputs."""
     return pytree.tree_structure(call_arguments(inputs))
+
+
+def check_arguments(name: str, forward: Callable[..., Any], inputs: Any) -> None:
+    """See that a batch's inputs are what a model's forward takes.
+
+    Args:
+        name: The model's.
+        forward: Its own.
+        inputs: As a batch has them.
+
+    Raises:
+        MarkingError: they are others, or another number of them.
+    """
+    args, kwargs = call_arguments(inputs)
+    try:
+        signature = inspect.signature(forward)
+    except (TypeError, ValueError):  # it is not Python's own: the capture says so
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        kind = type(inputs).__name__
+        is_spread = isinstance(inputs, list | tuple | dict)
+        given = f"a {kind} of {len(inputs)}, which is taken for as many" if is_spread else f"one {kind}, which is one"
+        names = [*signature.parameters]
+        whole = (
+            f"; a tuple around it, ({names[0] if names else 'inputs'},), gives the {kind} as one argument"
+            if is_spread
+            else ""
+        )
+        raise MarkingError(
+            f"the inputs of {name} are {given} argument{'s' * is_spread} of its forward({', '.join(names)}): {error}",
+            hint=f"give a tuple or a list of its arguments, or a dict of them by name{whole}",
+        ) from error
 
 
 def input_key(structure: pytree.TreeSpec, leaves: Sequence[Any]) -> InputKey:
