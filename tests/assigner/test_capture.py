@@ -15,6 +15,7 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
@@ -856,14 +857,22 @@ def test_the_model_is_left_alone():
 
 
 def test_the_line_that_fixes_the_rows_is_named():
-    """A list of the rows makes a capture one for their number, though no code of the user's says a number."""
+    """A list of the rows makes a capture one for their number, though no code of the user's says a number; or NumPy."""
 
-    def forward(s, x):
+    def listed(s, x):
         rows = list(s.a(x))
         return s.c(s.b(torch.stack(rows)))
 
-    with pytest.raises(MarkingError, match=r"takes it for a number at .*test_capture\.py:\d+ \(rows = list\("):
-        partition_graph(of(forward))
+    def tiled(s, x):
+        rows = np.tile(np.arange(WIDTH), [x.shape[0], 1])
+        return s.c(s.b(s.a(x) + torch.from_numpy(rows)))
+
+    for forward, line in ((listed, "list"), (tiled, "np.tile")):
+        with pytest.raises(MarkingError, match=rf"a number at .*test_capture\.py:\d+ \(rows = {line}\(") as caught:
+            partition_graph(of(forward))
+        assert "torch.arange(n)[None].expand(len(x), -1)" in (caught.value.hint or "")
+    positions = torch.arange(WIDTH)[None]
+    assert check(of(lambda s, x: s.c(s.b(s.a(x) + positions.expand(len(x), -1))))).domain
 
 
 MADE: list[nn.Module] = []
