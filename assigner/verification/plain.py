@@ -15,6 +15,7 @@ from assigner.model.marking.forwards import forwards_called
 from assigner.model.members import named_buffers, named_parameters, parameters
 from assigner.runtime.batch.staterows import state_of, with_states
 from assigner.runtime.step.batchnorm import DeferredStatistics
+from assigner.runtime.step.loss import one_number
 from assigner.runtime.step.metrics import StepMetrics
 from assigner.runtime.step.outputs import Part, join
 from assigner.runtime.step.results import exact_sum
@@ -215,7 +216,8 @@ class PlainModel:
     def _lost(self, outputs: Any, targets: Any, weight: float) -> torch.Tensor:
         """A weighted loss; where gradients are on, its backward is run."""
         with casting(self._autocast, "cpu"), user_code("Workload.loss"):
-            value = self._heard(outputs, targets) * weight
+            heard = self._heard(outputs, targets)
+        value = one_number(heard) * weight
         if value.requires_grad:
             with user_code("the plain model's backward"):
                 value.backward()  # type: ignore[no-untyped-call]

@@ -497,6 +497,13 @@ def test_a_workload_that_fails_by_itself_is_told_with_its_own_line():
         checked(workload(simple, "*", loss=failing))
 
 
+def test_a_loss_of_several_numbers_is_told_as_that():
+    """In the words of training, and not in those of its backward."""
+    with pytest.raises(UsageError, match=r"Workload.loss gave a tensor of shape \(\d+, \d+\)") as caught:
+        checked(workload(simple, "*", loss=lambda made, wanted: (made - wanted).square()))
+    assert "the mean over the rows" in caught.value.hint
+
+
 def test_a_model_without_loss_is_checked_for_its_outputs():
     """There is nothing to train."""
     found = checked(replace(workload(simple, "*"), loss=None, optimizer=None))

@@ -234,13 +234,9 @@ class StepLoss:
             raise without_values("the loss") from error
         if isinstance(value, torch.Tensor) and value.is_meta:
             raise without_values("the loss")
-        if not isinstance(value, torch.Tensor) or value.dim():
-            given = (
-                f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            )
-            raise UsageError(f"Workload.loss gave {given}", hint="return a tensor with one number and no dimension")
-        self._differentiable += value.requires_grad
-        return value
+        found = one_number(value)
+        self._differentiable += found.requires_grad
+        return found
 
     def _keep_part(self, outputs: Sequence[Any], place: int) -> None:
         """Keep a micro-batch's outputs for the loss over the batch; its backward starts from them."""
@@ -352,6 +348,21 @@ def check_groups(workload: Workload, groups: Sequence[VariantGroup]) -> None:
 
 def _tensors(outputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     return tuple(output for output in outputs if isinstance(output, torch.Tensor))
+
+
+def one_number(value: Any) -> torch.Tensor:
+    """What a loss has given: shape ().
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if isinstance(value, torch.Tensor) and not value.dim():
+        return value
+    given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise UsageError(
+        f"Workload.loss gave {given}",
+        hint="return a tensor with one number and no dimension, as the mean over the rows",
+    )
 
 
 def _given(targets: Any, device: torch.device, *, copied: bool) -> Any:
