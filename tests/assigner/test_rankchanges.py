@@ -281,6 +281,22 @@ def test_weights_that_are_brought_back_to_their_first_norm_are_seen_when_it_come
         ranks.check()
 
 
+def test_weights_that_move_across_themselves_keep_their_norm_at_any_rate() -> None:
+    """As those of a layer that is normalised, under a schedule with rates of each rank's own."""
+    ranks = Ranks(3, lambda *_: None, torch.float64, PAIRS, (9, 7))
+    for n in range(6):
+        ranks.step(lambda *_: None)
+        for held, factor in zip(ranks.held, ranks.factors, strict=True):
+            for each in held.values():
+                assert each.grad is not None
+                weight = each.detach()
+                each.grad.sub_(weight * ((each.grad * weight).sum() / weight.square().sum())).mul_(1e-3)
+            factor.note()
+            with torch.no_grad():
+                rates(0.1 * 0.83**n, 1, 0.82364, 0.31)(ranks.factors.index(factor), list(held.values()))
+        ranks.check()
+
+
 def test_a_rank_of_a_single_parameter_hides_no_other() -> None:
     """It may be treated by itself; what has one number in several parameters is not."""
     ranks = Ranks(3, descend, names=PAIRS, size=(9, 7))

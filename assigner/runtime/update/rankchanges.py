@@ -16,7 +16,7 @@ are others on another rank, they come from a norm if
     they are the same on all ranks once they are multiplied or divided by a norm of the rank's weights or gradients, as
     they were or are, all or those that were changed; or by what one of these norms is to the other; if there are two
     numbers alone, two times in a row
-    what they leave has the norm that other numbers have left there before: weights go back to their first norm
+    what they multiply has the norm then that other numbers have left there before: weights go back to their first norm
 
 Rates and factors by the names of parameters do neither. A rank's that no such numbers explain (each parameter by its
 own norm, noise, an average) tells nothing of the others' either: what is done to each by itself looks like that.
@@ -70,7 +70,7 @@ class RankChange(NamedTuple):
         own: Of what was there.
         cross: Of the gradient in the weight, or of the weight in the gradient.
         error: Relative, of these two.
-        repeats: 1: they leave what was changed with the norm that other numbers have left it with before.
+        repeats: 1: all that was changed was multiplied, and has the norm now that another such number has left before.
         norms: Of all of the rank's weights, of those that were changed, and of their gradients likewise, by kind; as
             they were, and as they are.
     """
@@ -175,27 +175,30 @@ class RankChanges:
             for of in range(len(SUBJECTS))
             for k, kind in enumerate(_KINDS)
         ]
-        number, left = change.own or change.cross, float(torch.linalg.vector_norm(new[subject, 0][changed]))
-        before, self._left[subject] = self._left[subject], (number, left)
-        repeats = before is not None and abs(left - before[1]) <= _REPEATED * left
-        is_other = before is not None and abs(number - before[0]) > max(_OTHER * abs(number), 10 * _REPEATED)
-        return change._replace(norms=tuple(norms), repeats=float(repeats and is_other))
+        own, left = change.own if not change.cross else 0.0, float(torch.linalg.vector_norm(new[subject, 0][changed]))
+        before, self._left[subject] = self._left[subject], (own, left) if own else None
+        repeats = (
+            before is not None
+            and abs(left - before[1]) <= _REPEATED * left
+            and abs(own - before[0]) > max(_OTHER, 2 * change.error) * abs(own) + 10 * _REPEATED
+        )
+        return change._replace(norms=tuple(norms), repeats=float(repeats and own != 0))
 
     @torch.no_grad()
     def _norms(self) -> torch.Tensor:
         """Of each weight, and of its gradient: by subject, kind and parameter."""
-        nothing = torch.zeros((), dtype=torch.float64, device="cpu")
+        wide = torch.float64
+        nothing = torch.zeros((), dtype=wide, device="cpu")
         found: list[torch.Tensor] = []
         for kind in _KINDS:
             gradients = [each.grad for each in self._every]
             some = [each for each in gradients if each is not None and each.layout is torch.strided]
-            known = iter(torch._foreach_norm(some, kind) if some else ())
-            found += torch._foreach_norm([*self._every], kind)
+            known = iter(torch._foreach_norm(some, kind, dtype=wide) if some else ())
+            found += torch._foreach_norm([*self._every], kind, dtype=wide)
             found += [
                 nothing if each is None or each.layout is not torch.strided else next(known) for each in gradients
             ]
-        by_kind = torch.stack([each.double() for each in found]).view(len(_KINDS), len(SUBJECTS), -1)
-        return by_kind.transpose(0, 1)
+        return torch.stack(found).view(len(_KINDS), len(SUBJECTS), -1).transpose(0, 1)
 
     @torch.no_grad()
     def _values(self) -> tuple[torch.Tensor, torch.Tensor]:
