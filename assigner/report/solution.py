@@ -15,6 +15,7 @@ from assigner.report.spread import doubt
 from assigner.report.whatif import what_if
 from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import sustained_s
+from assigner.solver.baselines import TITLES
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
@@ -42,7 +43,7 @@ def solution_report(solution: Solution, *, profile: Profile | None = None, every
     parts = (
         *asked(plan), *candidates(plan, most=None if everything else FEW), *frontier(solution), *headline(plan),
         stages(plan, everything=everything), *what_if(plan), *_unpriced(plan), *simple, *proof_lines(plan),
-        *_doubt(profile), *_extrapolated(plan, profile), *_sustained(plan, profile),
+        *_doubt(profile), *_crowded(plan, profile), *_extrapolated(plan, profile), *_sustained(plan, profile),
         *bottleneck(plan, profile), *sharing(plan, profile),
     )  # fmt: skip
     return with_hosts(parts, profile)
@@ -51,6 +52,20 @@ def solution_report(solution: Solution, *, profile: Profile | None = None, every
 def _doubt(profile: Profile | None) -> Report:
     text = None if profile is None else doubt(profile)
     return () if text is None else (Line(f"warning: {text}", "warning"),)
+
+
+def _crowded(plan: Plan, profile: Profile | None) -> Report:
+    """Whether one worker by itself may be faster than the plan, on cores that it shared while it was timed."""
+    step, name = plan.predicted_step_s, TITLES["single"]
+    alone = next((each.step_s for each in plan.baselines if each.name == name), None)
+    slower = max((each.slower for each in (profile.workers if profile is not None else ())), default=1.0)
+    if step is None or alone is None or len(plan.workers) == 1 or alone / slower >= step:
+        return ()
+    told = (
+        f"warning: where others leave it their cores, the {name} may take as little as {fmt.seconds(alone / slower)},"
+        f" not {fmt.seconds(alone)}: less than this plan (solve --baseline single makes that plan, bench runs both)"
+    )
+    return (Line(told, "warning"),)
 
 
 def _extrapolated(plan: Plan, profile: Profile | None) -> Report:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from builders import make_plan, make_profile
 
-from assigner.formats.solverreport import Candidate, SolverReport, WhatIf
+from assigner.formats.solverreport import Baseline, Candidate, SolverReport, WhatIf
 from assigner.report.sheet import Line, Sheet
 from assigner.report.solution import progress_text, proof_lines, solution_data, solution_report
 from assigner.report.spread import doubt
@@ -150,6 +150,15 @@ def test_what_is_wrong_with_the_profile_stands_beside_the_claim(plan):
     assert report.index(f"warning: {told}") == next(n for n, text in enumerate(report) if "takes less than" in text) + 1
     assert solution_data(Solution(plan), profile=busy)["derived"]["doubt"] == told
     assert solution_data(Solution(plan), profile=PROFILE)["derived"]["doubt"] is None
+
+
+@pytest.mark.parametrize(("slower", "is_told"), [(2.0, True), (1.1, False)])
+def test_a_single_worker_that_shared_its_cores_may_be_faster(plan, slower, is_told):
+    """By as much as it was slowed; where the plan is faster even so, nothing is said."""
+    crowded = replace(PROFILE, workers=tuple(replace(each, slower=slower) for each in PROFILE.workers))
+    plan = replace(plan, baselines=(Baseline("best single worker", 1.2 * plan.predicted.step_s),))
+    told = [line for line in lines(solution_report(Solution(plan), profile=crowded)) if "may take as little as" in line]
+    assert bool(told) == is_told
 
 
 @pytest.mark.parametrize(("bandwidth", "schedule", "why"), [
