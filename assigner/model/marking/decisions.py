@@ -7,20 +7,18 @@ What is inside a partition is not traced, only run on fake tensors for the shape
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import sympy  # type: ignore[import-untyped]
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
-from assigner.usercode import calling_place, running_line
+from assigner.usercode import running_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_MOST = 256  # of one way
-_PATIENCE = 16  # of one line: a loop that waits for a value would ask there for ever
+_MOST = 256  # a loop that waits for a value would ask for ever
 _FLIPPED = 4  # decisions that are also tried alone
 _ANSWERS = {
     bool: (sympy.false, sympy.true),
@@ -33,22 +31,8 @@ class Disagreement(Exception):  # noqa: N818 - no error yet: the caller says whi
     """The outputs of a forward depend on a decision on values; the message is the line."""
 
 
-class _Asked:
-    """Whether a tensor's truth is asked for: of one with a number, whether that is not 0."""
-
-    truth = False
-
-
-def tensors_truth() -> contextlib.AbstractContextManager[Any]:
-    """The block asks whether a tensor is true."""
-    return mock.patch.object(_Asked, "truth", new=True)
-
-
 class _Decider:
     """Answers what a shape environment cannot.
-
-    A line that has asked for so many truths of tensors that it seems to wait for one gets the other from then on, and
-    where a number is not to be 0 for that, none.
 
     Args:
         usual: The answer.
@@ -59,26 +43,14 @@ class _Decider:
         self.usual, self.flipped = usual, flipped
         self.asked = 0
         self.line = ""
-        self.open: list[int] = []  # the numbers of those that either answer is tried of: no answer is the number 0
-        self._truths: Counter[Any] = Counter()
 
     def answer(self, node: Any, _: GuardOnDataDependentSymNode) -> Any:
         """The answer to one decision; None: there is none."""
         if node.pytype not in _ANSWERS or self.asked >= _MOST:
             return None
         self.line = self.line or running_line()
-        number, self.asked = self.asked, self.asked + 1
-        chosen, is_truth = self.usual != (number == self.flipped), node.pytype is bool
-        if is_truth or not _Asked.truth:
-            self.open.append(number)
-        if _Asked.truth and self._is_waited_for():
-            return _ANSWERS[bool][not chosen] if is_truth else None
-        return _ANSWERS[node.pytype][chosen]
-
-    def _is_waited_for(self) -> bool:
-        place = calling_place()
-        self._truths[place] += 1
-        return self._truths[place] > _PATIENCE
+        self.asked += 1
+        return _ANSWERS[node.pytype][self.usual != (self.asked - 1 == self.flipped)]
 
 
 @contextlib.contextmanager
@@ -133,8 +105,8 @@ def decided(
         if failure is not None:
             raise failure
         return found[0]
-    alone = [_Decider(usual=False, flipped=n) for n in decider.open if n < _FLIPPED]
-    for other in [_Decider(usual=True), *alone] if decider.open else []:
+    others = [_Decider(usual=True), *(_Decider(usual=False, flipped=n) for n in range(min(decider.asked, _FLIPPED)))]
+    for other in others:
         undo()
         # A way that raises is one not taken; so is one that ends the process.
         with contextlib.suppress(Exception, SystemExit), answering(environment, other.answer):

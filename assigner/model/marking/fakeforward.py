@@ -21,7 +21,6 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.model.deferred.mutation import DROPOUTS, storage_of
-from assigner.model.marking.decisions import tensors_truth
 from assigner.usercode import is_asked_by_user, running_line
 
 if TYPE_CHECKING:
@@ -80,9 +79,6 @@ class WithoutValues(Noting):
             words = {**dict(zip(("input", "p", "training"), args, strict=False)), **(kwargs or {})}
             if words.get("p") == 0 or not words.get("training", True):
                 return words["input"]
-        if func is torch.Tensor.__bool__:
-            with tensors_truth():
-                return super()._run(func, args, kwargs)
         state, weights = (args[1], args[2]) if len(args) == 9 and func in _RECURRENT else (None, None)
         if state is None or not isinstance(weights, list | tuple) or (func is torch.lstm) is is_tensor(state):
             return super()._run(func, args, kwargs)  # also packed sequences: how long each is only values tell
