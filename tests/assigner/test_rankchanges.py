@@ -183,6 +183,14 @@ def average(rank: int, held: Held) -> None:
         each.copy_(0.9 * each + 0.1 * torch.randn(each.shape, generator=generator))
 
 
+def roll_back(rank: int, held: Held) -> None:
+    """To a snapshot, where gradients are not finite."""
+    for n, each in enumerate(held):
+        assert each.grad is not None
+        each.grad[0] = math.nan
+        each.copy_(torch.randn(each.shape, generator=torch.Generator().manual_seed(10 * rank + n)))
+
+
 def first_is_not_finite(rank: int, held: Held) -> None:
     descend(rank, held)
     held[0][0] = math.nan
@@ -231,6 +239,43 @@ RIGHT = [
 def test_what_is_the_same_for_the_whole_model_is_not(change: Change, dtype: torch.dtype) -> None:
     """By numbers that all ranks have, that somebody wrote, or of each parameter's own."""
     Ranks(3, change, dtype, PAIRS, (9, 7)).check()
+
+
+def test_weights_that_go_back_to_a_snapshot_have_one_norm_again() -> None:
+    """No number takes them there: nothing is known where gradients are not finite."""
+    ranks = Ranks(3, lambda *_: None, names=PAIRS, size=(9, 7))
+    for n in range(3):
+        for held in ranks.held:
+            for each in held.values():
+                assert each.grad is not None
+                each.data.add_(torch.randn(each.shape, generator=torch.Generator().manual_seed(n)))
+                each.grad[0] = math.nan
+        for rank, factor in enumerate(ranks.factors):
+            factor.note()
+            with torch.no_grad():
+                roll_back(rank, list(ranks.held[rank].values()))
+        ranks.check()
+
+
+def test_parameters_that_are_too_narrow_or_of_another_size_tell_nothing() -> None:
+    """Types that compute nothing on a CPU, weights that a script prunes, and those without values."""
+    ranks = Ranks(3, lambda *_: None, names=PAIRS, size=(9, 7))
+    member = ranks.factors[0]._member
+    narrow = nn.Parameter(torch.ones(9).to(torch.float8_e4m3fn), requires_grad=False)
+    empty = nn.Parameter(torch.empty(0, 4))
+    empty.grad = torch.empty(0, 4)
+    ranks.held[0] = {"x": narrow, "e": empty, **ranks.held[0]}
+    ranks.factors[0] = RankFactor(ranks.held[0], member)
+    for n in range(3):
+        for factor in ranks.factors:
+            factor.note()
+        first = ranks.held[1]["x.weight"]
+        first.data, first.grad = first.data[: 9 - n], None
+        for held in (ranks.held[0], ranks.held[2]):
+            for each in held.values():
+                if each.grad is not None:
+                    each.grad.mul_(0.1)
+        ranks.check()
 
 
 @pytest.mark.parametrize("size", [(1,), (3,), (0,)])

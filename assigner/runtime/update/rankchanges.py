@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # narrower ones compute nothing on a CPU
 _VALUES = 64  # of each parameter
 _FEWEST = 4  # values that have changed: fewer are explained by anything
 _UNLIKE = 1e-2  # relative, of numbers on two ranks
@@ -119,7 +120,7 @@ class RankChanges:
         self, parameters: Sequence[nn.Parameter], most: int, are_module: Callable[[Sequence[nn.Parameter]], bool]
     ) -> None:
         strided = [each for each in parameters if each.layout is torch.strided]
-        floats = [each for each in strided if each.device.type == "cpu" and each.is_floating_point()]
+        floats = [each for each in strided if each.device.type == "cpu" and each.dtype in _TYPES]
         self._every = [each for each in floats if each.numel()]
         self._held = self._every[:most]
         self._are_module = are_module
@@ -132,7 +133,9 @@ class RankChanges:
 
     def note(self) -> None:
         """Weights and gradients are as a step or an update has left them."""
-        self._noted = (*self._values(), self._norms()) if self._held else None
+        values = self._values() if self._held else ()
+        is_known = len(values) > 0 and len(values[0]) == len(self._owner)  # else there are some of another size
+        self._noted = (*values, self._norms()) if is_known else None
 
     def multiply_gradients(self, factor: float) -> None:
         """What was noted of them is held against what the script makes of them behind this."""
@@ -212,7 +215,7 @@ class RankChanges:
     def _change(self, old: torch.Tensor, other: torch.Tensor, new: torch.Tensor, *, may_cut: bool) -> RankChange:
         if torch.equal(old, new):
             return _NOTHING
-        if not bool((new.isfinite() & old.isfinite()).all()):
+        if not bool((new.isfinite() & old.isfinite() & other.isfinite()).all()):
             return _UNEXPLAINED
         touched = self._sums((new != old).double()) > 0
         cut = self._cut(old, new) if may_cut else torch.zeros_like(new, dtype=torch.bool)

@@ -281,10 +281,8 @@ def _are_module(some: Sequence[nn.Parameter], among: Sequence[nn.Parameter], nam
 def _norm(parameters: Sequence[nn.Parameter], kind: float) -> float:
     """Of the gradients of some parameters."""
     gradients = [each.grad for each in parameters if each.grad is not None]
-    norms = [
-        torch.linalg.vector_norm(each.coalesce().values() if each.is_sparse else each, kind).double()
-        for each in gradients
-    ]
+    dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+    norms = [torch.linalg.vector_norm(each, kind).double() for each in dense if each.numel()]
     return float(torch.linalg.vector_norm(torch.stack(norms), kind)) if norms else 0.0
 
 
