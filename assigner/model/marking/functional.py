@@ -430,8 +430,9 @@ class Functional:
         if made_here:
             self._join(made, *made_here)
         if call.effects.wanting and not node.meta.get("without_gradient"):
-            read = [self._members[each].family for each in given if each in self._members]
-            self._saved = {**dict.fromkeys(read, call), **self._saved}
+            for each in given:
+                if each in self._members:
+                    self._saved.setdefault(self._members[each].family, call)
         for family, copy in copies.items():
             later = self._new(after, (copy, made), like=copy)
             self._join(made, later)

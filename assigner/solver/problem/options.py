@@ -250,8 +250,6 @@ class SolveOptions:
         Where divisors lie far apart, as those of a prime number, some in between: micro-batches differ by a row then,
         and are priced as the largest of them. Those of `left_out` are not among them.
         """
-        if self.micro_batches is not None:
-            return (self.micro_batches,)
         left_out = self.left_out(cost)
         return tuple(count for count in self._offered(cost) if count not in left_out)
 
@@ -263,9 +261,11 @@ class SolveOptions:
         """
         offered, batch = self._offered(cost), self.batch(cost.profile)
         found = tuple(count for count in offered if not cost.is_plausible(samples_in_each(batch, count)))
-        return () if self.micro_batches is not None or len(found) == len(offered) else found
+        return () if len(found) == len(offered) else found
 
     def _offered(self, cost: CostModel) -> tuple[int, ...]:
+        if self.micro_batches is not None:
+            return (self.micro_batches,)
         batch = self.batch(cost.profile)
         most = min(MOST_MICRO_BATCHES, cost.profile.workload.fineness.most(batch))
         return tuple(count for count in _near_divisors(batch) if count <= most)
