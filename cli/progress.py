@@ -1,6 +1,7 @@
 """Searches and measurements under way, as one line on stderr, where that is a terminal and somebody watches.
 
-On a pipe a search is silent, and a measurement, which takes minutes, says what it begins.
+On a pipe a search is silent, and a measurement, which takes minutes, says what it begins, and twice a minute how far
+it is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from assigner.solver import Progress
 
 DELAY_S = 1.0
-_DRAW_S = 0.25
+_DRAW_S, _SAY_S = 0.25, 30.0
 _KINDS = {
     "": "tracing the model",
     **dict.fromkeys(("walk", "point", "update"), "measuring partitions"),
@@ -94,7 +95,7 @@ class MeasuringProgress:
     """A bar while the context is open: the worker that will take longest, the share done and the time left.
 
     It is drawn between measurements alone: a thread that draws would take time from what is being measured. Where none
-    can be drawn, as on a pipe, each kind of work is said in a line when it begins.
+    can be drawn, as on a pipe, each kind of work is said in a line when it begins, and twice a minute how far it is.
 
     Args:
         wanted: False on the ranks that do not report.
@@ -113,20 +114,29 @@ class MeasuringProgress:
             TextColumn("{task.description}"), console=terminal, transient=True, auto_refresh=False,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=1.0, left="")
-        self._drawn = 0.0
+        self._drawn = 0.0  # when; or when a line was said
 
     def update(self, progress: RankProgress) -> None:
         """Take note of where the run stands."""
-        said = _KINDS.get(progress.kind)
-        if self._wanted and not self._shown and said is not None and said not in self._said:
-            self._said.add(said)
-            console.notice(f"{said} {self._on}")
+        if self._wanted and not self._shown:
+            self._say(progress)
         if self._shown and time.monotonic() - self._drawn > _DRAW_S:
             self._drawn = time.monotonic()
             what = f"{progress.worker}: {progress.what}"
             what = what if len(what) <= self._room else f"{what[: self._room - 1]}…"  # one line on a narrow terminal
             self._bar.update(self._task, description=what, completed=progress.share, left=left_text(progress.left_s))
             self._bar.refresh()
+
+    def _say(self, progress: RankProgress) -> None:
+        """A line, where it is time for one."""
+        said, now = _KINDS.get(progress.kind), time.monotonic()
+        if said is None or (said in self._said and now - self._drawn < _SAY_S):
+            return
+        left = left_text(progress.left_s)
+        far = f": {100 * progress.share:.0f} %{', ' if left else ''}{left}" if said in self._said else ""
+        self._said.add(said)
+        self._drawn = now
+        console.notice(f"{said} {self._on}{far}")
 
     def __enter__(self) -> Self:
         if self._shown:

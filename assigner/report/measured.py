@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.formats.trace import check_same_plan
-from assigner.report.agreement import step_text
+from assigner.report.agreement import missed_by, step_text
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.samples import Samples
 from assigner.validation.comparison import Compared
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.launch.steptimes import StepTimes
+
+FAR = 0.15
+"""A prediction that misses the median by more, as a share of it, is not what docs/predictions.md lets one expect."""
 
 
 def measured(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns], *, digits: int | None = None) -> Report:
@@ -84,10 +87,20 @@ def conclusions(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns]
             text = f"{name}: a run rematerialised by {', '.join(others)!r}, not as the plan says"
             lines.append(Line(f"{text}; its steps stand apart, and the prediction is not of them", "warning"))
         lines += [Line(f"{name}: {each.busy}; its steps took longer", "warning") for each in mine if each.busy]
+    lines += [line for name, plan in plans if name in found for line in _missed(name, plan, found[name][0])]
     few = [name for name, mine in found.items() if len(mine[0].seconds) < LEAST]
     if few and len(found) > 1:
         lines.append(Line(f"fewer than {LEAST} steps of {', '.join(few)}: too few to tell a difference from noise"))
     return (*lines, *_verdict(plans, found))
+
+
+def _missed(name: str, plan: Plan, steps: Steps) -> tuple[Line, ...]:
+    """A prediction that is far from what was measured, and who says why."""
+    error = steps.error(plan)
+    if error is None or abs(error) <= FAR:
+        return ()
+    told = f"{name}: the prediction is {missed_by(error)}: simulate --against TRACE says where that comes from"
+    return (Line(told, "warning"),)
 
 
 def _verdict(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns]) -> tuple[Line, ...]:

@@ -86,8 +86,8 @@ def _would_cost(cost: CostModel, step: float) -> str:
         return f"data parallelism over all workers is not possible: {obstacle}"
     reduce_s = cost.reduce_s(workers, size)
     return (
-        f"data parallelism over all {len(workers)} workers: {_reduce(workers, size, reduce_s, cost)} a step,"
-        f" {fmt.percent(reduce_s / step)} of this plan's"
+        f"data parallelism over all {len(workers)} workers, which this plan does not use:"
+        f" {_reduce(workers, size, reduce_s, cost)} a step, {fmt.percent(reduce_s / step)} of this plan's"
     )
 
 

@@ -213,14 +213,17 @@ def _check_inputs(workload: Workload, plan: Plan) -> None:
     inputs, _ = workload.make_batch(EXAMPLE_ROWS, workload.seed)
     structure = input_structure(inputs)
     now = input_key(structure, pytree.tree_leaves(call_arguments(inputs))).noted
-    if plan.workload.inputs and now != plan.workload.inputs:
-        raise FormatError(
-            f"the plan is for workload {plan.workload.name!r} with other inputs: for {EXAMPLE_ROWS} rows its batches"
-            f" had ({plan.workload.inputs}), and Workload.batch gives ({now}){_changed(workload, plan)}",
-            hint="give Workload.batch's inputs the types and shapes that were profiled; or profile and solve again"
-            if workload.name in ("", plan.workload.name)
-            else f"this workload is {workload.name!r}: give a plan that was solved for it",
-        )
+    if not plan.workload.inputs or now == plan.workload.inputs:
+        return
+    is_other = workload.name not in ("", plan.workload.name)
+    this = f", and this workload is {workload.name!r}" if is_other else ""
+    raise FormatError(
+        f"the plan is for workload {plan.workload.name!r}{this} with other inputs: for {EXAMPLE_ROWS} rows the plan's"
+        f" batches had ({plan.workload.inputs}), and Workload.batch gives ({now}){_changed(workload, plan)}",
+        hint="give a plan that was solved for it"
+        if is_other
+        else "give Workload.batch's inputs the types and shapes that were profiled; or profile and solve again",
+    )
 
 
 def _difference(plan: Plan, graph: PartitionGraph) -> str:

@@ -341,7 +341,7 @@ def test_a_failed_step_keeps_nothing():
     pipeline = pipeline_of(made, make_plan(made))
     with pytest.raises(ArithmeticError, match="no such loss") as caught:
         pipeline.step(made.make_batch(8, 0))
-    assert "forward of partition '1', micro-batch 1 on worker:0/cpu" in caught.value.__notes__[0]
+    assert "the loss, micro-batch 1 on worker:0/cpu" in caught.value.__notes__[0]
     del caught
     gc.collect()
     assert alive[0]() is None
@@ -425,7 +425,8 @@ def test_a_plan_for_other_inputs():
     of_another = replace(noted, workload=replace(noted.workload, name="speech"))
     with pytest.raises(FormatError, match="with other inputs") as caught:
         Pipeline(changed, of_another)
-    assert caught.value.hint == "this workload is 'test': give a plan that was solved for it"
+    assert "for workload 'speech', and this workload is 'test' with other inputs" in str(caught.value)
+    assert caught.value.hint == "give a plan that was solved for it"
     with pytest.raises(FormatError, match="another one"):
         Pipeline(changed, plan)
     Pipeline(made, noted).close()

@@ -49,6 +49,19 @@ def test_a_pipe_is_told_what_begins(monkeypatch):
     assert shown(monkeypatch, io.StringIO()).splitlines() == said
 
 
+def test_a_pipe_is_told_now_and_then_how_far_it_is(monkeypatch):
+    """No line for half a minute, then the share done and the time left, where that is known."""
+    now = [1000.0]
+    monkeypatch.setattr("assigner_cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    with MeasuringProgress(wanted=True, workers=2) as progress:
+        for seconds, left in ((0, None), (29, 130.0), (2, 130.0), (29, 99.0), (2, None)):
+            now[0] += seconds
+            progress.update(RankProgress("worker:1/cpu", "partition 'head'", 0.25, left, kind="point"))
+    said = "measuring partitions on 2 workers"
+    assert stream.getvalue().splitlines() == [said, f"{said}: 25 %, 2 min left", f"{said}: 25 %"]
+
+
 def test_other_ranks_and_quiet_ones_are_silent(monkeypatch):
     """Rank 0 speaks for all; -q leaves nothing on a pipe, and no bar."""
     for stream in (Terminal, io.StringIO):

@@ -271,7 +271,10 @@ class Executor:
     def _finish(self, outputs: Sequence[Any], place: int, runs_again: bool) -> tuple[torch.Tensor, ...]:
         """What the last partition's backward starts from, made of what it returned."""
         self._hand_on(((Value(self.graph.last.name, n), each) for n, each in enumerate(outputs)), place)
-        return self.loss.of(outputs, place, runs_again=runs_again)
+        at, self.member.at = self.member.at, f"{self.loss.words}, micro-batch {place}"
+        made = self.loss.of(outputs, place, runs_again=runs_again)
+        self.member.at = at
+        return made
 
     def _act(self, program: Program, action: Action) -> None:
         held = () if action.stage < 0 else program.plan.stages[action.stage].partitions

@@ -59,6 +59,9 @@ class StepLoss:
         graph: Makes the model's output.
         device: Where that is.
         training: False: no gradients are wanted, and no forward runs twice.
+
+    Attributes:
+        words: What is called here of the user's.
     """
 
     def __init__(self, workload: Workload, graph: PartitionGraph, device: torch.device, *, training: bool) -> None:
@@ -68,6 +71,7 @@ class StepLoss:
         self._written: list[torch.Tensor] | None = None  # in place, by the loss; None: none was called
         self._is_users = not (getattr(workload.loss, "__module__", None) or "").startswith("torch.")
         self._metrics = StepMetrics(workload.metrics, device) if workload.metrics else None
+        self.words = "the loss" if self._metrics is None else "the loss and the metrics"
         for each in (workload.loss, *(workload.metrics or {}).values()):
             if isinstance(each, torch.nn.Module):  # its class weights, which no training script leaves on the CPU
                 each.to(device)
