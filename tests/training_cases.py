@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -140,6 +141,34 @@ def clipping(place: Place) -> Found:
             nn.utils.clip_grad_norm_(reference.model.parameters(), 0.1)
             reference.optimizer.step()
             larger(worst, differences(pipeline, reference))
+    return worst
+
+
+PARTS = {"tokens.*": 1e-3, ("blocks.[01].*", "blocks.2.*weight"): 0.2, "head.*": 0.05}
+"""Patterns of names, and what those that fit one of them are clipped to: head's weight is that of tokens, too."""
+
+
+def clipping_of_parts(place: Place) -> Found:
+    """Parts of the model, each by its own norm, in as many steps as are looked at for norms of one rank."""
+    worst: Found = {}
+    made = language()
+    reference = Reference(made)
+    named = list(reference.model.named_parameters(remove_duplicate=False))
+    with Pipeline(made, place(made), graph=graph_of(made)) as pipeline:
+        for n in range(6):
+            batch = made.make_batch(7, n)
+            pipeline.step(batch, update=False)
+            reference.optimizer.zero_grad()
+            reference.loss(batch).backward()
+            for names, limit in PARTS.items():
+                patterns = [names] if isinstance(names, str) else names
+                some = {id(p): p for name, p in named if any(fnmatchcase(name, each) for each in patterns)}
+                expected = nn.utils.clip_grad_norm_(some.values(), limit)
+                larger(worst, {f"norm of {names}": abs(pipeline.clip_grad_norm_(limit, names=names) - float(expected))})
+            larger(worst, differences(pipeline, reference))
+            pipeline.optimizer.step()
+            pipeline.optimizer.zero_grad()
+            reference.optimizer.step()
     return worst
 
 
@@ -368,6 +397,7 @@ CASES: dict[str, Callable[[Place], Found]] = {
     "optimizers": optimizers,
     "schedulers": schedulers,
     "clipping": clipping,
+    "clipping of parts": clipping_of_parts,
     "weights": weights,
     "accumulation": accumulation,
     "frozen": frozen,

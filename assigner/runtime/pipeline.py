@@ -529,29 +529,38 @@ class Pipeline(ModelState):
             self.steps += 1
         return found[0] if found else None
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> float:
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        names: Sequence[str] | str | None = None,
+        error_if_nonfinite: bool = False,
+    ) -> float:
         """Clip the gradients as torch.nn.utils.clip_grad_norm_ does on the whole model; all ranks call it together.
 
         Args:
             max_norm: Gradients with a larger norm are multiplied so that they have this one.
             norm_type: The p of the p-norm: a positive number or math.inf.
+            names: Patterns of parameters' names, as "encoder.*": the norm is that of these, and no others are clipped.
             error_if_nonfinite: Refuse a norm that is not finite; nothing was changed then.
 
         Returns:
-            The norm of the whole model's gradients before, the same number on every rank.
+            The norm of these gradients before, the same number on every rank.
 
         Raises:
-            UsageError: `norm_type` is not positive; or the norm is not finite, with `error_if_nonfinite`.
+            UsageError: `norm_type` is not positive, a pattern fits no name, or the norm is not finite and shall be.
         """
         if not norm_type > 0:
             raise UsageError(f"norm_type={norm_type}: expected a positive number or math.inf")
-        settings = f"norm_type={norm_type}, error_if_nonfinite={error_if_nonfinite}"
+        left_out = self._installed.gradients.left_out([names] if isinstance(names, str) else names)
+        settings = f"norm_type={norm_type}, names={names}, error_if_nonfinite={error_if_nonfinite}"
         self._compare(f"clip_grad_norm_({max_norm}, {settings})", "the clipping of gradients")
         with self._member.guarded("the clipping of gradients"):
-            norm = self._installed.gradients.norm(norm_type)
+            norm = self._installed.gradients.norm(norm_type, left_out)
         if error_if_nonfinite and not math.isfinite(norm):
             raise UsageError(f"the norm of the gradients is {norm}", hint="error_if_nonfinite=False clips nevertheless")
-        self._installed.gradients.shrink(norm, max_norm)
+        self._installed.gradients.shrink(norm, max_norm, left_out)
         return norm
 
     def clip_grad_value_(self, clip_value: float) -> None:

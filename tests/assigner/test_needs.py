@@ -62,7 +62,7 @@ def test_ranks_without_inputs_or_targets_train_as_the_plain_model(parts, case, n
 
 STEP = "step(update=True, scale=1.0, max_norm=None)"
 HELD = "step(update=False, scale=1.0, max_norm=None)"
-CLIP = "clip_grad_norm_(1.0, norm_type=2.0, error_if_nonfinite=False)"
+CLIP = "clip_grad_norm_(1.0, norm_type=2.0, names=None, error_if_nonfinite=False)"
 MOVE = "move(a plan on worker:0/cpu, worker:1/cpu, worker:2/cpu)"
 
 

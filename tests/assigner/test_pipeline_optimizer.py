@@ -406,7 +406,7 @@ def test_a_state_without_what_this_rank_updates_is_refused():
 
 
 def test_norms_that_make_no_sense():
-    """A norm type that is not positive, and clipping in a step without an update, are refused."""
+    """A norm type that is not positive, clipping in a step without an update, and of no parameters, are refused."""
     made = skips()
     with pipeline_of(made, make_plan(made)) as pipeline:
         with pytest.raises(UsageError, match="max_norm without an update"):
@@ -414,6 +414,8 @@ def test_norms_that_make_no_sense():
         pipeline.step(made.make_batch(8, 0), update=False)
         with pytest.raises(UsageError, match="norm_type=0"):
             pipeline.clip_grad_norm_(1.0, 0)
+        with pytest.raises(UsageError, match=r"no parameter's name fits 'part\.\*'"):
+            pipeline.clip_grad_norm_(1.0, names=("last.*", "part.*"))
 
 
 class ListsAPart(Skips):

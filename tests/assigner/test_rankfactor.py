@@ -14,7 +14,6 @@ from assigner.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from assigner.runtime.update.rankfactor import RankFactor
 
 
 def clipped(limit: float, norm_type: float = 2.0) -> Change:
@@ -239,15 +238,18 @@ def test_the_norm_of_one_rank_alone_is_known_when_it_comes_again(limit: float) -
         ranks.check()
 
 
-def test_what_the_pipeline_has_clipped_is_no_number_of_the_scripts() -> None:
-    """By the norm of all; what the script multiplies by behind it is told as it stands there."""
+@pytest.mark.parametrize("parts", [slice(None), slice(1)])
+def test_what_the_pipeline_has_clipped_is_no_number_of_the_scripts(parts: slice) -> None:
+    """By the norm of all, or of a part of the model; what the script multiplies by behind it is told as it stands."""
     ranks = Ranks(2, lambda *_: None)
-
-    def clipped_by_all(factor: RankFactor, gradients: list[torch.Tensor], by: float) -> None:
-        for each in gradients:
-            each.mul_(0.3731).mul_(by)
-        factor.multiplied(0.3731)
-
     for factor, held, by in zip(ranks.factors, ranks.held, (0.1, 1.0), strict=True):
-        clipped_by_all(factor, [each.grad for each in held.values() if each.grad is not None], by)
+        clipped = [*held.values()][parts]
+        for each in held.values():
+            assert each.grad is not None
+            each.grad.mul_(0.3731 if any(each is one for one in clipped) else 1.0).mul_(by)
+        factor.multiplied(0.3731, clipped)
+        change = factor._changes.found()[1]
+        assert change.extent == (0 if by == 1 else 2)
+        assert change.own == pytest.approx(by - 1 if by != 1 else 0.0, abs=1e-6)
+        factor._changes.note()
     ranks.check()

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +38,7 @@ from assigner.runtime.update.rankfactor import RankFactor
 from assigner.schedule.replication import is_exchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 
     from torch import nn
 
@@ -257,31 +258,51 @@ class Gradients:
         listed = {id(each) for each in model.parameters()}
         return {name for name, each in named_parameters(model, remove_duplicate=False) if id(each) not in listed}
 
-    def norm(self, norm_type: float) -> float:
+    def left_out(self, patterns: Sequence[str] | None) -> set[str]:
+        """The parameters, by all ranks' names, that a clipping leaves as they are.
+
+        Args:
+            patterns: Of the names of those that are clipped; one with several names is where one of these fits. None:
+                what the model itself lists.
+
+        Raises:
+            UsageError: a pattern fits no name.
+        """
+        if patterns is None:
+            return self._unlisted
+        every = list(named_parameters(self._graph.deferred.model, remove_duplicate=False))
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name, _ in every):
+                raise UsageError(
+                    f"no parameter's name fits {pattern!r}",
+                    hint="names are those of the whole model, as 'encoder.0.weight'; 'encoder.*' are all of a module",
+                )
+        clipped = {id(each) for name, each in every for pattern in patterns if fnmatchcase(name, pattern)}
+        return self._unlisted | {name for name, each in every if id(each) not in clipped}
+
+    def norm(self, norm_type: float, left_out: Set[str]) -> float:
         """The norm of all ranks' gradients as one vector, on every rank; a shared parameter counts once.
 
-        They are those of the parameters that the model itself lists.
+        They are those of the parameters that are not `left_out`.
         """
         self.scaling.unscale(self._elements())
         counted = [
             torch.linalg.vector_norm(each, norm_type, dtype=torch.promote_types(each.dtype, torch.float32))
-            for each in self._elements(without=self._unlisted | self._counted_elsewhere)
+            for each in self._elements(without=self._counted_elsewhere | left_out)
         ]
         mine = torch.stack([norm.double() for norm in counted] or [torch.zeros((), dtype=torch.float64, device="cpu")])
         all_norms = self._member.numbers(float(torch.linalg.vector_norm(mine, norm_type)))
         return float(torch.linalg.vector_norm(torch.tensor(all_norms, dtype=torch.float64, device="cpu"), norm_type))
 
-    def shrink(self, norm: float, max_norm: float) -> None:
-        """Multiply the gradients so that a norm that is larger than `max_norm` becomes that."""
+    def shrink(self, norm: float, max_norm: float, left_out: Set[str]) -> None:
+        """Multiply the gradients but those `left_out` so that a norm that is larger than `max_norm` becomes that."""
         share = max_norm / (norm + 1e-6)
         if share >= 1:
             return
         was_applied = self._is_applied()
-        for gradient in self._elements(
-            without=self._unlisted
-        ):  # also where the norm is not a number: then the gradients are none either
+        for gradient in self._elements(without=left_out):  # also where the norm is no number: then they are none either
             gradient.mul_(share)
-        self.factor.multiplied(share)
+        self.factor.multiplied(share, [each for name, each in self.parameters.items() if name not in left_out])
         if was_applied:
             self.note_applied()
 

@@ -34,7 +34,7 @@ import torch
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from torch import nn
 
@@ -137,11 +137,24 @@ class RankChanges:
         is_known = len(values) > 0 and len(values[0]) == len(self._owner)  # else there are some of another size
         self._noted = (*values, self._norms()) if is_known else None
 
-    def multiply_gradients(self, factor: float) -> None:
-        """What was noted of them is held against what the script makes of them behind this."""
-        if self._noted is not None:
-            weights, gradients, norms = self._noted
-            self._noted = weights, factor * gradients, torch.stack([norms[0], factor * norms[1]])
+    def multiply_gradients(self, factor: float, among: Container[int]) -> None:
+        """Those of these parameters, by id, were multiplied: what the script makes of all of them is told without that.
+
+        What they are now is what was noted, but for rounding, unless the script has changed it before.
+        """
+        if self._noted is None:
+            return
+        (weights, gradients, norms), (_, new) = self._noted, self._values()
+        if len(new) != len(gradients):
+            self._noted = None  # parameters of another size
+            return
+        held, every = (
+            torch.tensor([factor if id(each) in among else 1.0 for each in some], dtype=torch.float64, device="cpu")
+            for some in (self._held, self._every)
+        )
+        gradients = _unless_apart(held[self._owner] * gradients, new, _ROUNDINGS * self._eps)
+        gradient_norms = _unless_apart(every * norms[1], self._norms()[1], _REPEATED)
+        self._noted = weights, gradients, torch.stack([norms[0], gradient_norms])
 
     def forget(self) -> None:
         """What comes is not to be held against what was noted."""
@@ -411,6 +424,11 @@ def _error(subject: str, numbers: dict[int, float], *, shift: bool) -> UsageErro
         hint="the norm of all ranks' gradients is norm = pipeline.clip_grad_norm_(math.inf), which changes nothing;"
         " numbers of other kinds go from rank to rank by pipeline.share",
     )
+
+
+def _unless_apart(expected: torch.Tensor, found: torch.Tensor, error: torch.Tensor | float) -> torch.Tensor:
+    """What was found; where it is not what was expected, up to a relative error, that."""
+    return torch.where((found - expected).abs() <= error * expected.abs(), found, expected)
 
 
 def _some(tensor: torch.Tensor) -> torch.Tensor:

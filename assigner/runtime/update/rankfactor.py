@@ -128,10 +128,12 @@ class RankFactor:
                 if float(values[at]):
                     self._seen.append((parameter, at, float(values[at])))
 
-    def multiplied(self, factor: float) -> None:
-        """The pipeline itself has multiplied the gradients of all ranks: what the script did is told without that."""
-        self._seen = [(parameter, at, factor * value) for parameter, at, value in self._seen if factor * value]
-        self._changes.multiply_gradients(factor)
+    def multiplied(self, factor: float, some: Sequence[nn.Parameter]) -> None:
+        """The pipeline itself has multiplied gradients of some parameters: what the script did is told without that."""
+        among = {id(each) for each in some}
+        seen = [(each, at, factor * value if id(each) in among else value) for each, at, value in self._seen]
+        self._seen = [each for each in seen if each[2]]
+        self._changes.multiply_gradients(factor, among)
 
     def check(self, groups: Sequence[Sequence[nn.Parameter]] = ()) -> None:
         """The gradients are about to be applied, or added to. All ranks call it together.
@@ -230,8 +232,9 @@ def _refused(which: str, factors: Mapping[int, float]) -> UsageError:
         f"before the update the script has multiplied {which} gradients of {told}, as"
         " torch.nn.utils.clip_grad_norm_ over pipeline.named_parameters() does: its norm is that of one rank's part of"
         " the model",
-        hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...); what some parameters are to be multiplied"
-        " by, whoever holds them, is a hook on each: parameter.register_hook(lambda gradient: factor * gradient)",
+        hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...), a part of the model by its own norm with"
+        " pipeline.clip_grad_norm_(1.0, names='encoder.*'); what some parameters are to be multiplied by, whoever holds"
+        " them, is a hook on each: parameter.register_hook(lambda gradient: factor * gradient)",
     )
 
 
