@@ -8,8 +8,8 @@ stages, tests/runs/training.py on three ranks.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -144,8 +144,12 @@ def clipping(place: Place) -> Found:
     return worst
 
 
-PARTS = {"tokens.*": 1e-3, ("blocks.[01].*", "blocks.2.*weight"): 0.2, "head.*": 0.05}
-"""Patterns of names, and what those that fit one of them are clipped to: head's weight is that of tokens, too."""
+PARTS = {
+    "tokens": (1e-3, r"tokens\..*"),
+    ("blocks.?", "**.bias"): (0.2, r"blocks\..*|.*\.bias"),
+    "head.*": (0.05, r"head\..*"),
+}
+"""Names, and what the norm of what fits them is clipped to, and how they fit: head's weight is that of tokens, too."""
 
 
 def clipping_of_parts(place: Place) -> Found:
@@ -160,12 +164,14 @@ def clipping_of_parts(place: Place) -> Found:
             pipeline.step(batch, update=False)
             reference.optimizer.zero_grad()
             reference.loss(batch).backward()
-            for names, limit in PARTS.items():
-                patterns = [names] if isinstance(names, str) else names
-                some = {id(p): p for name, p in named if any(fnmatchcase(name, each) for each in patterns)}
+            for names, (limit, fitting) in PARTS.items():
+                some = {id(p): p for name, p in named if re.fullmatch(fitting, name)}
                 expected = nn.utils.clip_grad_norm_(some.values(), limit)
                 larger(worst, {f"norm of {names}": abs(pipeline.clip_grad_norm_(limit, names=names) - float(expected))})
             larger(worst, differences(pipeline, reference))
+            mine, whole = ({k: (p.detach() * p.grad).sum() for k, p in each.named_parameters() if p.grad is not None}
+                           for each in (pipeline, reference.model))  # fmt: skip
+            larger(worst, {"product": abs(pipeline.sum_over_parameters(mine) - float(sum(whole.values())))})
             pipeline.optimizer.step()
             pipeline.optimizer.zero_grad()
             reference.optimizer.step()

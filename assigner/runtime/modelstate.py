@@ -20,6 +20,7 @@ from assigner.runtime.checkpoints.wholestate import UnreadState, WholeState
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.ranks.membership import outside_inference
 from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
+from assigner.runtime.step.results import exact_sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -124,6 +125,30 @@ class ModelState:
         packed = self._member.agree(at, lambda: PackedValue.of(value, "value") if self.rank == source else None)
         with self._member.guarded(at):
             return broadcast(self._member, source, packed).value
+
+    def sum_over_parameters(self, numbers: Mapping[str, float | torch.Tensor]) -> float:
+        """The sum of a number of each parameter of the model, over all ranks; all ranks call it together.
+
+            squares = {name: each.detach().square().sum() for name, each in pipeline.named_parameters()}
+            norm = pipeline.sum_over_parameters(squares) ** 0.5
+
+        Args:
+            numbers: Or tensors of one element, by names of `named_parameters`, of all or some. That of a parameter that
+                several workers hold counts once.
+
+        Returns:
+            The sum, the same number on every rank, and under every plan as exact as a float can be.
+
+        Raises:
+            UsageError: a name is of no parameter of its rank's, or a tensor has more elements, or fewer.
+            WorkerError: another rank failed; the message has its error.
+        """
+        at = "a sum over parameters"
+        self._compare("sum_over_parameters()", at)
+        mine = self._member.agree(at, lambda: self._installed.gradients.counted(numbers))
+        with self._member.guarded(at):
+            told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
+        return exact_sum(each for numbers in told.values() for each in numbers)
 
     def stop_requested(self, *, signals: Sequence[str] = SIGNALS, grace_s: float = GRACE_S) -> bool:
         """Whether a signal has asked any rank to stop: the same answer on every rank, at the same step.

@@ -542,18 +542,18 @@ class Pipeline(ModelState):
         Args:
             max_norm: Gradients with a larger norm are multiplied so that they have this one.
             norm_type: The p of the p-norm: a positive number or math.inf.
-            names: Patterns of parameters' names, as "encoder.*": the norm is that of these, and no others are clipped.
+            names: Of parameters, of modules for all in them, or patterns: the norm is of these, and they are clipped.
             error_if_nonfinite: Refuse a norm that is not finite; nothing was changed then.
 
         Returns:
             The norm of these gradients before, the same number on every rank.
 
         Raises:
-            UsageError: `norm_type` is not positive, a pattern fits no name, or the norm is not finite and shall be.
+            UsageError: `norm_type` is not positive, a name is of none, or the norm is not finite and shall be.
         """
         if not norm_type > 0:
             raise UsageError(f"norm_type={norm_type}: expected a positive number or math.inf")
-        left_out = self._installed.gradients.left_out([names] if isinstance(names, str) else names)
+        left_out = self._installed.gradients.left_out(names)
         settings = f"norm_type={norm_type}, names={names}, error_if_nonfinite={error_if_nonfinite}"
         self._compare(f"clip_grad_norm_({max_norm}, {settings})", "the clipping of gradients")
         with self._member.guarded("the clipping of gradients"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 from collections import defaultdict
 from dataclasses import replace
@@ -414,8 +415,22 @@ def test_norms_that_make_no_sense():
         pipeline.step(made.make_batch(8, 0), update=False)
         with pytest.raises(UsageError, match="norm_type=0"):
             pipeline.clip_grad_norm_(1.0, 0)
-        with pytest.raises(UsageError, match=r"no parameter's name fits 'part\.\*'"):
-            pipeline.clip_grad_norm_(1.0, names=("last.*", "part.*"))
+        with pytest.raises(UsageError, match="no module with parameters, has a name as 'part'"):
+            pipeline.clip_grad_norm_(1.0, names=("last", "part"))
+
+
+def test_sums_over_parameters_are_exact_and_of_numbers_by_name():
+    """As exact as a float can be; other names, and what is no number, are refused."""
+    made = skips()
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        names = [name for name, _ in pipeline.named_parameters()]
+        numbers = 1e16, 1.0, torch.tensor([-1e16], dtype=torch.float64)
+        assert pipeline.sum_over_parameters(dict(zip(names, numbers, strict=False))) == 1.0
+        assert pipeline.sum_over_parameters(dict.fromkeys(names[:2], math.inf)) == math.inf
+        with pytest.raises(UsageError, match="'nobody' is no parameter of this rank's"):
+            pipeline.sum_over_parameters({"nobody": 1.0})
+        with pytest.raises(UsageError, match=rf"for {names[0]} there is a tensor of shape \(2,\)"):
+            pipeline.sum_over_parameters({names[0]: torch.ones(2)})
 
 
 class ListsAPart(Skips):

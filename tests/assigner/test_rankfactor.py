@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-
 def clipped(limit: float, norm_type: float = 2.0) -> Change:
     """As torch clips what one rank has."""
     return lambda _, held: nn.utils.clip_grad_norm_(held, limit, norm_type)

@@ -22,18 +22,21 @@ Where its backwards have added to gradients of steps before, these are no more t
 from __future__ import annotations
 
 import functools
+import math
 import weakref
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assigner import formatting as fmt
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import check_no_late_hooks
+from assigner.model.marking.marks import matches
 from assigner.model.members import named_parameters
 from assigner.model.singleprocess import as_single_process
 from assigner.runtime.forward.randomness import partition_seed, seed_device, seed_python
 from assigner.runtime.stages.reduction import Reduction, SharedStage
+from assigner.runtime.step.results import exact_sum
 from assigner.runtime.update.rankfactor import RankFactor
 from assigner.schedule.replication import is_exchanged
 
@@ -78,6 +81,7 @@ class Gradients:
         self._shared: dict[int, nn.Parameter] = {}
         self._tied: dict[int, str] = {}
         self._counted_elsewhere: set[str] = set()
+        self._left_out: dict[tuple[str, ...], Set[str]] = {}
         for n, tie in enumerate(graph.ties):
             if is_exchanged(plan, tie) and tie.parameter in parameters:
                 self._shared[n], self._tied[n] = parameters[tie.parameter], tie.parameter
@@ -110,6 +114,27 @@ class Gradients:
             yield n, SharedStage(group, own)
             if group.workers[0] != self._member.worker:
                 self._counted_elsewhere.update(*own.values())
+
+    def counted(self, numbers: Mapping[str, float | torch.Tensor]) -> tuple[float, float]:
+        """The sum of numbers by parameter name, without those that another rank counts, and what rounding took from it.
+
+        Raises:
+            UsageError: a name is of no parameter of this rank's, or there is not one number.
+        """
+        for name, each in numbers.items():
+            if name not in self.parameters:
+                raise UsageError(
+                    f"{name!r} is no parameter of this rank's",
+                    hint="give numbers by names of pipeline.named_parameters(), each rank of its own",
+                )
+            if isinstance(each, torch.Tensor) and (each.numel() != 1 or each.is_complex()):
+                raise UsageError(
+                    f"for {name} there is a tensor of shape {tuple(each.shape)}, {each.dtype}, not a number",
+                    hint="give its sum, as (weight * weight.grad).sum()",
+                )
+        found = [float(each) for name, each in numbers.items() if name not in self._counted_elsewhere]
+        total = exact_sum(found)
+        return total, exact_sum([*found, -total]) if math.isfinite(total) else 0.0
 
     def named(self) -> dict[str, torch.Tensor]:
         """Gradients by parameter name, without the loss's scale."""
@@ -258,27 +283,30 @@ class Gradients:
         listed = {id(each) for each in model.parameters()}
         return {name for name, each in named_parameters(model, remove_duplicate=False) if id(each) not in listed}
 
-    def left_out(self, patterns: Sequence[str] | None) -> set[str]:
+    def left_out(self, names: Sequence[str] | str | None) -> Set[str]:
         """The parameters, by all ranks' names, that a clipping leaves as they are.
 
         Args:
-            patterns: Of the names of those that are clipped; one with several names is where one of these fits. None:
-                what the model itself lists.
+            names: Of those that are clipped, or of modules that hold them; patterns. None: what the model lists.
 
         Raises:
-            UsageError: a pattern fits no name.
+            UsageError: a pattern fits none, or there is none.
         """
-        if patterns is None:
+        if names is None:
             return self._unlisted
-        every = list(named_parameters(self._graph.deferred.model, remove_duplicate=False))
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name, _ in every):
+        if not (patterns := (names,) if isinstance(names, str) else tuple(names)):
+            raise UsageError("names is empty: nothing would be clipped", hint="leave it out to clip all gradients")
+        if patterns not in self._left_out:
+            named = list(named_parameters(self._graph.deferred.model, remove_duplicate=False))
+            fitting = {pattern: {id(each) for name, each in named if _is_of(pattern, name)} for pattern in patterns}
+            if strange := next((pattern for pattern, found in fitting.items() if not found), None):
                 raise UsageError(
-                    f"no parameter's name fits {pattern!r}",
-                    hint="names are those of the whole model, as 'encoder.0.weight'; 'encoder.*' are all of a module",
+                    f"no parameter, and no module with parameters, has a name as {strange!r}",
+                    hint=f"names are those of the whole model, as {fmt.first_of([name for name, _ in named])}",
                 )
-        clipped = {id(each) for name, each in every for pattern in patterns if fnmatchcase(name, pattern)}
-        return self._unlisted | {name for name, each in every if id(each) not in clipped}
+            clipped = set[int]().union(*fitting.values())
+            self._left_out[patterns] = {name for name, each in named if id(each) not in clipped} | self._unlisted
+        return self._left_out[patterns]
 
     def norm(self, norm_type: float, left_out: Set[str]) -> float:
         """The norm of all ranks' gradients as one vector, on every rank; a shared parameter counts once.
@@ -369,6 +397,12 @@ class Gradients:
                     parameter.grad = parameter.grad.coalesce()
                 found.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
         return found
+
+
+def _is_of(pattern: str, name: str) -> bool:
+    """Whether a parameter, or a module that holds it, has such a name."""
+    parts = name.split(".")
+    return any(matches(pattern, ".".join(parts[: n + 1])) for n in range(len(parts)))
 
 
 def _hooked(gradient: torch.Tensor, hooks: Iterable[Callable[[torch.Tensor], torch.Tensor | None]]) -> torch.Tensor:

@@ -422,7 +422,7 @@ def _error(subject: str, numbers: dict[int, float], *, shift: bool) -> UsageErro
         f"since the last step or update the script has changed {subject} by a number of each rank's own ({told}), as by"
         " a norm over pipeline.named_parameters(), which is that of one rank's part of the model",
         hint="the norm of all ranks' gradients is norm = pipeline.clip_grad_norm_(math.inf), which changes nothing;"
-        " numbers of other kinds go from rank to rank by pipeline.share",
+        " sums of a number of each parameter are pipeline.sum_over_parameters",
     )
 
 

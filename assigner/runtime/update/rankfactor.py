@@ -233,7 +233,7 @@ def _refused(which: str, factors: Mapping[int, float]) -> UsageError:
         " torch.nn.utils.clip_grad_norm_ over pipeline.named_parameters() does: its norm is that of one rank's part of"
         " the model",
         hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...), a part of the model by its own norm with"
-        " pipeline.clip_grad_norm_(1.0, names='encoder.*'); what some parameters are to be multiplied by, whoever holds"
+        " pipeline.clip_grad_norm_(1.0, names='encoder'); what some parameters are to be multiplied by, whoever holds"
         " them, is a hook on each: parameter.register_hook(lambda gradient: factor * gradient)",
     )
 
