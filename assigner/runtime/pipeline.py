@@ -26,7 +26,7 @@ from assigner.runtime.messages.rendezvous import asked_backend, told_if_refused
 from assigner.runtime.modelstate import ModelState
 from assigner.runtime.outsidevalues import OutsideValues
 from assigner.runtime.passes import of_one_batch, without_training
-from assigner.runtime.plangraph import check_origins, plan_graph
+from assigner.runtime.plangraph import check_alike, plan_graph
 from assigner.runtime.ranks.membership import Membership, outside_inference
 from assigner.runtime.ranks.memorycheck import check_memory
 from assigner.runtime.ranks.process import check_world, executed, start_computing
@@ -54,20 +54,19 @@ if TYPE_CHECKING:
 class Pipeline(ModelState):
     """This rank's share of a model under a plan.
 
-    Every rank of the run makes one, with the same arguments, and calls the same methods in the same order. A plan on
-    one worker needs no launcher.
+    Every rank makes one, with the same arguments, and calls the same methods in turn. One worker needs no launcher.
 
     Args:
         workload: The model, loss and optimizer; the plan must have been solved for it.
         plan: A plan or the path of one.
-        remat: "plan": as the plan says; "always": rematerialise every partition; "except_last": every partition, in
-            all micro-batches of a step but its last one; "never": none.
+        remat: "plan": as the plan says; "always": rematerialise every partition; "except_last": every partition, in all
+            micro-batches of a step but its last one; "never": none.
         batch_norm: "deferred": a step moves running statistics once, by those of the whole batch; "micro_batch": every
             micro-batch moves them, as torch does.
         timeout_s: A wait for another rank that takes longer ends with an error.
-        backend: What carries messages. None: NCCL between GPUs that a rank has for itself, gloo otherwise; "nccl": so,
-            and every worker has such a GPU; "gloo": gloo alone; "mpi": MPI, by mpi4py, in ranks that MPI's launcher has
-            started. Where the environment has ASSIGNER_BACKEND, that counts in place of None.
+        backend: What carries messages. None: ASSIGNER_BACKEND of the environment, or NCCL between GPUs that a rank has
+            for itself, gloo otherwise; "nccl": so, and every worker has such a GPU; "gloo": gloo alone; "mpi": MPI, by
+            mpi4py, in ranks that MPI's launcher has started.
         graph: The model's partitions, where the caller has found them for another plan already: it takes seconds.
         check_memory: Refuse a plan whose predicted peak is more than a worker has.
         training: False: for `evaluate` and `forward` alone: no gradients and no optimizer, and the workload needs none.
@@ -81,7 +80,8 @@ class Pipeline(ModelState):
 
     Raises:
         FormatError: the plan is for another model.
-        UsageError: fewer ranks than the plan needs, unlike plans on the ranks, or a device that this rank has not.
+        UsageError: fewer ranks than the plan needs; ranks with unlike plans, arguments, workloads or code; or a device
+            that this rank has not.
         InfeasibleError: the plan does not fit into a worker's memory; every rank raises it.
     """
 
@@ -111,6 +111,9 @@ class Pipeline(ModelState):
             warnings.warn(said, stacklevel=3)  # the script's line: this is decorated
         if self._member.device.type == "cuda":
             start_computing(self._member.device)
+        given = {"remat": remat, "batch_norm": batch_norm, "check_memory": check_memory, "training": training}
+        with self._member.guarded("the comparison of the ranks"):
+            check_alike(workload, self.graph, self._member, given)
         self._check_room(remat_of_plan)
         self._base_bytes = held_bytes(self._member.device) or 0
         self.steps = self._batches = 0
@@ -118,15 +121,13 @@ class Pipeline(ModelState):
         self._outside = OutsideValues(self.graph, self._member.device)
         self._loss_values = LossValues(workload)
         with self._member.guarded("the building of the partitions"):
-            check_origins(self.graph, self._member)
             workload = workload if training else without_training(workload)
             self._scaling = GradientScaling(scaler, workload.autocast, self._member)
             self.scaler = self._scaling.scaler
             self._installed = self._install(remat_of_plan)
             self._outside.note_held(self._installed.share.held())
-            model = self.graph.deferred.model.named_parameters()
             self._rank_optimizer = RankOptimizer(
-                workload, model, self._installed.updated,
+                workload, self.graph.deferred.model.named_parameters(), self._installed.updated,
                 shares=shares_of(self.graph, self.plan), beside=self._installed.updated_elsewhere,
                 holders=holder_counts(self.graph, self.plan), ranks=self._member.world,
             )  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from assigner import formatting as fmt
@@ -12,6 +14,7 @@ from assigner.machine.generators import kept_python
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.origins import digest
+from assigner.model.deferred.owncode import own_code, python_release
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.marking.cut import check_mode
 from assigner.model.marking.domain import input_key, input_structure
@@ -122,15 +125,47 @@ def _changed(workload: Workload, plan: Plan) -> str:
     return f"; it was made with {', '.join(changed)}" if changed else ""
 
 
-def check_origins(graph: PartitionGraph, member: Membership) -> None:
-    """Each rank makes its own part of the model: all from one builder's draws and numbers. All ranks call it together.
+def check_alike(workload: Workload, graph: PartitionGraph, member: Membership, given: Mapping[str, Any]) -> None:
+    """Each rank has its own part of one model, and trains it as the others do. All ranks call it together.
+
+    Args:
+        workload: The model, and what is beside it.
+        graph: Its partitions.
+        member: This rank.
+        given: What the pipeline was made with.
 
     Raises:
-        UsageError: another rank's builder draws from other seeds, or makes the model of other numbers or in another
-            order; or a forward there runs its operations in another order.
+        UsageError: another rank makes the pipeline in another way, or runs other code of the user's own; its builder
+            draws from other seeds, or makes the model of other numbers or in another order; or a forward there runs its
+            operations in another order.
     """
     if member.transport is None:
         return
+    settings = {f"Pipeline({name}=...)": each for name, each in given.items()} | {
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "Workload.weight, or that there is none,": workload.weight is None,
+        "Workload.reduction": workload.reduction,
+        "Workload.loss_over": workload.loss_over,
+        "Workload.autocast": workload.autocast,
+        "the list of Workload.metrics": [*(workload.metrics or ())],
+    }
+    numbers = [digest([str(each)]) for each in settings.values()]
+    rank, what = _first_unlike(member.numbers_of(dict.fromkeys(member.ranks, numbers)))
+    if rank is not None:
+        raise UsageError(
+            f"{list(settings)[what]} is another on worker:{rank} than on worker:0",
+            hint="have all ranks make the pipeline in the same way, of the same workload",
+        )
+    _check_origins(graph, member)
+    _check_code(workload, graph, member)
+
+
+def _check_origins(graph: PartitionGraph, member: Membership) -> None:
+    """All parts of the model are from one builder's draws and numbers.
+
+    Raises:
+        UsageError: they are not.
+    """
     mine = graph.deferred.origins
     ordered = {f"the model's builder has the texts or names of {name}": each for name, each in mine.texts.items()} | {
         f"the forward of {name} has its operations": each for name, each in graph.order.items()
@@ -163,6 +198,31 @@ def check_origins(graph: PartitionGraph, member: Membership) -> None:
         hint="make it of nothing that differs between ranks: a generator that nobody seeds, the order of a set, the"
         " number of a rank; seed (torch.manual_seed) what is made before the builder runs, or load the same into it",
     )
+
+
+def _check_code(workload: Workload, graph: PartitionGraph, member: Membership) -> None:
+    """The user's own code is the same on all ranks, as far as the model and what is beside it run it.
+
+    What is there on one rank alone, as a hook, is none of the others' business.
+
+    Raises:
+        UsageError: a function or a method is another one on another rank of the same release of Python.
+    """
+    beside = {each: getattr(workload, each) for each in ("model", "loss", "weight", "optimizer")}
+    mine = own_code({**beside, **(workload.metrics or {})}, graph.deferred.model)
+    numbers = python_release(), digest([json.dumps(mine)])
+    told = member.numbers_of(dict.fromkeys(member.ranks, numbers))
+    release, first = told[0]
+    for rank, (their_release, theirs) in told.items():
+        if their_release != release or theirs == first:
+            continue
+        ours, other = (json.loads(member.text_from(each, json.dumps(mine))) for each in (0, rank))
+        for name in sorted(ours.keys() & other.keys()):
+            if not ({*ours[name]} <= {*other[name]} or {*other[name]} <= {*ours[name]}):
+                raise UsageError(
+                    f"{name} has other code on worker:{rank} than on worker:0: their parts would be of two models",
+                    hint="have the same files on every host, and start the ranks anew",
+                )
 
 
 def _check_ordered(mine: Mapping[str, tuple[int, int]], member: Membership) -> None:

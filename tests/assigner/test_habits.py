@@ -34,6 +34,7 @@ CASES = [
     "fraction drawn by rank", "fractions drawn by rank", "made before", "made in turn", "texts in turn",
     "operations in turn", "tables by address",
     "seeded by rank", "seeded alike", "unread head", "unread head, memory",
+    "loss of a host", "partial of a host", "forward of a host", "comment of a host", "weight of a host",
 ]  # fmt: skip
 
 

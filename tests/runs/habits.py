@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import random
 import re
@@ -16,7 +17,7 @@ import types
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -594,6 +595,30 @@ def ordered_alike() -> nn.Module:
     return Ordered(random.sample(range(WIDTH), WIDTH))
 
 
+def of_a_host(text: str) -> Any:
+    """What a file defines of which each host has its own copy; RANK in it differs."""
+    space: dict[str, Any] = {"__name__": "file_of_a_host", "nn": nn}
+    exec(text.replace("RANK", os.environ["RANK"]), space)
+    return space["made"]
+
+
+FORWARD_OF_A_HOST = """
+class Made(nn.Module):
+    def forward(self, x):
+        return x.tanh() * {}
+made = Made()
+"""
+
+
+def weighed_on_one() -> Workload:
+    """Only one host's file has a weight."""
+    return replace(made_of(), weight=len_of_targets if os.environ["RANK"] == "1" else None)
+
+
+def len_of_targets(_: Any, targets: torch.Tensor) -> float:
+    return float(len(targets))
+
+
 def made_after(seed: int | str) -> Workload:
     """Python's generator is seeded so by the script, which makes the model then."""
     random.seed(seed)
@@ -944,6 +969,20 @@ CASES = {
         lambda: made_after(os.environ["RANK"]), "draws from Python's generator, which has another state on worker:1"
     ),
     "seeded alike": Case(lambda: made_after(3)),
+    "loss of a host": Case(
+        lambda: made_of(loss=of_a_host("def made(o, t): return nn.functional.mse_loss(o, t) * (1.0 + RANK)")),
+        "made has other code on worker:1 than on worker:0",
+    ),
+    "partial of a host": Case(
+        lambda: made_of(loss=functools.partial(mse_loss, reduction=("mean", "sum")[int(os.environ["RANK"])])),
+        "a partial of mse_loss has other code on worker:1",
+    ),
+    "forward of a host": Case(
+        lambda: made_of(lambda: Net(second=of_a_host(FORWARD_OF_A_HOST.format("0.5 + RANK")))),
+        "Made.forward has other code on worker:1 than on worker:0",
+    ),
+    "comment of a host": Case(lambda: made_of(lambda: Net(second=of_a_host(FORWARD_OF_A_HOST.format("0.5  # RANK"))))),
+    "weight of a host": Case(weighed_on_one, "Workload.weight, or that there is none, is another on worker:1"),
     "unread head": Case(lambda: made_of(WithHeads, loss=first_head, optimizer=decayed), remat="always"),
     "unread head, memory": Case(lambda: made_of(WithHeads, loss=Counting(), optimizer=decayed), remat="always"),
     "clipped weights": Case(

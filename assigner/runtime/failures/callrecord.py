@@ -22,7 +22,7 @@ from assigner.usercode import calling_place
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_SAMPLE = 1024
+_WHOLE, _SAMPLE = 1 << 18, 1024  # a tensor of so many bytes counts whole; of a larger one so many values and a few more
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
 _MOST_OF_LEAF, _MOST_OF_FORM = 60, 240  # letters
 
@@ -233,7 +233,7 @@ def described(leaf: Any) -> str:
 
 
 def checksum(batch: Any) -> int:
-    """Of shapes, types and some thousand values of every tensor on the CPU in a tree, and of its plain values.
+    """Of shapes, types and values of every tensor in a tree, some thousand of a large one's, and of its plain values.
 
     Arrays count like tensors, an object of another class by its attributes.
     """
@@ -255,11 +255,12 @@ def _added(found: int, leaf: Any, *, inside: bool) -> int:
         own = type(leaf).__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # else its values are elsewhere
         if own and leaf.device.type in ("cpu", "cuda") and leaf.layout is torch.strided and leaf.numel():
             values = leaf.detach().as_subclass(torch.Tensor).reshape(-1)
-            sample = values[:: -(-len(values) // _SAMPLE)].contiguous().cpu()
+            every = 1 if values.nbytes <= _WHOLE else -(-len(values) // _SAMPLE)
+            sample = values[::every].contiguous().cpu()
             found = zlib.crc32(sample.view(torch.uint8).numpy().tobytes(), found)
     elif isinstance(leaf, np.ndarray):
         flat = leaf.reshape(-1)
-        sampled = flat[:: max(1, -(-flat.size // _SAMPLE))]
+        sampled = flat[:: 1 if flat.nbytes <= _WHOLE else -(-flat.size // _SAMPLE)]
         values_of = sampled.tolist() if leaf.dtype.hasobject else sampled.tobytes()
         found = zlib.crc32(f"{leaf.shape} {leaf.dtype} {values_of!r}".encode(), found)
     elif isinstance(leaf, _PLAIN):

@@ -166,9 +166,8 @@ class FailureWatch:
         if is_cut:
             mine = Failure(peer, "", f"{either}; {noticed}", hint=_CUT_HINT)
         if is_cut and self.connections is not None and self.connections.is_alone():
-            mine = Failure(
-                self.worker, "", f"its host is cut off, or its wire loses much: no other host answers; {noticed}"
-            )
+            alone = f"its host is cut off, or its wire loses much: no other host answers; {noticed}"
+            mine = Failure(self.worker, "", alone, hint=_CUT_HINT)
         begin, doings, asks = time.monotonic(), dict[int, waiting.Doing](), self.doing is not None and not is_cut
         others = set(range(self.ranks)) - {self._rank}
         while True:
