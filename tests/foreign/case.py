@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from assigner.model.workload import Workload  # noqa: TC004
 
 MODULES = (
-    "inplace", "backward", "hooks", "checkpoints", "buffers", "written", "python_state", "kept_tables", "randomness",
-    "aliases", "evaluations", "containers", "outputs", "calls", "control_flow", "optimizers", "loops", "torchs_own",
-    "sequences", "vision", "patches", "wrappers", "training_habits", "sciences", "decoders", "encoders", "towers",
-    "blind_tensors", "blind_models", "blind_python", "blind_habits",
+    "inplace", "unseen", "backward", "hooks", "checkpoints", "buffers", "written", "python_state", "kept_tables",
+    "randomness", "aliases", "evaluations", "containers", "outputs", "calls", "control_flow", "optimizers", "loops",
+    "torchs_own", "sequences", "vision", "patches", "wrappers", "training_habits", "sciences", "decoders", "encoders",
+    "towers", "blind_tensors", "blind_models", "blind_python", "blind_habits",
 )  # fmt: skip
 """Of this folder, in the order of the table."""
 

@@ -18,6 +18,12 @@ DAILY = frozenset(
         "in place: out= of a matrix product into a slice",
         "in place: no_grad around a write into hidden values",
         "blind: real and imag views written",
+        "unseen: a frozen layer, then a clamp through .data of what it read",
+        "unseen: a slot of a buffer, written through .data behind a marked module that read another one",
+        "unseen: distances to a codebook that moves, for an argmax alone",
+        "unseen: a later partition writes through .data to what glue has saved",
+        "unseen: a sigmoid in a marked module, rounded through .data",
+        "unseen: a marked module's weight clamped through .data behind its use",
         # backward code
         "Function between marks: straight-through rounding",
         "Function between marks: gradient reversal",

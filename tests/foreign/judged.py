@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
 
 PARTS = {
-    "tensors": ("inplace", "written", "aliases", "containers", "outputs", "blind_tensors"),
+    "tensors": ("inplace", "unseen", "written", "aliases", "containers", "outputs", "blind_tensors"),
     "python": (
         "buffers", "python_state", "kept_tables", "evaluations", "randomness", "calls", "control_flow", "patches",
         "wrappers", "blind_python", "blind_habits",

@@ -19,6 +19,7 @@ What a training script hands over becomes pieces that a rank can build and run a
     forwards                              marked modules whose forward is called by that name
     functional, writing, families, nodes  a graph without writes: what stands in it for them; which values lie in one
                                           memory; what a node says
+    unseen                                of the writes those that autograd does not see, into what backwards have saved
     failedforward                         where one has failed, in words
     fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values
     operations, listing                   which operations it runs: for ranks to compare, and as a graph would have them

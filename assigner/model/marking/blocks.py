@@ -173,7 +173,7 @@ def _written(target: Callable[..., Any], args: Sequence[Any]) -> Way:
     given, listed = tensor_leaves(args), ListedWrites()
     with detect_fake_mode(given) or contextlib.nullcontext(), torch.no_grad(), listed:
         made = target(*args)
-    return Way(listed.operations, given, tensor_leaves(made))
+    return Way(listed.operations, given, tensor_leaves(made), {})
 
 
 def _value_of(node: fx.Node) -> Any:

@@ -29,6 +29,7 @@ from assigner.model.marking.families import STATE, Member, StorageFamily, opaque
 from assigner.model.marking.interception import is_hook
 from assigner.model.marking.nodes import behind, is_item, line_of, storages
 from assigner.model.marking.opaque import is_call
+from assigner.model.marking.unseen import check_unseen_writes
 from assigner.model.marking.writing import ONCE, STORES, ViewStep, after, snapshot, stored, wanted, write
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ class Functional:
         self._groups: dict[fx.Node, list[fx.Node]] = {}
         self._items: dict[fx.Node, Any] = {}
         self._kept: dict[fx.Node, list[fx.Node]] = {}
-        self._saved: dict[StorageFamily, OpaqueCall] = {}  # by what a backward may have of it
         self._written_state = written_state(graph, kinds, calls)
+        check_unseen_writes(graph, kinds, calls, hooks)
         for node in graph.nodes:
             self._add(node)
         self._store_last_alone()
@@ -221,7 +222,6 @@ class Functional:
             if member.family not in families:
                 families.append(member.family)
             views.append((families.index(member.family), self._chain(each)))
-            self._check_unsaved(member.family, views[-1][1], node)
         bases = [family.current for family in families]
         detached = bool(node.meta.get("without_gradient"))
         target, operands = write(
@@ -238,22 +238,6 @@ class Functional:
             made.meta["stack_trace"] = node.stack_trace
             self._advance(family, made, node)
         self._take_results(node, whole, len(families))
-
-    def _check_unsaved(self, family: StorageFamily, views: Sequence[ViewStep], writer: fx.Node) -> None:
-        """A write through `.data` also changes what a backward has saved before: autograd does not see it.
-
-        Raises:
-            MarkingError: a call has been given the tensor.
-        """
-        reader = next((self._saved[each] for each in (family, *family.linked) if each in self._saved), None)
-        hidden = any(each.target is torch.ops.aten.detach.default for each in views)
-        if hidden and reader is not None and family.state is None:
-            raise MarkingError(
-                f"a tensor is changed in place through .data or .detach() ({line_of(writer)}) that {reader.label} was"
-                " given before: what its backward has saved of it would be changed there, too, where nothing is cut",
-                hint="write it out of place, as x = x.masked_fill(mask, 0), or to a copy (x.clone()), for the gradient"
-                " of what was read; or mark a larger module that contains both",
-            )
 
     def _is_itself(self, target: Any, source: Any) -> bool:
         """True if two old nodes are one tensor: a family's base."""
@@ -429,10 +413,6 @@ class Functional:
         self._values[node] = made
         if made_here:
             self._join(made, *made_here)
-        if call.effects.wanting and not node.meta.get("without_gradient"):
-            for each in given:
-                if each in self._members:
-                    self._saved.setdefault(self._members[each].family, call)
         for family, copy in copies.items():
             later = self._new(after, (copy, made), like=copy)
             self._join(made, later)

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 _library = torch.library.Library("assigner", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("hook(int number, Tensor(a!) tensor) -> ()")  # type: ignore[no-untyped-call]
+ASSIGNED = torch.ops.aten.alias.default
+"""A view of what `.data =` writes to, by which such a write is known: what has saved a view keeps its memory."""
 _LIBRARIES = ("torch", "transformers")
 _SEEDS = "seeds or sets a generator (torch does where it compiles, as for while_loop)"
 _LARGER = "mark a module that contains this line: what is inside a partition runs as it is"
@@ -497,7 +499,7 @@ def _set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
         )
     else:
         with torch.no_grad():
-            tensor.detach().copy_(values)
+            ASSIGNED(tensor.detach()).copy_(values)
 
 
 _TRUE_DATA: Any = torch._C.TensorBase.__dict__["data"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -35,11 +35,23 @@ class Way:
         operations: In turn.
         given: The tensors that it is given.
         made: Those that it returns.
+        own: The parameters and buffers of its module, by name.
+        counts: Of the changes to those that it is given and has, as it runs: of its own torch counts none.
     """
 
     operations: Sequence[Listed]
     given: Sequence[torch.Tensor]
     made: Sequence[torch.Tensor]
+    own: Mapping[str, torch.Tensor]
+    counts: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counts", tuple(each._version for each in self.held))
+
+    @property
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that it is given, and has."""
+        return (*self.given, *self.own.values())
 
 
 class ListedWrites(Writes):  # type: ignore[no-untyped-call]

@@ -477,7 +477,7 @@ class OpaqueCalls:
                 ),
                 asks=records and bool(asked),
                 order=operations.order(leaves),
-                ways=(Way(writes.operations, given, leaves),) if isinstance(writes, ListedWrites) else (),
+                ways=(Way(writes.operations, given, leaves, own),) if isinstance(writes, ListedWrites) else (),
             ))  # fmt: skip
             return found
 

@@ -1,0 +1,398 @@
+"""Writes that autograd does not see, into what a backward has saved before.
+
+    y = torch.sigmoid(h)              its backward reads y
+    y.data.round_()                   torch counts no change: plain PyTorch has the rounded values in that backward
+
+A captured graph is without writes: there the operation in front keeps what was there, and gives other gradients. What
+is saved of which memory autograd itself knows. So where a graph has such a write, and only there, it runs once more on
+tensors without values, without these writes, and what lies behind its results is looked at. What is saved for a
+gradient that nobody takes does not count, nor does another part of the same memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.utils.checkpoint
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+from assigner.errors import MarkingError
+from assigner.model.deferred.mutation import storage_of, tensor_leaves, written_tensors
+from assigner.model.marking.fakeforward import is_same_view, on_cpu
+from assigner.model.marking.families import STATE, opaque_arguments, written_by
+from assigner.model.marking.interception import ASSIGNED, is_hook
+from assigner.model.marking.nodes import is_item, line_of, storages
+from assigner.model.marking.opaque import is_call
+from assigner.model.marking.roworder import SCATTERING
+from assigner.model.marking.writing import wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from torch.export.graph_signature import InputKind
+
+    from assigner.model.marking.listing import Way
+    from assigner.model.marking.observation import CallEffects
+    from assigner.model.marking.opaque import OpaqueCall
+
+_SAVES_NOTHING = SCATTERING | {"copy_", "add_", "sub_", "fill_", "zero_", "masked_fill_", "masked_scatter_"}
+_MOST_ELEMENTS = 1 << 22  # of more, two parts of one memory are taken for one
+
+
+class _MemoryPart(NamedTuple):
+    """What is saved or written of a memory.
+
+    Args:
+        turn: Of the node that does so, in the graph.
+        storage: Its number.
+        tensor: Lies there as the part does; None: it may be all of it.
+        words: Who has saved it, for people; of a write empty.
+        is_result: It is saved as a result of the operation, and so with its memory.
+    """
+
+    turn: int
+    storage: int
+    tensor: torch.Tensor | None
+    words: str = ""
+    is_result: bool = False
+
+
+def check_unseen_writes(
+    graph: fx.Graph,
+    kinds: Mapping[str, tuple[InputKind, str]],
+    calls: Sequence[OpaqueCall],
+    hooks: Sequence[Callable[[torch.Tensor], torch.Tensor] | None],
+) -> None:
+    """Refuse a write that autograd does not see into what a backward has saved; see `Functional` for what is given.
+
+    Raises:
+        MarkingError: there is one.
+    """
+    unseen = _unseen_writes(graph, calls) if torch.is_grad_enabled() else {}
+    if not unseen:
+        return
+    rerun = _Rerun(graph, kinds, calls, hooks, unseen)
+    for node, write in rerun.writes:
+        share = _is_assigned if any(each.target is ASSIGNED for each in node.all_input_nodes) else _overlap
+        before = (each for each in rerun.saved if each.turn < write.turn and each.storage == write.storage)
+        found = next((each for each in before if share(each, write)), None)
+        if found is not None:
+            by = f" by {calls[int(node.args[0])].label}" if is_call(node) else ""  # type: ignore[arg-type]
+            raise MarkingError(
+                f"a tensor is changed in place through .data or .detach(){by} ({line_of(node)}) that"
+                f" {found.words}: what its backward has saved of it would be changed there, too, where nothing is cut",
+                hint="write it out of place, as x = x.masked_fill(mask, 0), or to a copy (x.clone()), for the gradient"
+                " of what was read; change a weight in front of all that use it; or mark a larger module that contains"
+                " both",
+            )
+
+
+def _unseen_writes(graph: fx.Graph, calls: Sequence[OpaqueCall]) -> dict[fx.Node, list[fx.Node]]:
+    """The nodes that write what autograd may not see, and to which others: to views that are cut off, or in calls."""
+    cut_off: set[fx.Node] = set()
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if is_call(node):
+            number, given, _ = opaque_arguments(node)
+            written = [given[n] for n in _written_unseen(calls[number].effects)]
+        else:
+            written = [each for each in written_by(node, calls) if each in cut_off]
+            sources = {memory for each in node.all_input_nodes if each in cut_off for memory in storages(each)}
+            if node.target is torch.ops.aten.detach.default or sources.intersection(storages(node)):
+                cut_off.add(node)
+        if written:
+            found[node] = written
+    return found
+
+
+class _Rerun:
+    """A graph that runs on tensors without values, but for some writes.
+
+    Attributes:
+        writes: What these would have written.
+        saved: What backwards have saved.
+    """
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        kinds: Mapping[str, tuple[InputKind, str]],
+        calls: Sequence[OpaqueCall],
+        hooks: Sequence[Callable[[torch.Tensor], torch.Tensor] | None],
+        unseen: Mapping[fx.Node, Sequence[fx.Node]],
+    ) -> None:
+        self.calls, self.hooks, self.unseen = calls, hooks, unseen
+        self.writes: list[tuple[fx.Node, _MemoryPart]] = []
+        self.saved: list[_MemoryPart] = []
+        self._values: dict[fx.Node, Any] = {}
+        self._wanted: list[torch.Tensor] = []  # gradients arrive here
+        self._linked: dict[int, int] = {}  # which memory lies somewhere in which other
+        self._state = {kinds[node.name][1]: node for node in graph.nodes
+                       if node.op == "placeholder" and kinds[node.name][0] in STATE}  # fmt: skip
+        self._turn = 0
+        turns: dict[int, int] = {}  # by autograd's own numbers
+        nodes = list(graph.nodes)
+        mode = detect_fake_mode([leaf for node in nodes for leaf in tensor_leaves(node.meta.get("val"))])
+        environment = None if mode is None else mode.shape_env
+        with (
+            mode or contextlib.nullcontext(), on_cpu(),
+            contextlib.nullcontext() if environment is None else environment.suppress_guards(),
+        ):  # fmt: skip
+            for self._turn, node in enumerate(nodes):
+                first = _next_number()
+                self._values[node] = self._run(node)
+                turns.update(dict.fromkeys(range(first, _next_number()), self._turn))
+            for function, each in saved_behind(self._wanted):
+                turn = turns[function._sequence_nr()]
+                part = self._part(each, _used_at(nodes[turn]))
+                self.saved.append(part._replace(turn=turn, is_result=each.grad_fn is function))
+
+    def _of(self, tree: Any) -> Any:
+        return fx.map_arg(tree, self._values.__getitem__)
+
+    def _part(self, tensor: torch.Tensor, words: str = "") -> _MemoryPart:
+        storage = storage_of(tensor)
+        whole = storage in self._linked
+        return _MemoryPart(self._turn, self._linked.get(storage, storage), None if whole else tensor, words)
+
+    def _run(self, node: fx.Node) -> Any:
+        """What a node gives."""
+        value = node.meta.get("val")
+        self.writes += [(node, self._part(self._values[each])) for each in self.unseen.get(node, ())]
+        if node.op == "placeholder":
+            return pytree.tree_map_only(torch.Tensor, lambda each: _leaf(each, requires=each.requires_grad), value)
+        if is_call(node):
+            return self._run_call(node)
+        if is_item(node) and is_call(node.args[0]):  # type: ignore[arg-type]
+            return self._values[node.args[0]][node.args[1]]  # type: ignore[index]
+        if node.op == "output":
+            self._want(tensor_leaves(self._of(node.args)))
+        elif is_hook(node):
+            self._run_hook(*self._of(node.args))
+        elif tensor_leaves(value):
+            with torch.set_grad_enabled(not node.meta.get("without_gradient")):
+                return self._skip_write(node) if node in self.unseen else self._run_operation(node)
+        return value
+
+    def _run_hook(self, number: int, tensor: torch.Tensor) -> None:
+        if self.hooks[number] is wanted and not tensor.requires_grad:
+            tensor.requires_grad_()
+
+    def _want(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._wanted += [each for each in tensors if each.requires_grad]
+
+    def _run_operation(self, node: fx.Node) -> Any:
+        args, kwargs = self._of((node.args, node.kwargs))
+        given = tensor_leaves((args, kwargs))
+        written = written_tensors(node.target, args, kwargs)
+        trains = torch.is_grad_enabled() and any(each.requires_grad for each in given)
+        if trains and _saves_unshown(node.target, written):
+            self._save_all(_others(given, written), node)
+        made = tensor_leaves(node.meta["val"])
+        if not _open_sizes(made) - _open_sizes(given):
+            with contextlib.suppress(RuntimeError):  # as it is: a tensor of which less is known here is written to
+                return node.target(*args, **kwargs)  # type: ignore[operator]
+        if trains:
+            self._save_all(given, node)
+            self._want(given)
+        if written:
+            return written[0]
+        return pytree.tree_map_only(torch.Tensor, lambda each: _leaf(each, requires=trains).clone(), node.meta["val"])
+
+    def _save_all(self, tensors: Iterable[torch.Tensor], node: fx.Node) -> None:
+        self.saved += [self._part(each, _used_at(node)) for each in tensors]
+
+    def _skip_write(self, node: fx.Node) -> torch.Tensor:
+        """A write to what is cut off gives all that is cut off in this memory the gradient of what is written."""
+        target: torch.Tensor = self._values[self.unseen[node][0]]
+        given = _others(tensor_leaves(self._of((node.args, node.kwargs))), [target])
+        if torch.is_grad_enabled() and any(each.requires_grad for each in given):
+            self._want(given)
+            if _name(node.target) not in _SAVES_NOTHING:
+                self._save_all(given, node)
+            for each in tensor_leaves([*self._values.values()]):
+                if each.layout is torch.strided and storage_of(each) == storage_of(target) and not each.requires_grad:
+                    each.requires_grad_(_is_able(each))
+        return target
+
+    def _run_call(self, node: fx.Node) -> list[torch.Tensor]:
+        """What a call gives; what its backward has saved is noted."""
+        number, given, _ = opaque_arguments(node)
+        effects = self.calls[number].effects
+        tensors = [self._values[each] for each in given]
+        trains = bool(effects.wanting) and not node.meta.get("without_gradient")
+        made: list[torch.Tensor] = []
+        for n, each in enumerate(node.meta["val"]):
+            alias = effects.aliases.get(n)
+            known = None if alias is None or alias.kind == "own" else tensors if alias.kind == "given" else made
+            if alias is not None and known is not None and alias.exact:
+                made.append(known[int(alias.index)])
+                continue
+            made.append(_leaf(each, requires=trains and n in effects.wanting).clone())
+            if alias is not None and known is not None:
+                other = storage_of(known[int(alias.index)])
+                self._linked[storage_of(made[-1])] = self._linked.get(other, other)
+        if trains:
+            self._want(tensors)
+            for way in effects.ways or (None,):
+                self.saved += self._saved_in(way, self.calls[number], tensors, made)
+        return made
+
+    def _saved_in(
+        self, way: Way | None, call: OpaqueCall, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
+    ) -> Iterator[_MemoryPart]:
+        """What a call has saved of what it was given, has made and has; where nobody knows, all of it."""
+        label = call.label
+        try:
+            found = None if way is None else _saved_on(way)
+        except _RunsAgainError:
+            found = None
+        if way is None or found is None:
+            yield from (self._part(each, f"{label} was given before") for each in given)
+            if way is None:
+                yield from (self._part(made[n], f"{label} has made") for n in sorted(call.effects.wanting))
+            return
+        places = {
+            storage_of(tensor): (self._values[self._state[key]], f"{label} has used before")
+            for key, tensor in way.own.items()
+            if key in self._state
+        }
+        made_here = {storage_of(theirs): each for theirs, each in zip(way.made, made, strict=True)}
+        places.update((key, (each, f"{label} has made")) for key, each in made_here.items())
+        for theirs, each in zip(way.given, given, strict=True):
+            places[storage_of(theirs)] = each, f"{label} was given before"
+        for function, each in found:
+            tensor, words = places.get(storage_of(each), (None, ""))
+            if tensor is not None:
+                part = self._part(tensor, words)
+                is_known = part.tensor is not None and made_here.get(storage_of(each)) is not tensor
+                yield part._replace(tensor=each if is_known else None, is_result=each.grad_fn is function)
+
+
+def _is_able(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _leaf(tensor: torch.Tensor, *, requires: bool) -> torch.Tensor:
+    return tensor.detach().requires_grad_(requires and _is_able(tensor))
+
+
+def _others(tensors: Iterable[torch.Tensor], those: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [each for each in tensors if not any(each is one for one in those)]
+
+
+def _open_sizes(tensors: Iterable[torch.Tensor]) -> set[Any]:
+    """The symbols of sizes that depend on values."""
+    return set().union(*map(free_unbacked_symbols, tensors))
+
+
+def _used_at(node: fx.Node) -> str:
+    return f"the code between partitions has used before, at {line_of(node)}"
+
+
+def _name(target: Any) -> str:
+    return str(getattr(target, "__name__", "")).partition(".")[0]
+
+
+def _next_number() -> int:
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+class _RunsAgainError(BaseException):
+    """A backward runs a forward again: it reads what that was given."""
+
+
+def _written_unseen(effects: CallEffects) -> list[int]:
+    """Which of the tensors that it is given a call writes to in such a way; where nobody knows how, all of these."""
+    if not effects.ways:
+        return sorted(effects.written)
+    found: set[int] = set()
+    for way in effects.ways:
+        cut_off: set[int] = set()
+        written: set[int] = set()
+        for target, args, kwargs, made in way.operations:
+            written.update(storage_of(each) for each in written_tensors(target, args, kwargs) if id(each) in cut_off)
+            memories = {storage_of(each) for each in tensor_leaves((args, kwargs)) if id(each) in cut_off}
+            is_cut = target is torch.ops.aten.detach.default
+            cut_off.update(id(each) for each in tensor_leaves(made) if is_cut or storage_of(each) in memories)
+        found.update(n for n, each in enumerate(way.given) if storage_of(each) in written)
+    return sorted(found & effects.written)
+
+
+def _saved_on(way: Way) -> list[tuple[Any, torch.Tensor]]:
+    """What the backwards of a call have saved, on one way: of a write to a view the whole tensor shows nothing there.
+
+    Raises:
+        _RunsAgainError: something in it is checkpointed.
+    """
+    writes = any(written_tensors(each.target, each.args, each.kwargs) for each in way.operations)
+    inner = tensor_leaves([each.made for each in way.operations]) if writes else []
+    torch._C._autograd._unsafe_set_version_counter(way.held, way.counts)  # what was written since is no hindrance
+    return [*saved_behind([*way.made, *inner])]
+
+
+def _saves_unshown(target: Any, written: Sequence[torch.Tensor]) -> bool:
+    """A write to a view saves what it reads where nobody can look, unless it is one that has no need to."""
+    return any(each._is_view() for each in written) and _name(target) not in _SAVES_NOTHING
+
+
+def saved_behind(roots: Iterable[torch.Tensor]) -> Iterator[tuple[Any, torch.Tensor]]:
+    """What autograd has saved for the gradients of some tensors, each with the node of its graph.
+
+    What was changed since, so that torch sees it, is left out: that backward raises.
+
+    Raises:
+        _RunsAgainError: something in it is checkpointed.
+    """
+    waiting: list[Any] = [each.grad_fn for each in roots]
+    seen = {None}
+    with mock.patch.object(torch.utils.checkpoint, "_recomputation_hook", side_effect=_RunsAgainError):
+        while waiting:
+            function = waiting.pop()
+            if function in seen:
+                continue
+            seen.add(function)
+            waiting += [each for each, _ in function.next_functions]
+            raw = [name for name in dir(function) if name.startswith("_raw_saved_")]  # the others are sizes and numbers
+            names = [name.removeprefix("_raw") for name in raw]
+            values = [*getattr(function, "__dict__", {}).values()]
+            for name in names:
+                with contextlib.suppress(RuntimeError):
+                    values.append(getattr(function, name.lstrip("_") if name == "_saved_tensors" else name))
+            yield from ((function, each) for each in tensor_leaves(values))
+
+
+def _is_assigned(saved: _MemoryPart, write: _MemoryPart) -> bool:
+    """Whether `.data =` changes what is saved: the tensor itself it does, and no view or result in its old memory."""
+    if saved.is_result:
+        return False
+    return saved.tensor is None or write.tensor is None or is_same_view(saved.tensor, write.tensor)
+
+
+def _overlap(saved: _MemoryPart, write: _MemoryPart) -> bool:
+    left, right = (None if each.tensor is None else _places(each.tensor) for each in (saved, write))
+    return left is None or right is None or bool(torch.isin(left, right).any())
+
+
+def _places(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Where the elements of a tensor lie, for the example's sizes; None: nobody knows, or there are too many."""
+    numbers = [_number(each) for each in (tensor.storage_offset(), *tensor.shape, *tensor.stride())]
+    offset, sizes, strides = numbers[0], numbers[1 : tensor.dim() + 1], numbers[tensor.dim() + 1 :]
+    if None in numbers or torch.Size(sizes).numel() > _MOST_ELEMENTS:  # type: ignore[arg-type]
+        return None
+    found = torch.tensor([offset], device="cpu")
+    for size, stride in zip(sizes, strides, strict=True):
+        found = (found[:, None] + stride * torch.arange(size, device="cpu")).flatten()  # type: ignore[arg-type,operator]
+    return found
+
+
+def _number(size: Any) -> int | None:
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return None if size.node.hint is None else int(size.node.hint)

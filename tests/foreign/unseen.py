@@ -1,0 +1,185 @@
+"""Writes that autograd does not see, through `.data` and detached views: into what a backward has saved, or not."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from foreign.case import case
+from torch import nn
+from workloads import WIDTH
+
+REFUSED = r"in place through \.data"
+
+
+class Unseen(nn.Module):
+    """Layers, a parameter and a buffer between them; `glue(h, x)` is what each case has."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH, dtype=torch.float64))
+        self.register_buffer("table", torch.linspace(-1, 1, WIDTH * WIDTH, dtype=torch.float64).view(WIDTH, WIDTH))
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.second(self.glue(self.first(x), x))))
+
+
+def unseen(name, *marks, refusal=""):
+    return case(f"unseen: {name}", *(marks or ("first", "second", "last")), refusal=refusal)
+
+
+@unseen("a sum with a table, then a mask through .data")
+class Added(Unseen):
+    def glue(self, h, x):
+        y = h + self.table[0]
+        h.data.masked_fill_(x > 0, 0.0)
+        return y * 2 + h
+
+
+@unseen("a ReLU that is marked, then a clamp through .data of what it read", "first", "relu", "second", "last")
+class BehindReLU(Unseen):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU()
+
+    def glue(self, h, x):
+        del x
+        y = self.relu(h)
+        h.data.clamp_(-0.5, 0.5)
+        return y + h
+
+
+@unseen("a frozen layer, then a clamp through .data of what it read", "first", "frozen", "second", "last")
+class BehindFrozen(Unseen):
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    def glue(self, h, x):
+        del x
+        y = self.frozen(h)
+        h.data.clamp_(-0.5, 0.5)
+        return y + h
+
+
+@unseen("slots of a buffer, written through .data behind those that were read")
+class Slots(Unseen):
+    def glue(self, h, x):
+        out = x.new_zeros(len(x), 4, WIDTH)
+        out.data[:, 0] = 1
+        for t in range(3):
+            weights = (out[:, : t + 1] * h[:, None]).sum(2).softmax(1)
+            h = h + (weights[..., None] * out[:, : t + 1]).sum(1)
+            out.data[:, t + 1] = h.data
+        return h
+
+
+@unseen("a slot of a buffer, written through .data behind a marked module that read another one")
+class SlotOfAnother(Unseen):
+    def forward(self, x):
+        out = x.new_zeros(len(x), 2, WIDTH)
+        h = self.first(x)
+        out.data[:, 0] = h.data
+        out.data[:, 1] = self.second(out[:, 0]).data
+        return self.last(torch.tanh(h * out[:, 1])) + self.second(x).sum(1, keepdim=True)
+
+
+@unseen("slots of a buffer that is read whole each time", refusal=REFUSED)
+class WholeBuffer(Unseen):
+    def glue(self, h, x):
+        out = x.new_zeros(len(x), 4, WIDTH)
+        for t in range(4):
+            h = h + (out * h[:, None]).sum(1)
+            out.data[:, t] = h.data
+        return h
+
+
+@unseen("states of a recurrence, detached and reset in place")
+class Reset(Unseen):
+    def glue(self, h, x):
+        state, total = torch.zeros_like(h), 0
+        for t in range(3):
+            state = h[:, t : t + 1] + state @ self.table
+            total = total + state
+            state = state.detach()
+            state[x > 0.5] = 0
+        return total
+
+
+@unseen("distances to a codebook that moves, for an argmax alone")
+class Nearest(Unseen):
+    def glue(self, h, x):
+        nearest = (h @ self.table).argmax(1)
+        self.table.data.mul_(0.9)
+        return h + F.one_hot(nearest, WIDTH).to(x.dtype)
+
+
+@unseen("a sigmoid whose result is given others by .data =")
+class Assigned(Unseen):
+    def glue(self, h, x):
+        del x
+        y = torch.sigmoid(h)
+        y.data = (y.data > 0.5).to(y.dtype)
+        return y
+
+
+@unseen("a later partition writes through .data to what a linear one has made", "first", "clamps", "second", "last")
+class LaterPartition(Unseen):
+    class Clamps(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            x.data.clamp_(-0.5, 0.5)
+            return y
+
+    def __init__(self):
+        super().__init__()
+        self.clamps = self.Clamps(WIDTH, WIDTH)
+
+    def glue(self, h, x):
+        del x
+        return self.clamps(h) + h
+
+
+@unseen("a later partition writes through .data to what glue has saved", "first", "clamps", "second", "last",
+        refusal=REFUSED)  # fmt: skip
+class LaterPartitionSaved(LaterPartition):
+    def glue(self, h, x):
+        return super().glue(torch.sigmoid(h), x)
+
+
+@unseen("a product, then its factor doubled through .data", refusal=REFUSED)
+class Product(Unseen):
+    def glue(self, h, x):
+        del x
+        y = h * self.scale
+        h.data.mul_(2)
+        return y
+
+
+@unseen("a sigmoid in a marked module, rounded through .data", refusal=REFUSED)
+class RoundedResult(Unseen):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sigmoid())
+
+    def glue(self, h, x):
+        del x
+        h.data.round_()
+        return h
+
+
+@unseen("a scale clamped through .data behind its use", refusal=REFUSED)
+class ClampedBehind(Unseen):
+    def glue(self, h, x):
+        del x
+        y = h * self.scale
+        self.scale.data.clamp_(0.8, 1.2)
+        return y
+
+
+@unseen("a marked module's weight clamped through .data behind its use", refusal=REFUSED)
+class WeightClamped(Unseen):
+    def forward(self, x):
+        h = self.second(self.first(x))
+        self.second.weight.data.clamp_(-0.1, 0.1)
+        return self.last(torch.tanh(h))
