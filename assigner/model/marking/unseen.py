@@ -102,9 +102,9 @@ def _unseen_writes(graph: fx.Graph, calls: Sequence[OpaqueCall]) -> dict[fx.Node
             number, given, _ = opaque_arguments(node)
             written = [given[n] for n in _written_unseen(calls[number].effects)]
         else:
-            written = [each for each in written_by(node, calls) if each in cut_off]
+            written = [each for each in written_by(node, calls) if each in cut_off] if cut_off else []
             sources = {memory for each in node.all_input_nodes if each in cut_off for memory in storages(each)}
-            if node.target is torch.ops.aten.detach.default or sources.intersection(storages(node)):
+            if node.target is torch.ops.aten.detach.default or (sources and sources.intersection(storages(node))):
                 cut_off.add(node)
         if written:
             found[node] = written
@@ -310,7 +310,7 @@ class _RunsAgainError(BaseException):
 
 def _written_unseen(effects: CallEffects) -> list[int]:
     """Which of the tensors that it is given a call writes to in such a way; where nobody knows how, all of these."""
-    if not effects.ways:
+    if not effects.ways or not effects.written:
         return sorted(effects.written)
     found: set[int] = set()
     for way in effects.ways:
