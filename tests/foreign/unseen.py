@@ -70,7 +70,7 @@ class Slots(Unseen):
         for t in range(3):
             weights = (out[:, : t + 1] * h[:, None]).sum(2).softmax(1)
             h = h + (weights[..., None] * out[:, : t + 1]).sum(1)
-            out.data[:, t + 1] = h.data
+            out.data[:, t + 1] = h
         return h
 
 

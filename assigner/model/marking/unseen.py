@@ -33,7 +33,7 @@ from assigner.model.marking.roworder import SCATTERING
 from assigner.model.marking.writing import wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from torch.export.graph_signature import InputKind
 
@@ -74,10 +74,10 @@ def check_unseen_writes(
     Raises:
         MarkingError: there is one.
     """
-    unseen = _unseen_writes(graph, calls) if torch.is_grad_enabled() else {}
-    if not unseen:
+    unseen, cut_off = _unseen_writes(graph, calls)
+    if not unseen or not torch.is_grad_enabled():
         return
-    rerun = _Rerun(graph, kinds, calls, hooks, unseen)
+    rerun = _Rerun(graph, kinds, calls, hooks, unseen, cut_off=cut_off)
     for node, write in rerun.writes:
         share = _is_assigned if any(each.target is ASSIGNED for each in node.all_input_nodes) else _overlap
         before = (each for each in rerun.saved if each.turn < write.turn and each.storage == write.storage)
@@ -93,8 +93,8 @@ def check_unseen_writes(
             )
 
 
-def _unseen_writes(graph: fx.Graph, calls: Sequence[OpaqueCall]) -> dict[fx.Node, list[fx.Node]]:
-    """The nodes that write what autograd may not see, and to which others: to views that are cut off, or in calls."""
+def _unseen_writes(graph: fx.Graph, calls: Sequence[OpaqueCall]) -> tuple[dict[fx.Node, list[fx.Node]], set[fx.Node]]:
+    """The nodes that write what autograd may not see, and to which others, in calls or cut off; and all cut off."""
     cut_off: set[fx.Node] = set()
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -108,7 +108,7 @@ def _unseen_writes(graph: fx.Graph, calls: Sequence[OpaqueCall]) -> dict[fx.Node
                 cut_off.add(node)
         if written:
             found[node] = written
-    return found
+    return found, cut_off
 
 
 class _Rerun:
@@ -126,8 +126,10 @@ class _Rerun:
         calls: Sequence[OpaqueCall],
         hooks: Sequence[Callable[[torch.Tensor], torch.Tensor] | None],
         unseen: Mapping[fx.Node, Sequence[fx.Node]],
+        *,
+        cut_off: Collection[fx.Node],
     ) -> None:
-        self.calls, self.hooks, self.unseen = calls, hooks, unseen
+        self.calls, self.hooks, self.unseen, self._cut_off = calls, hooks, unseen, cut_off
         self.writes: list[tuple[fx.Node, _MemoryPart]] = []
         self.saved: list[_MemoryPart] = []
         self._values: dict[fx.Node, Any] = {}
@@ -216,8 +218,8 @@ class _Rerun:
             self._want(given)
             if _name(node.target) not in _SAVES_NOTHING:
                 self._save_all(given, node)
-            for each in tensor_leaves([*self._values.values()]):
-                if each.layout is torch.strided and storage_of(each) == storage_of(target) and not each.requires_grad:
+            for each in tensor_leaves([self._values[one] for one in self._cut_off if one in self._values]):
+                if storage_of(each) == storage_of(target) and not each.requires_grad:
                     each.requires_grad_(_is_able(each))
         return target
 
