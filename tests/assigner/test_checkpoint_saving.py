@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -103,17 +104,37 @@ def test_two_runs_at_once_lose_nothing_where_a_file_system_has_no_locks(
         pipeline.save(tmp_path / "at", "old")
         seen, at = [], iter(range(9))
 
-        def meanwhile(part: Path, name: str) -> None:
+        def meanwhile(part: Path, name: str, save: str) -> None:
             number = next(at)
             if number == 0:
                 pipeline.save(tmp_path / "at", "other", force=True)
                 seen.append(pipeline.load(tmp_path / "at"))
-            write_index(part, name)
+            write_index(part, name, save)
 
         monkeypatch.setattr("assigner.runtime.checkpoints.saving.write_index", meanwhile)
         pipeline.save(tmp_path / "at", "own", force=True)
         assert [*seen, pipeline.load(tmp_path / "at")] == ["other", "own"]
         assert [path.name for path in tmp_path.iterdir()] == ["at"]
+
+
+def test_files_of_two_saves_are_no_checkpoint(tmp_path: Path):
+    """As a copy over an older one leaves them when it is cut short; of files without a number nothing is known."""
+    with trained(skips()) as pipeline:
+        pipeline.save(tmp_path / "early", "early")
+        pipeline.step(skips().make_batch(8, 5))
+        pipeline.save(tmp_path / "late", "late")
+        names = sorted(path.name for path in (tmp_path / "early").iterdir())
+        assert len(names) == 5
+        for name in names:
+            mixed = shutil.copytree(tmp_path / "early", tmp_path / f"mixed-{name}")
+            shutil.copy(tmp_path / "late" / name, mixed / name)
+            with pytest.raises(FormatError, match="are of two saves"):
+                pipeline.load(mixed)
+        for index in (tmp_path / "early").glob("*.index.json"):
+            content = json.loads(index.read_text())
+            del content["metadata"]
+            index.write_text(json.dumps(content))
+        assert pipeline.load(tmp_path / "early") == "early"
 
 
 def test_what_is_not_whole_takes_no_name(tmp_path: Path):

@@ -15,7 +15,7 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
     mutation                      which operations write
     likeness, outside             tensors with what the builder hung on them; objects that the script holds too
     originals                     the builder's own tensors, which are not those that are trained
-    origins, owncode              what the builder made it from, and what code of the user's own it can run, for ranks to
+    origins, owncode              what the builder made it from, and what code of the user's own it runs, for ranks to
                                   compare
     reach, memento                what code can reach when it runs, and that as it is at one time
     places, ownership             where of it something is found; what of it is the user's own

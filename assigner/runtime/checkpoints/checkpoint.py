@@ -25,7 +25,7 @@ from assigner.model.plainvalues import dtype_name, from_json, to_json
 from assigner.runtime.batch.recurrence import StatePart
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 from assigner.runtime.checkpoints.savedstate import read_state
-from assigner.runtime.checkpoints.shards import DAMAGED, Index, index_of, read_json
+from assigner.runtime.checkpoints.shards import DAMAGED, SAVE, Index, index_of, read_json
 from assigner.runtime.checkpoints.swapping import leftovers
 from assigner.runtime.checkpoints.wholestate import extra_key
 from assigner.runtime.ranks.packedvalues import PackedValue
@@ -170,6 +170,9 @@ class Checkpoint:
                 carried = read_state(folder, graph, places)
                 moments = OptimizerState.read(folder, share.updated, optimizer, of_old="shared" not in index.content)
             paths = (path, index.path, index_of(folder, "optimizer"), index_of(folder, "carried"))
+            for kind in ("model", "optimizer", "carried"):
+                if index_of(folder, kind).is_file():
+                    Index.read(folder, kind).check_save(path, facts.get(SAVE))
             mark = zlib.crc32(b"".join(each.read_bytes() for each in paths if each.is_file()))
             kept = {name: found[name] for name in state}
             filled, apart = ({name: found[name] for name in some if name in found} for some in (empty, others))

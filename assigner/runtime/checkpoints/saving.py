@@ -21,7 +21,7 @@ from assigner.files import room_hint
 from assigner.runtime.checkpoints.checkpoint import FACTS, check_places, extra_part
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 from assigner.runtime.checkpoints.savedstate import check_saved, packed_state
-from assigner.runtime.checkpoints.shards import nan_count, write_index, write_json, write_shard
+from assigner.runtime.checkpoints.shards import SAVE, nan_count, write_index, write_json, write_shard
 from assigner.runtime.checkpoints.swapping import SavingLock, flush, leftovers, part_of, put_in_place, remove
 from assigner.runtime.checkpoints.wholestate import extra_key
 from assigner.runtime.ranks.packedvalues import PackedValue
@@ -116,7 +116,7 @@ class Saving:
 
     def _made_facts(self) -> dict[str, Any]:
         try:
-            facts = {"fingerprint": self._graph.fingerprint, **self._progress.facts()}
+            facts = {"fingerprint": self._graph.fingerprint, SAVE: self._number, **self._progress.facts()}
             json.dumps(facts, indent=1)
             return facts
         except (RecursionError, ValueError) as error:
@@ -152,19 +152,20 @@ class Saving:
         tensors = {**self._unread.state(), **self._share.state(kept=True), **extra}
         moments = self._moments
         with _written(self._named):
-            write_shard(self._part, f"model-{self._rank:05}", tensors, sections)
-            write_shard(self._part, f"optimizer-{self._rank:05}", moments.tensors, moments.sections())
+            shards: dict[str, tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]] = {
+                "model": (tensors, sections), "optimizer": (moments.tensors, moments.sections())
+            }  # fmt: skip
             if self._state is not None:
-                write_shard(self._part, f"carried-{self._rank:05}", *packed_state(self._state, self._rank))
+                shards["carried"] = packed_state(self._state, self._rank)
+            for kind, (held, told) in shards.items():
+                write_shard(self._part, f"{kind}-{self._rank:05}", self._number, held, told)
 
     def _complete(self) -> None:
         """Rank 0 completes the folder and gives it its name."""
         if self._rank == 0:
             with _written(self._named):
-                write_index(self._part, "model")
-                write_index(self._part, "optimizer")
-                if self._state is not None:
-                    write_index(self._part, "carried")
+                for kind in ("model", "optimizer", *(("carried",) if self._state is not None else ())):
+                    write_index(self._part, kind, self._number)
                 flush(self._part)
                 write_json(self._part / FACTS, self._facts)
                 put_in_place(self._part, self._folder, FACTS)

@@ -2,7 +2,8 @@
 
 Every rank writes a shard and beside it the list of what is in it; the lists become the index, in which other sections
 may stand beside the map of the weights. What an index and its shards say of each other must agree when they are read:
-a tensor too few or too many, or one with NaNs that it did not have when it was written, is damage.
+a tensor too few or too many, or one with NaNs that it did not have when it was written, is damage, and so are files of
+several saves, as a copy that was cut short leaves them: each has the number of its save.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _LARGEST = 2**30  # bytes of JSON
 
 DAMAGED = "the checkpoint is damaged: load another one"
+SAVE = "save"
+"""The key of a save's number, in each of its files."""
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -71,13 +74,14 @@ def nan_count(tensor: torch.Tensor) -> int:
 
 
 def write_shard(
-    folder: Path, name: str, tensors: Mapping[str, torch.Tensor], more: Mapping[str, Mapping[str, Any]]
+    folder: Path, name: str, save: str, tensors: Mapping[str, torch.Tensor], more: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Write a shard, and beside it the list of what it holds, for the index.
 
     Args:
         folder: Where to.
         name: `model-00003`.
+        save: The number of the save.
         tensors: By their keys.
         more: Sections of the index, in each of them entries by name.
 
@@ -87,7 +91,7 @@ def write_shard(
     """
     if tensors:
         try:
-            save_file(_apart(tensors), folder / f"{name}.safetensors")
+            save_file(_apart(tensors), folder / f"{name}.safetensors", metadata={"format": "pt", SAVE: save})
         except KeyError as error:  # of its table of types
             key = next((key for key, each in tensors.items() if each.dtype in error.args), None)
             if key is None:
@@ -117,7 +121,7 @@ def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return made
 
 
-def write_index(folder: Path, kind: str) -> None:
+def write_index(folder: Path, kind: str, save: str) -> None:
     """Merge the ranks' lists of shards of a kind; what several hold (a shared parameter) is read from the first."""
     where: dict[str, str] = {}
     total = 0
@@ -130,7 +134,7 @@ def write_index(folder: Path, kind: str) -> None:
         for section, entries in listed.items():
             merged[section] = {**entries, **merged.get(section, {})}
         path.unlink()
-    write_json(index_of(folder, kind), {"metadata": {"total_size": total}, "weight_map": where, **merged})
+    write_json(index_of(folder, kind), {"metadata": {"total_size": total, SAVE: save}, "weight_map": where, **merged})
 
 
 def index_of(folder: Path, kind: str) -> Path:
@@ -161,6 +165,25 @@ class Index:
         """
         path = index_of(folder, kind)
         return cls(path, kind, read_json(path))
+
+    @property
+    def save(self) -> Any:
+        """The number of the save; None: it is one of old, or another program has written the file."""
+        metadata = self.content.get("metadata")
+        return metadata.get(SAVE) if isinstance(metadata, dict) else None
+
+    def check_save(self, path: Path, number: Any) -> None:
+        """Another file is of the same save, as far as both say of which they are.
+
+        Args:
+            path: Its own.
+            number: What it says.
+
+        Raises:
+            FormatError: it is of another one.
+        """
+        if None not in (number, self.save) and number != self.save:
+            raise FormatError(f"{path} and {self.path.name} are of two saves", hint=DAMAGED)
 
     def section(self, name: str, *, optional: bool = False) -> dict[str, Any]:
         """The entries of a section by name.
@@ -212,6 +235,7 @@ class Index:
         here = {key for key, place in places.items() if place == path.name}
         try:
             with safe_open(path, framework="pt") as tensors:
+                self.check_save(path, (tensors.metadata() or {}).get(SAVE))
                 held = set(tensors.keys())
                 for key in sorted(here - held):
                     raise FormatError(f"{path}: {shown(key)} is missing; {self.path.name} places it here", hint=DAMAGED)
