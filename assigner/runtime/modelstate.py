@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -145,10 +146,28 @@ class ModelState:
         """
         at = "a sum over parameters"
         self._compare("sum_over_parameters()", at)
-        mine = self._member.agree(at, lambda: self._installed.gradients.counted(numbers))
+        mine = self._member.agree(at, lambda: self._summed(numbers))
         with self._member.guarded(at):
             told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
         return exact_sum(each for numbers in told.values() for each in numbers)
+
+    def _summed(self, numbers: Mapping[str, float | torch.Tensor]) -> tuple[float, float]:
+        """The sum of those that this rank counts, and what rounding took from it."""
+        for name, each in numbers.items():
+            if name not in self._installed.share.parameters:
+                raise UsageError(
+                    f"{name!r} is no parameter of this rank's",
+                    hint="give numbers by names of pipeline.named_parameters(), each rank of its own",
+                )
+            if isinstance(each, torch.Tensor) and (each.numel() != 1 or each.is_complex()):
+                raise UsageError(
+                    f"for {name} there is a tensor of shape {tuple(each.shape)}, {each.dtype}, not a number",
+                    hint="give its sum, as (weight * weight.grad).sum()",
+                )
+        counted = [each for name, each in numbers.items() if self._installed.gradients.counts(name)]
+        found = [float(each.detach() if isinstance(each, torch.Tensor) else each) for each in counted]
+        total = exact_sum(found)
+        return total, exact_sum([*found, -total]) if math.isfinite(total) else 0.0
 
     def stop_requested(self, *, signals: Sequence[str] = SIGNALS, grace_s: float = GRACE_S) -> bool:
         """Whether a signal has asked any rank to stop: the same answer on every rank, at the same step.

@@ -40,7 +40,7 @@ from assigner.runtime.update.rankoptimizer import RankOptimizer
 from assigner.runtime.update.scaling import GradientScaling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import torch
 
@@ -64,9 +64,8 @@ class Pipeline(ModelState):
         batch_norm: "deferred": a step moves running statistics once, by those of the whole batch; "micro_batch": every
             micro-batch moves them, as torch does.
         timeout_s: A wait for another rank that takes longer ends with an error.
-        backend: What carries messages. None: ASSIGNER_BACKEND of the environment, or NCCL between GPUs that a rank has
-            for itself, gloo otherwise; "nccl": so, and every worker has such a GPU; "gloo": gloo alone; "mpi": MPI, by
-            mpi4py, in ranks that MPI's launcher has started.
+        backend: What carries messages: "nccl", for which every worker has a GPU for itself; "gloo"; "mpi": MPI, by mpi4py,
+            in ranks that MPI's launcher has started. None: ASSIGNER_BACKEND, or NCCL between such GPUs and gloo else.
         graph: The model's partitions, where the caller has found them for another plan already: it takes seconds.
         check_memory: Refuse a plan whose predicted peak is more than a worker has.
         training: False: for `evaluate` and `forward` alone: no gradients and no optimizer, and the workload needs none.
@@ -80,8 +79,7 @@ class Pipeline(ModelState):
 
     Raises:
         FormatError: the plan is for another model.
-        UsageError: fewer ranks than the plan needs; ranks with unlike plans, arguments, workloads or code; or a device
-            that this rank has not.
+        UsageError: too few ranks; ranks with unlike plans, arguments, workloads or code; or a device that is not there.
         InfeasibleError: the plan does not fit into a worker's memory; every rank raises it.
     """
 
@@ -111,8 +109,8 @@ class Pipeline(ModelState):
             warnings.warn(said, stacklevel=3)  # the script's line: this is decorated
         if self._member.device.type == "cuda":
             start_computing(self._member.device)
-        given = {"remat": remat, "batch_norm": batch_norm, "check_memory": check_memory, "training": training}
         with self._member.guarded("the comparison of the ranks"):
+            given = {"remat": remat, "batch_norm": batch_norm, "check_memory": check_memory, "training": training}
             check_alike(workload, self.graph, self._member, given)
         self._check_room(remat_of_plan)
         self._base_bytes = held_bytes(self._member.device) or 0
@@ -535,7 +533,7 @@ class Pipeline(ModelState):
         max_norm: float,
         norm_type: float = 2.0,
         *,
-        names: Sequence[str] | str | None = None,
+        names: Iterable[str] | str | None = None,
         error_if_nonfinite: bool = False,
     ) -> float:
         """Clip the gradients as torch.nn.utils.clip_grad_norm_ does on the whole model; all ranks call it together.
@@ -554,9 +552,10 @@ class Pipeline(ModelState):
         """
         if not norm_type > 0:
             raise UsageError(f"norm_type={norm_type}: expected a positive number or math.inf")
+        names = sorted({names} if isinstance(names, str) else {*names}) if names is not None else None
         left_out = self._installed.gradients.left_out(names)
-        settings = f"norm_type={norm_type}, names={names}, error_if_nonfinite={error_if_nonfinite}"
-        self._compare(f"clip_grad_norm_({max_norm}, {settings})", "the clipping of gradients")
+        given = f"{max_norm}, norm_type={norm_type}, names={names}, error_if_nonfinite={error_if_nonfinite}"
+        self._compare(f"clip_grad_norm_({given})", "the clipping of gradients")
         with self._member.guarded("the clipping of gradients"):
             norm = self._installed.gradients.norm(norm_type, left_out)
         if error_if_nonfinite and not math.isfinite(norm):

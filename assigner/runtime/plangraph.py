@@ -14,7 +14,7 @@ from assigner.machine.generators import kept_python
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.origins import digest
-from assigner.model.deferred.owncode import own_code, python_release
+from assigner.model.deferred.owncode import named, own_code, python_release
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.marking.cut import check_mode
 from assigner.model.marking.domain import input_key, input_structure
@@ -143,18 +143,20 @@ def check_alike(workload: Workload, graph: PartitionGraph, member: Membership, g
         return
     settings = {f"Pipeline({name}=...)": each for name, each in given.items()} | {
         "torch.get_default_dtype()": torch.get_default_dtype(),
-        "Workload.weight, or that there is none,": workload.weight is None,
         "Workload.reduction": workload.reduction,
         "Workload.loss_over": workload.loss_over,
         "Workload.autocast": workload.autocast,
-        "the list of Workload.metrics": [*(workload.metrics or ())],
+        "Workload.loss": named(workload.loss),
+        "Workload.weight": named(workload.weight),
+        "Workload.metrics": sorted((name, named(each)) for name, each in (workload.metrics or {}).items()),
     }
     numbers = [digest([str(each)]) for each in settings.values()]
     rank, what = _first_unlike(member.numbers_of(dict.fromkeys(member.ranks, numbers)))
     if rank is not None:
         raise UsageError(
             f"{list(settings)[what]} is another on worker:{rank} than on worker:0",
-            hint="have all ranks make the pipeline in the same way, of the same workload",
+            hint="have all ranks make the pipeline in the same way, of the same workload; what depends on the device is"
+            " for a loss to ask within, of its outputs",
         )
     _check_origins(graph, member)
     _check_code(workload, graph, member)
@@ -208,8 +210,8 @@ def _check_code(workload: Workload, graph: PartitionGraph, member: Membership) -
     Raises:
         UsageError: a function or a method is another one on another rank of the same release of Python.
     """
-    beside = {each: getattr(workload, each) for each in ("model", "loss", "weight", "optimizer")}
-    mine = own_code({**beside, **(workload.metrics or {})}, graph.deferred.model)
+    beside = workload.model, workload.loss, workload.weight, workload.optimizer, *(workload.metrics or {}).values()
+    mine = own_code(beside, graph.deferred.model)
     numbers = python_release(), digest([json.dumps(mine)])
     told = member.numbers_of(dict.fromkeys(member.ranks, numbers))
     release, first = told[0]

@@ -34,7 +34,9 @@ CASES = [
     "fraction drawn by rank", "fractions drawn by rank", "made before", "made in turn", "texts in turn",
     "operations in turn", "tables by address",
     "seeded by rank", "seeded alike", "unread head", "unread head, memory",
-    "loss of a host", "partial of a host", "forward of a host", "comment of a host", "weight of a host",
+    "loss of a host", "lambda of a host", "helper of a host", "partial of a host", "forward of a host",
+    "comment of a host", "weight of a host", "loss by name", "module by name", "default of a rank",
+    "function for a rank", "function without a file",
 ]  # fmt: skip
 
 

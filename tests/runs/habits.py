@@ -8,10 +8,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.util
+import linecache
 import os
 import random
 import re
 import sys
+import tempfile
 import time
 import types
 import warnings
@@ -26,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import get_world_size, is_initialized
-from torch.nn.functional import batch_norm, mse_loss
+from torch.nn.functional import batch_norm, l1_loss, mse_loss
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
@@ -596,12 +599,31 @@ def ordered_alike() -> nn.Module:
 
 
 def of_a_host(text: str) -> Any:
-    """What a file defines of which each host has its own copy; RANK in it differs."""
-    space: dict[str, Any] = {"__name__": "file_of_a_host", "nn": nn}
-    exec(text.replace("RANK", os.environ["RANK"]), space)
-    return space["made"]
+    """What a file has as `made`, of which each host has its own copy; HOST in it differs."""
+    name = f"file_{abs(hash(text))}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "of_a_host.py")
+        path.write_text(f"import torch\nfrom torch import nn\n{text}".replace("HOST", os.environ["RANK"]))
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = found = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+        linecache.getlines(str(path), vars(found))  # as a traceback has them, when the file is gone
+    return found.made
 
 
+CALLS_INNER = "def made(o, t):\n    return inner(nn.functional.mse_loss(o, t))"
+FOR_A_RANK = """
+import os
+if os.environ["RANK"] == "0":
+    def inner(x):
+        print(float(x))
+        return x
+else:
+    def inner(x):
+        return x
+"""
 FORWARD_OF_A_HOST = """
 class Made(nn.Module):
     def forward(self, x):
@@ -970,19 +992,41 @@ CASES = {
     ),
     "seeded alike": Case(lambda: made_after(3)),
     "loss of a host": Case(
-        lambda: made_of(loss=of_a_host("def made(o, t): return nn.functional.mse_loss(o, t) * (1.0 + RANK)")),
-        "made has other code on worker:1 than on worker:0",
+        lambda: made_of(loss=of_a_host("def made(o, t):\n    return nn.functional.mse_loss(o, t) * (1.0 + HOST)")),
+        "made (of_a_host.py) has other code on worker:1 than on worker:0",
+    ),
+    "lambda of a host": Case(
+        lambda: made_of(loss=of_a_host("made = lambda o, t: nn.functional.mse_loss(o, t) * (1.0 + HOST)")),
+        "<lambda> (of_a_host.py) has other code on worker:1",
+    ),
+    "helper of a host": Case(
+        lambda: made_of(loss=of_a_host(f"def inner(x):\n    return x * (1.0 + HOST)\n{CALLS_INNER}")),
+        "inner (of_a_host.py) has other code on worker:1",
+    ),
+    "loss by name": Case(
+        lambda: made_of(loss=(mse_loss, l1_loss)[int(os.environ["RANK"])]), "Workload.loss is another on worker:1"
+    ),
+    "module by name": Case(
+        lambda: made_of(loss=nn.MSELoss(reduction=("mean", "sum")[int(os.environ["RANK"])])),
+        "Workload.loss is another on worker:1",
     ),
     "partial of a host": Case(
         lambda: made_of(loss=functools.partial(mse_loss, reduction=("mean", "sum")[int(os.environ["RANK"])])),
-        "a partial of mse_loss has other code on worker:1",
+        "Workload.loss is another on worker:1",
     ),
     "forward of a host": Case(
-        lambda: made_of(lambda: Net(second=of_a_host(FORWARD_OF_A_HOST.format("0.5 + RANK")))),
-        "Made.forward has other code on worker:1 than on worker:0",
+        lambda: made_of(lambda: Net(second=of_a_host(FORWARD_OF_A_HOST.format("0.5 + HOST")))),
+        "Made (of_a_host.py) has other code on worker:1 than on worker:0",
     ),
-    "comment of a host": Case(lambda: made_of(lambda: Net(second=of_a_host(FORWARD_OF_A_HOST.format("0.5  # RANK"))))),
-    "weight of a host": Case(weighed_on_one, "Workload.weight, or that there is none, is another on worker:1"),
+    "comment of a host": Case(lambda: made_of(lambda: Net(second=of_a_host(FORWARD_OF_A_HOST.format("0.5  # HOST"))))),
+    "default of a rank": Case(
+        lambda: made_of(
+            loss=of_a_host(f"import os\ndef inner(x, rank=os.environ['RANK']):\n    return x\n{CALLS_INNER}")
+        )
+    ),
+    "function for a rank": Case(lambda: made_of(loss=of_a_host(f"{FOR_A_RANK}\n{CALLS_INNER}"))),
+    "function without a file": Case(lambda: made_of(loss=eval("lambda o, t: (o - t).square().mean()", {}))),
+    "weight of a host": Case(weighed_on_one, "Workload.weight is another on worker:1"),
     "unread head": Case(lambda: made_of(WithHeads, loss=first_head, optimizer=decayed), remat="always"),
     "unread head, memory": Case(lambda: made_of(WithHeads, loss=Counting(), optimizer=decayed), remat="always"),
     "clipped weights": Case(

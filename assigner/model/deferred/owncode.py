@@ -1,103 +1,169 @@
-"""What code of the user's own a model and the functions beside it run: ranks compare it, for each has its own file.
+"""What code of the user's own a model and what is beside it can run: ranks compare it, for each has files of its own.
 
-It is told by its instructions, constants and names, not by its text: comments and the places of files may differ. Two
-releases of Python make unlike instructions of one text, so nothing can be told between these.
+It is told by the text of what stands at the top of a file, a function or a class, of which comments, docstrings and
+formatting do not count. What such a text makes of a rank's number or of a host's name is its own business, so values
+are not looked at, and of a name that is defined in two ways both count.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
-import itertools
+import linecache
 import sys
 import types
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from assigner.model.deferred.origins import digest
-from assigner.model.deferred.ownership import attributes_of, is_installed, is_users
-from assigner.model.deferred.reach import METHODS, reach
+from assigner.model.deferred.ownership import is_installed, is_users, users_classes
+from assigner.model.deferred.reach import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_LAMBDA = "<lambda>"
+_CACHED = functools._lru_cache_wrapper
+_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def own_code(functions: Mapping[str, Any], model: nn.Module) -> dict[str, list[int]]:
-    """What each function, method and class is that they run, as far as it is of the user's own files.
+def own_code(functions: Iterable[Any], model: nn.Module) -> dict[str, list[int]]:
+    """What can be run of the user's own files.
 
     Args:
-        functions: By name, as the loss; of an object what its class has. What a partial or one of torch's modules is
-            given counts, too.
+        functions: As the loss; of an object what its class has.
         model: Whose forwards run.
 
     Returns:
-        By qualified name, numbers of 48 bits, in order: one for each of that name.
+        By name and file, as `loss (model.py)`, numbers of 48 bits, in order: one for each definition.
     """
-    found: dict[str, set[int]] = defaultdict(set)
-    reached = (value for _, value in reach(functions, model.named_modules(), top="read"))
-    for name, told in itertools.chain(*map(_told, reached), *map(_of_modules, functions.values())):
-        found[name].add(digest(told))
-    return {name: sorted(numbers) for name, numbers in sorted(found.items())}
+    found: dict[str, list[int]] = {}
+    waiting: list[Any] = [*functions, *dict.fromkeys(type(each) for each in model.modules())]
+    known: dict[int, Any] = {}
+    while waiting:
+        value = waiting.pop()
+        if id(value) in known:
+            continue
+        known[id(value)] = value  # an id stays that of one object
+        for function in _functions_of(value):
+            code = function.__code__
+            if not _is_own(function):
+                continue
+            name = code.co_qualname.partition(".")[0]
+            if definitions := _definitions(code.co_filename).get(name):
+                found[f"{name} ({Path(code.co_filename).name})"] = definitions
+            waiting += _named(function)
+    return dict(sorted(found.items()))
 
 
 def python_release() -> int:
-    """What has made instructions of text: a number that is the same where those of one text are."""
-    return digest([sys.implementation.name, str(sys.version_info[:2]), str(sys.flags.optimize)])
+    """What has read the text: a number that is the same where one text is the same to it."""
+    return digest([sys.implementation.name, str(sys.version_info[:2])])
 
 
-def _told(value: Any) -> Iterator[tuple[str, Iterator[str]]]:
-    if isinstance(value, types.FunctionType):
-        if _is_own(value.__module__):
-            yield value.__qualname__, _of_function(value)
-    elif isinstance(value, type):
-        if _is_own(value.__module__):
-            for each in vars(value).values():
-                for inner in METHODS.get(type(each), lambda each: (each,))(each):
-                    if isinstance(inner, types.FunctionType):
-                        yield inner.__qualname__, _of_function(inner)
-    elif isinstance(value, functools.partial):
-        given = [*map(repr, filter(_is_plain, value.args))]
-        given += [f"{name}={each!r}" for name, each in sorted(value.keywords.items()) if _is_plain(each)]
-        yield f"a partial of {getattr(value.func, '__qualname__', type(value.func).__name__)}", iter(given)
-
-
-def _of_modules(value: Any) -> Iterator[tuple[str, Iterator[str]]]:
-    """What torch's modules of a loss were made with, as CrossEntropyLoss(label_smoothing=0.1)."""
-    for each in value.modules() if isinstance(value, nn.Module) else ():
-        if not is_users(type(each).__module__):
-            given = attributes_of(each, plain=True).items()
-            yield type(each).__name__, (f"{name}={held!r}" for name, held in sorted(given) if _is_plain(held))
-
-
-def _is_own(module: Any) -> bool:
+def _is_own(function: types.FunctionType) -> bool:
+    module = function.__globals__.get("__name__")
     return isinstance(module, str) and is_users(module) and not is_installed(module)
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, _PLAIN)
+def _functions_of(value: Any) -> Iterator[types.FunctionType]:
+    """What is run where a function is called, or an object of a class; nothing of the object itself is asked."""
+    kind = type(value)
+    if kind is types.FunctionType:
+        yield value
+        yield from _functions_of(vars(value).get("__wrapped__"))
+    elif kind in (types.MethodType, functools.partial, _CACHED):
+        name = {types.MethodType: "__func__", functools.partial: "func"}.get(kind, "__wrapped__")
+        yield from _functions_of(getattr(value, name))
+    elif issubclass(kind, type):
+        for each in users_classes(value):
+            for member in [*vars(each).values()]:
+                for inner in METHODS.get(type(member), lambda member: (member,))(member):
+                    if type(inner) in (types.FunctionType, _CACHED):
+                        yield from _functions_of(inner)
+    elif kind not in (type(None), types.BuiltinFunctionType):
+        yield from _functions_of(kind)
 
 
-def _of_function(function: types.FunctionType) -> Iterator[str]:
-    """Its code, and its defaults that are plain."""
-    yield from _of_code(function.__code__)
-    yield from (repr(each) for each in function.__defaults__ or () if _is_plain(each))
-    yield from (f"{name}={each!r}" for name, each in sorted((function.__kwdefaults__ or {}).items()) if _is_plain(each))
+def _named(function: types.FunctionType) -> Iterator[Any]:
+    """The functions, classes and partials that a function's code has names for, at the top of files or around it."""
+    names, space = _names_in(function.__code__), function.__globals__
+    for value in [space.get(name) for name in names]:
+        if type(value) is types.ModuleType:
+            yield from filter(_is_code, [vars(value).get(name) for name in names])
+        elif _is_code(value):
+            yield value
+    for cell in function.__closure__ or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:  # it is empty yet
+            continue
+        if _is_code(held):
+            yield held
 
 
-def _of_code(code: types.CodeType) -> Iterator[str]:
-    yield code.co_code.hex()
-    yield repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount, code.co_flags))
-    yield from _of_constants(code.co_consts)
+def _is_code(value: Any) -> bool:
+    return issubclass(type(value), (types.FunctionType, type, functools.partial, _CACHED))
 
 
-def _of_constants(constants: Iterable[Any]) -> Iterator[str]:
-    for each in constants:
-        if isinstance(each, types.CodeType):
-            yield from _of_code(each)
-        elif isinstance(each, tuple):
-            yield from _of_constants(each)
-        else:  # a set has another order in each process
-            yield str(sorted(map(repr, each))) if isinstance(each, frozenset) else repr(each)
+@functools.cache
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return frozenset(code.co_names).union(*map(_names_in, inner))
+
+
+@functools.cache
+def _definitions(file: str) -> Mapping[str, list[int]]:
+    """What stands at the top of a file, by name; nothing where there is no text."""
+    found: dict[str, list[int]] = defaultdict(list)
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):  # it has been changed since
+        return found
+    for name, node in _outermost(tree):
+        found[name].append(digest([ast.dump(_without_docstrings(node))]))
+    return {name: sorted(each) for name, each in found.items()}
+
+
+def _outermost(tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, _NAMED):
+            yield node.name, node
+        elif isinstance(node, ast.Lambda):
+            yield _LAMBDA, node
+        else:
+            yield from _outermost(node)
+
+
+def _without_docstrings(tree: ast.AST) -> ast.AST:
+    for node in ast.walk(tree):
+        if isinstance(node, _NAMED) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return tree
+
+
+def named(value: Any) -> str:
+    """What is given as a loss or the like, in words that are the same where it is: its name, and settings of torch's.
+
+    Of a partial plain keywords count that may not tell of a rank or a host: no whole numbers, and texts of letters.
+    """
+    if isinstance(value, functools.partial):
+        given = sorted((name, each) for name, each in value.keywords.items() if _tells(each))
+        return f"a partial of {named(value.func)} with {given}"
+    if isinstance(value, nn.Module):
+        compiled = (each for each in value.modules() if not type(each).__module__.startswith("torch._dynamo"))
+        return ", ".join(map(_settings, compiled))
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _tells(value: Any) -> bool:
+    return isinstance(value, bool | float) or (isinstance(value, str) and value.isalpha())
+
+
+def _settings(module: nn.Module) -> str:
+    kind = type(module)
+    names = () if is_users(kind.__module__) else kind.__dict__.get("__constants__", ())
+    return f"{kind.__name__}({', '.join(f'{name}={getattr(module, name, None)!r}' for name in names)})"

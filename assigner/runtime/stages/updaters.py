@@ -54,6 +54,15 @@ def shares_of(graph: PartitionGraph, plan: Plan) -> list[frozenset[str]]:
     return [frozenset(found[worker]) for worker in plan.workers if worker in found]
 
 
+def first_holders(graph: PartitionGraph, plan: Plan) -> dict[str, str]:
+    """The worker that counts for each parameter where all workers count once, by the model's own names."""
+    found: dict[str, str] = {}
+    for piece in graph.pieces:
+        for each in piece.parameters:
+            found.setdefault(graph.canonical[each], plan.holders[piece.name][0])
+    return found
+
+
 def holder_counts(graph: PartitionGraph, plan: Plan) -> Counter[str]:
     """How many workers hold each parameter."""
     held = {

@@ -22,7 +22,6 @@ Where its backwards have added to gradients of steps before, these are no more t
 from __future__ import annotations
 
 import functools
-import math
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ from assigner.model.members import named_parameters
 from assigner.model.singleprocess import as_single_process
 from assigner.runtime.forward.randomness import partition_seed, seed_device, seed_python
 from assigner.runtime.stages.reduction import Reduction, SharedStage
-from assigner.runtime.step.results import exact_sum
+from assigner.runtime.stages.updaters import first_holders
 from assigner.runtime.update.rankfactor import RankFactor
 from assigner.schedule.replication import is_exchanged
 
@@ -80,13 +79,11 @@ class Gradients:
         self._member, self._graph = member, graph
         self._shared: dict[int, nn.Parameter] = {}
         self._tied: dict[int, str] = {}
-        self._counted_elsewhere: set[str] = set()
+        self._counting = first_holders(graph, plan)
         self._left_out: dict[tuple[str, ...], Set[str]] = {}
         for n, tie in enumerate(graph.ties):
             if is_exchanged(plan, tie) and tie.parameter in parameters:
                 self._shared[n], self._tied[n] = parameters[tie.parameter], tie.parameter
-                if plan.holders[tie.partitions[0]][0] != member.worker:
-                    self._counted_elsewhere.add(tie.parameter)
         self._wanted = {name: each.requires_grad for name, each in parameters.items()}
         self.reduction = Reduction(dict(self._reduced(graph, plan)))
         listed = {name: each for name, each in parameters.items() if name not in self._unlisted}
@@ -112,29 +109,10 @@ class Gradients:
                 }
                 apart.update(own[partition])
             yield n, SharedStage(group, own)
-            if group.workers[0] != self._member.worker:
-                self._counted_elsewhere.update(*own.values())
 
-    def counted(self, numbers: Mapping[str, float | torch.Tensor]) -> tuple[float, float]:
-        """The sum of numbers by parameter name, without those that another rank counts, and what rounding took from it.
-
-        Raises:
-            UsageError: a name is of no parameter of this rank's, or there is not one number.
-        """
-        for name, each in numbers.items():
-            if name not in self.parameters:
-                raise UsageError(
-                    f"{name!r} is no parameter of this rank's",
-                    hint="give numbers by names of pipeline.named_parameters(), each rank of its own",
-                )
-            if isinstance(each, torch.Tensor) and (each.numel() != 1 or each.is_complex()):
-                raise UsageError(
-                    f"for {name} there is a tensor of shape {tuple(each.shape)}, {each.dtype}, not a number",
-                    hint="give its sum, as (weight * weight.grad).sum()",
-                )
-        found = [float(each) for name, each in numbers.items() if name not in self._counted_elsewhere]
-        total = exact_sum(found)
-        return total, exact_sum([*found, -total]) if math.isfinite(total) else 0.0
+    def counts(self, name: str) -> bool:
+        """Whether this rank counts a parameter, which others may hold too."""
+        return self._counting[name] == self._member.worker
 
     def named(self) -> dict[str, torch.Tensor]:
         """Gradients by parameter name, without the loss's scale."""
@@ -283,18 +261,18 @@ class Gradients:
         listed = {id(each) for each in model.parameters()}
         return {name for name, each in named_parameters(model, remove_duplicate=False) if id(each) not in listed}
 
-    def left_out(self, names: Sequence[str] | str | None) -> Set[str]:
+    def left_out(self, names: Sequence[str] | None) -> Set[str]:
         """The parameters, by all ranks' names, that a clipping leaves as they are.
 
         Args:
-            names: Of those that are clipped, or of modules that hold them; patterns. None: what the model lists.
+            names: Of those that are clipped, or of modules that hold them; patterns. None: what the model itself lists.
 
         Raises:
             UsageError: a pattern fits none, or there is none.
         """
         if names is None:
             return self._unlisted
-        if not (patterns := (names,) if isinstance(names, str) else tuple(names)):
+        if not (patterns := tuple(names)):
             raise UsageError("names is empty: nothing would be clipped", hint="leave it out to clip all gradients")
         if patterns not in self._left_out:
             named = list(named_parameters(self._graph.deferred.model, remove_duplicate=False))
@@ -305,7 +283,7 @@ class Gradients:
                     hint=f"names are those of the whole model, as {fmt.first_of([name for name, _ in named])}",
                 )
             clipped = set[int]().union(*fitting.values())
-            self._left_out[patterns] = {name for name, each in named if id(each) not in clipped} | self._unlisted
+            self._left_out[patterns] = {name for name, each in named if id(each) not in clipped}
         return self._left_out[patterns]
 
     def norm(self, norm_type: float, left_out: Set[str]) -> float:
@@ -314,9 +292,10 @@ class Gradients:
         They are those of the parameters that are not `left_out`.
         """
         self.scaling.unscale(self._elements())
+        elsewhere = {name for name in self.parameters if not self.counts(name)}
         counted = [
             torch.linalg.vector_norm(each, norm_type, dtype=torch.promote_types(each.dtype, torch.float32))
-            for each in self._elements(without=self._counted_elsewhere | left_out)
+            for each in self._elements(without=elsewhere | left_out)
         ]
         mine = torch.stack([norm.double() for norm in counted] or [torch.zeros((), dtype=torch.float64, device="cpu")])
         all_norms = self._member.numbers(float(torch.linalg.vector_norm(mine, norm_type)))

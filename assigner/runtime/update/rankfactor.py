@@ -129,10 +129,20 @@ class RankFactor:
                     self._seen.append((parameter, at, float(values[at])))
 
     def multiplied(self, factor: float, some: Sequence[nn.Parameter]) -> None:
-        """The pipeline itself has multiplied gradients of some parameters: what the script did is told without that."""
+        """The pipeline itself has multiplied gradients of some parameters: what the script did is told without that.
+
+        What they are now is what was noted, but for rounding, unless the script has changed it before.
+        """
         among = {id(each) for each in some}
-        seen = [(each, at, factor * value if id(each) in among else value) for each, at, value in self._seen]
-        self._seen = [each for each in seen if each[2]]
+        seen, self._seen = self._seen, []
+        for parameter, at, value in seen:
+            expected = factor * value if id(parameter) in among else value
+            values = _values(parameter)
+            if values is not None and at < len(values):
+                found, error = float(values[at]), 2 * torch.finfo(values.dtype).eps
+                expected = found if abs(found - expected) <= error * abs(expected) else expected
+            if expected:
+                self._seen.append((parameter, at, expected))
         self._changes.multiply_gradients(factor, among)
 
     def check(self, groups: Sequence[Sequence[nn.Parameter]] = ()) -> None:
