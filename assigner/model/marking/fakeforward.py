@@ -44,7 +44,6 @@ class Alias:
     exact: bool
 
 
-_TRUTHS = (torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero)
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
@@ -71,8 +70,6 @@ class Noting(TorchFunctionMode):
 class WithoutValues(Noting):
     """Has a dropout that drops nothing give back its input itself on fake tensors, as it does on others.
 
-    And asks for the truth of numbers (`if mask.sum():`) as that of a comparison, of which both ways are tried.
-
     And runs an LSTM, GRU or RNN over the first step of a sequence alone; its outputs get the sequence's length. Torch
     would run step after step, which takes long, and holds for one length of the sequence.
     """
@@ -82,8 +79,6 @@ class WithoutValues(Noting):
             words = {**dict(zip(("input", "p", "training"), args, strict=False)), **(kwargs or {})}
             if words.get("p") == 0 or not words.get("training", True):
                 return words["input"]
-        if func in _TRUTHS and args[0].dtype is not torch.bool:
-            return super()._run(func, (args[0] != 0,), kwargs)
         state, weights = (args[1], args[2]) if len(args) == 9 and func in _RECURRENT else (None, None)
         if state is None or not isinstance(weights, list | tuple) or (func is torch.lstm) is is_tensor(state):
             return super()._run(func, args, kwargs)  # also packed sequences: how long each is only values tell
@@ -182,21 +177,6 @@ def agreed(ways: Sequence[Any], environment: ShapeEnv | None) -> Any:
             shape.append(sizes.get(words, size))
         found.append(leaf.new_empty(shape))
     return pytree.tree_unflatten(found, structure)
-
-
-def is_alike(result: Any, other: Any) -> bool:
-    """Whether another result is as one says that `agreed` gives, whose sizes may depend on data."""
-    (listed, structure), (others, spec) = pytree.tree_flatten(result), pytree.tree_flatten(other)
-    return (
-        spec == structure
-        and [*map(_look, others)] == [*map(_look, listed)]
-        and all(
-            str(size) == str(found) or (isinstance(size, torch.SymInt) and free_unbacked_symbols(size))
-            for leaf, each in zip(listed, others, strict=True)
-            if is_tensor(leaf)
-            for size, found in zip(leaf.shape, each.shape, strict=True)
-        )
-    )
 
 
 def _look(leaf: Any) -> Any:

@@ -489,12 +489,8 @@ class OpaqueCalls:
             put_back(inside, own)
             draws.put_back()
 
-        def forget(number: int) -> None:
-            for each in (seen, self._shown, ran):
-                del each[number]
-
         try:
-            result = decided(attempt, lambda found: agreed(found, environment), environment, undo, forget)
+            result = decided(attempt, lambda found: agreed(found, environment), environment, undo)
         finally:
             undo()
         if graphs:
