@@ -64,7 +64,7 @@ class Pipeline(ModelState):
         batch_norm: "deferred": a step moves running statistics once, by those of the whole batch; "micro_batch": every
             micro-batch moves them, as torch does.
         timeout_s: A wait for another rank that takes longer ends with an error.
-        backend: What carries messages: "nccl", for which every worker has a GPU for itself; "gloo"; "mpi": MPI, by mpi4py,
+        backend: What carries messages: "nccl": every worker needs a GPU for itself; "gloo"; "mpi": MPI, by mpi4py,
             in ranks that MPI's launcher has started. None: ASSIGNER_BACKEND, or NCCL between such GPUs and gloo else.
         graph: The model's partitions, where the caller has found them for another plan already: it takes seconds.
         check_memory: Refuse a plan whose predicted peak is more than a worker has.

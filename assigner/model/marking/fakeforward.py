@@ -44,6 +44,7 @@ class Alias:
     exact: bool
 
 
+_TRUTHS = (torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero)
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
@@ -70,6 +71,8 @@ class Noting(TorchFunctionMode):
 class WithoutValues(Noting):
     """Has a dropout that drops nothing give back its input itself on fake tensors, as it does on others.
 
+    And asks for the truth of numbers (`if mask.sum():`) as that of a comparison, of which both ways are tried.
+
     And runs an LSTM, GRU or RNN over the first step of a sequence alone; its outputs get the sequence's length. Torch
     would run step after step, which takes long, and holds for one length of the sequence.
     """
@@ -79,6 +82,8 @@ class WithoutValues(Noting):
             words = {**dict(zip(("input", "p", "training"), args, strict=False)), **(kwargs or {})}
             if words.get("p") == 0 or not words.get("training", True):
                 return words["input"]
+        if func in _TRUTHS and args and args[0].dtype is not torch.bool:
+            return super()._run(func, (args[0] != 0,), kwargs)
         state, weights = (args[1], args[2]) if len(args) == 9 and func in _RECURRENT else (None, None)
         if state is None or not isinstance(weights, list | tuple) or (func is torch.lstm) is is_tensor(state):
             return super()._run(func, args, kwargs)  # also packed sequences: how long each is only values tell
