@@ -100,7 +100,9 @@ def _unseen_writes(graph: fx.Graph, calls: Sequence[OpaqueCall]) -> tuple[dict[f
     for node in graph.nodes:
         if is_call(node):
             number, given, _ = opaque_arguments(node)
-            written = [given[n] for n in _written_unseen(calls[number].effects)]
+            effects = calls[number].effects
+            hidden = {*_written_unseen(effects), *(n for n in effects.written if given[n] in cut_off)}
+            written = [given[n] for n in sorted(hidden)]
         else:
             written = [each for each in written_by(node, calls) if each in cut_off] if cut_off else []
             sources = {memory for each in node.all_input_nodes if each in cut_off for memory in storages(each)}
@@ -273,8 +275,8 @@ class _Rerun:
             tensor, words = places.get(storage_of(each), (None, ""))
             if tensor is not None:
                 part = self._part(tensor, words)
-                is_known = part.tensor is not None and made_here.get(storage_of(each)) is not tensor
-                yield part._replace(tensor=each if is_known else None, is_result=each.grad_fn is function)
+                made_it = made_here.get(storage_of(each)) is tensor
+                yield part._replace(tensor=None if made_it else part.tensor, is_result=each.grad_fn is function)
 
 
 def _is_able(tensor: torch.Tensor) -> bool:
@@ -311,9 +313,9 @@ class _RunsAgainError(BaseException):
 
 
 def _written_unseen(effects: CallEffects) -> list[int]:
-    """Which of the tensors that it is given a call writes to in such a way; where nobody knows how, all of these."""
-    if not effects.ways or not effects.written:
-        return sorted(effects.written)
+    """Which of the tensors that it is given a call writes to in such a way; where nobody knows how, none."""
+    if not effects.written:
+        return []
     found: set[int] = set()
     for way in effects.ways:
         cut_off: set[int] = set()
