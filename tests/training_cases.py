@@ -254,6 +254,8 @@ def frozen(place: Place) -> Found:
             batch = made.make_batch(8, n)
             larger(worst, {"loss": abs(pipeline.step(batch, max_norm=0.3) - clipped_step(reference, batch))})
             larger(worst, differences(pipeline, reference))
+        count = pipeline.sum_over_parameters({name: 1.0 for name, _ in pipeline.named_parameters()})
+        larger(worst, {"parameters": abs(count - len(list(reference.model.parameters())))})
     return worst
 
 

@@ -427,6 +427,10 @@ def test_sums_over_parameters_are_exact_and_of_numbers_by_name():
         numbers = 1e16, 1.0, torch.tensor([-1e16], dtype=torch.float64)
         assert pipeline.sum_over_parameters(dict(zip(names, numbers, strict=False))) == 1.0
         assert pipeline.sum_over_parameters(dict.fromkeys(names[:2], math.inf)) == math.inf
+        with pipeline_of(made, make_plan(made), training=False) as evaluated:
+            assert (
+                evaluated.sum_over_parameters({name: p.sum() * 0 + 1 for name, p in evaluated.named_parameters()}) == 8
+            )
         with pytest.raises(UsageError, match="'nobody' is no parameter of this rank's"):
             pipeline.sum_over_parameters({"nobody": 1.0})
         with pytest.raises(UsageError, match=rf"for {names[0]} there is a tensor of shape \(2,\)"):

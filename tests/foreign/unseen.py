@@ -183,3 +183,55 @@ class WeightClamped(Unseen):
         h = self.second(self.first(x))
         self.second.weight.data.clamp_(-0.1, 0.1)
         return self.last(torch.tanh(h))
+
+
+class InValues(nn.Linear):
+    """Looks at its rows as values, and writes to what it is given or not."""
+
+    def __init__(self, writes):
+        super().__init__(WIDTH, WIDTH)
+        self.writes = writes
+
+    def forward(self, h):
+        lengths = [int(each) % WIDTH for each in (h[:, 0] > 0).long().tolist()]
+        for n, length in enumerate(lengths if self.writes else ()):
+            h[n, WIDTH - length :] = 0
+        return super().forward(h)
+
+
+@unseen("two modules that need values, of which the second writes in place", "first", "enc", "dec", "second", "last")
+class WrittenByValues(Unseen):
+    def __init__(self):
+        super().__init__()
+        self.enc, self.dec = InValues(False), InValues(True)
+
+    def glue(self, h, x):
+        del x
+        return self.dec(self.enc(h))
+
+
+@unseen("later steps of a sequence behind an LSTM", "first", "rnn", "second", "last", refusal=REFUSED)
+class BehindLSTM(Unseen):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(WIDTH, WIDTH)
+
+    def glue(self, h, x):
+        del x
+        sequence = torch.stack([h, h * 2, h * 3])
+        y, _ = self.rnn(sequence)
+        sequence.data[1:].mul_(3)
+        return y.sum(0) + sequence.sum(0)
+
+
+@unseen("a marked module that writes to a .data it is given", "first", "relu", "second", "last", refusal=REFUSED)
+class GivenCutOff(Unseen):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def glue(self, h, x):
+        del x
+        y = torch.tanh(h)
+        self.relu(y.data)
+        return y
