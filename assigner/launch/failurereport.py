@@ -221,6 +221,7 @@ _NO_ERROR = (
     " what it has printed, if anything, is above"
 )
 _ENDS = (
+    (("130",), "it was interrupted: SIGINT, as by Ctrl-C or kill -INT"),
     (("SIGKILL",), f"{_OUTSIDE}: out of memory? (dmesg says so)"),
     (("SIGTERM",), f"{_OUTSIDE}: a scheduler at a limit of its time, or whoever called kill"),
     (("SIGINT", "SIGQUIT"), f"{_OUTSIDE}: a key of its terminal, or whoever called kill"),

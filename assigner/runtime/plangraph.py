@@ -155,8 +155,8 @@ def check_alike(workload: Workload, graph: PartitionGraph, member: Membership, g
     if rank is not None:
         raise UsageError(
             f"{list(settings)[what]} is another on worker:{rank} than on worker:0",
-            hint="have all ranks make the pipeline in the same way, of the same workload; what depends on the device is"
-            " for a loss to ask within, of its outputs",
+            hint="have all ranks make the pipeline in the same way, of the same workload; where a loss depends on the"
+            " device, let one function choose, by its outputs' device",
         )
     _check_origins(graph, member)
     _check_code(workload, graph, member)

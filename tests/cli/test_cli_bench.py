@@ -39,7 +39,7 @@ def test_plans_take_turns(assigner, runs):
 def test_the_table_has_predicted_and_measured(assigner, runs):
     """A row for each plan, of all of its rounds, as compare --measured has it of the same traces."""
     result = assigner("bench", "equal.json", "solved.json", "--steps", "6", "--traces", "kept")
-    rows = [line.split()[:2] for line in result.stdout.splitlines() if line.startswith(("equal", "solved"))]
+    rows = [line.split()[:2] for line in result.stdout.splitlines() if line.startswith(("equal.json ", "solved.json "))]
     assert rows == [["equal.json", "12"], ["solved.json", "12"]]
     kept = sorted(str(path) for path in Path("kept").iterdir())
     assert len(kept) == 4
