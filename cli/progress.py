@@ -114,14 +114,14 @@ class MeasuringProgress:
             TextColumn("{task.description}"), console=terminal, transient=True, auto_refresh=False,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=1.0, left="")
-        self._drawn = 0.0  # when; or when a line was said
+        self._shown_at = 0.0
 
     def update(self, progress: RankProgress) -> None:
         """Take note of where the run stands."""
         if self._wanted and not self._shown:
             self._say(progress)
-        if self._shown and time.monotonic() - self._drawn > _DRAW_S:
-            self._drawn = time.monotonic()
+        if self._shown and time.monotonic() - self._shown_at > _DRAW_S:
+            self._shown_at = time.monotonic()
             what = f"{progress.worker}: {progress.what}"
             what = what if len(what) <= self._room else f"{what[: self._room - 1]}…"  # one line on a narrow terminal
             self._bar.update(self._task, description=what, completed=progress.share, left=left_text(progress.left_s))
@@ -130,12 +130,12 @@ class MeasuringProgress:
     def _say(self, progress: RankProgress) -> None:
         """A line, where it is time for one."""
         said, now = _KINDS.get(progress.kind), time.monotonic()
-        if said is None or (said in self._said and now - self._drawn < _SAY_S):
+        if said is None or (said in self._said and now - self._shown_at < _SAY_S):
             return
         left = left_text(progress.left_s)
         far = f": {100 * progress.share:.0f} %{', ' if left else ''}{left}" if said in self._said else ""
         self._said.add(said)
-        self._drawn = now
+        self._shown_at = now
         console.notice(f"{said} {self._on}{far}")
 
     def __enter__(self) -> Self:

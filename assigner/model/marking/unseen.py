@@ -263,20 +263,19 @@ class _Rerun:
                 yield from (self._part(made[n], f"{label} has made") for n in sorted(call.effects.wanting))
             return
         places = {
-            storage_of(tensor): (self._values[self._state[key]], f"{label} has used before")
+            storage_of(tensor): self._part(self._values[self._state[key]], f"{label} has used before")
             for key, tensor in way.own.items()
             if key in self._state
         }
-        made_here = {storage_of(theirs): each for theirs, each in zip(way.made, made, strict=True)}
-        places.update((key, (each, f"{label} has made")) for key, each in made_here.items())
+        for theirs, each in zip(way.made, made, strict=True):  # which part of it the results share nobody knows
+            places[storage_of(theirs)] = self._part(each, f"{label} has made")._replace(tensor=None)
         for theirs, each in zip(way.given, given, strict=True):
-            places[storage_of(theirs)] = each, f"{label} was given before"
+            part = self._part(each, f"{label} was given before")
+            is_made = any(each is one for one in made)
+            places[storage_of(theirs)] = part._replace(tensor=None) if is_made else part
         for function, each in found:
-            tensor, words = places.get(storage_of(each), (None, ""))
-            if tensor is not None:
-                part = self._part(tensor, words)
-                made_it = made_here.get(storage_of(each)) is tensor
-                yield part._replace(tensor=None if made_it else part.tensor, is_result=each.grad_fn is function)
+            if storage_of(each) in places:
+                yield places[storage_of(each)]._replace(is_result=each.grad_fn is function)
 
 
 def _is_able(tensor: torch.Tensor) -> bool:

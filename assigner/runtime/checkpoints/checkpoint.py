@@ -170,7 +170,8 @@ class Checkpoint:
                 carried = read_state(folder, graph, places)
                 moments = OptimizerState.read(folder, share.updated, optimizer, of_old="shared" not in index.content)
             paths = (path, index.path, index_of(folder, "optimizer"), index_of(folder, "carried"))
-            for kind in ("model", "optimizer", "carried"):
+            index.check_save(path, facts.get(SAVE))
+            for kind in ("optimizer", "carried"):
                 if index_of(folder, kind).is_file():
                     Index.read(folder, kind).check_save(path, facts.get(SAVE))
             mark = zlib.crc32(b"".join(each.read_bytes() for each in paths if each.is_file()))
