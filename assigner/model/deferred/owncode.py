@@ -8,10 +8,12 @@ are not looked at, and of a name that is defined in two ways both count.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import linecache
 import sys
 import types
+import warnings
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _LAMBDA = "<lambda>"
 _CACHED = functools._lru_cache_wrapper
+_TOLD = (bool, int, float, str)
+_WITH_NAMES = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
 _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -40,23 +44,22 @@ def own_code(functions: Iterable[Any], model: nn.Module) -> dict[str, list[int]]
     Returns:
         By name and file, as `loss (model.py)`, numbers of 48 bits, in order: one for each definition.
     """
-    found: dict[str, list[int]] = {}
-    waiting: list[Any] = [*functions, *dict.fromkeys(type(each) for each in model.modules())]
+    found: dict[str, set[int]] = defaultdict(set)
+    waiting: list[Any] = [*functions, *(type(each) for each in model.modules())]
     known: dict[int, Any] = {}
     while waiting:
         value = waiting.pop()
         if id(value) in known:
             continue
         known[id(value)] = value  # an id stays that of one object
-        for function in _functions_of(value):
-            code = function.__code__
-            if not _is_own(function):
-                continue
-            name = code.co_qualname.partition(".")[0]
-            if definitions := _definitions(code.co_filename).get(name):
-                found[f"{name} ({Path(code.co_filename).name})"] = definitions
-            waiting += _named(function)
-    return dict(sorted(found.items()))
+        with contextlib.suppress(Exception):  # what an object of odd classes cannot tell is no reason to end a run
+            for function in _functions_of(value):
+                if _is_own(function):
+                    code = function.__code__
+                    name = code.co_qualname.partition(".")[0]
+                    found[f"{name} ({_place(function)})"].update(_definitions(code.co_filename).get(name, ()))
+                    waiting += _named(function)
+    return {name: sorted(numbers) for name, numbers in sorted(found.items()) if numbers}
 
 
 def python_release() -> int:
@@ -67,6 +70,12 @@ def python_release() -> int:
 def _is_own(function: types.FunctionType) -> bool:
     module = function.__globals__.get("__name__")
     return isinstance(module, str) and is_users(module) and not is_installed(module)
+
+
+def _place(function: types.FunctionType) -> str:
+    """Its file, in its package: the folder of that is another one on every host."""
+    package, _, _ = str(function.__globals__["__name__"]).rpartition(".")
+    return f"{package}{'/' if package else ''}{Path(function.__code__.co_filename).name}"
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:
@@ -119,13 +128,17 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 def _definitions(file: str) -> Mapping[str, list[int]]:
     """What stands at the top of a file, by name; nothing where there is no text."""
     found: dict[str, list[int]] = defaultdict(list)
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):  # it has been changed since
+    if not Path(file).is_absolute():
         return found
-    for name, node in _outermost(tree):
-        found[name].append(digest([ast.dump(_without_docstrings(node))]))
-    return {name: sorted(each) for name, each in found.items()}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Python, which has had the file before
+            tree = ast.parse("".join(linecache.getlines(file)))
+        for name, node in _outermost(tree):
+            found[name].append(digest([ast.dump(_without_docstrings(node))]))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # changed since, or nested too deeply for this
+        return {}
+    return found
 
 
 def _outermost(tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
@@ -148,22 +161,25 @@ def _without_docstrings(tree: ast.AST) -> ast.AST:
 def named(value: Any) -> str:
     """What is given as a loss or the like, in words that are the same where it is: its name, and settings of torch's.
 
-    Of a partial plain keywords count that may not tell of a rank or a host: no whole numbers, and texts of letters.
+    Nothing else of an object is asked: it may know a rank or a host.
     """
-    if isinstance(value, functools.partial):
-        given = sorted((name, each) for name, each in value.keywords.items() if _tells(each))
-        return f"a partial of {named(value.func)} with {given}"
-    if isinstance(value, nn.Module):
-        compiled = (each for each in value.modules() if not type(each).__module__.startswith("torch._dynamo"))
-        return ", ".join(map(_settings, compiled))
-    return str(getattr(value, "__qualname__", type(value).__qualname__))
+    value = _compiled_of(value)
+    if issubclass(type(value), functools.partial):
+        func, given = value.func, ""
+        if str(getattr(func, "__module__", "")).startswith("torch."):
+            given = str(sorted((name, each) for name, each in value.keywords.items() if type(each) in _TOLD))
+        return f"a partial of {named(func)} {given}"
+    if issubclass(type(value), _WITH_NAMES):
+        return str(getattr(value, "__qualname__", type(value).__qualname__))
+    kind = type(value)
+    names = kind.__dict__.get("__constants__", ()) if str(kind.__module__).startswith("torch.nn.modules.") else ()
+    settings = {name: each for name in names if type(each := vars(value).get(name)) in _TOLD}
+    return f"{kind.__qualname__} {settings or ''}"
 
 
-def _tells(value: Any) -> bool:
-    return isinstance(value, bool | float) or (isinstance(value, str) and value.isalpha())
-
-
-def _settings(module: nn.Module) -> str:
-    kind = type(module)
-    names = () if is_users(kind.__module__) else kind.__dict__.get("__constants__", ())
-    return f"{kind.__name__}({', '.join(f'{name}={getattr(module, name, None)!r}' for name in names)})"
+def _compiled_of(value: Any) -> Any:
+    """What torch.compile was given, of what that has made: a rank may compile, and another one not."""
+    kind = type(value)
+    if str(kind.__module__).startswith("torch._dynamo") and issubclass(kind, nn.Module):
+        return value._orig_mod
+    return vars(value).get("_torchdynamo_orig_callable", value) if kind is types.FunctionType else value
