@@ -11,14 +11,13 @@ What a training script hands over becomes pieces that a rank can build and run a
                                           them look at a whole micro-batch
     exportable                            the model as torch.export can take it
     collecting                            hidden states that transformers collects of its layers
-    interception, conversions, regions, decisions, checks, isolation, leftovers, surroundings
-                                          what the forward does that no graph holds, caught while it runs: hooks,
-                                          regions without gradient, both ways of a decision, checks of values, Python
-                                          state
+    interception, conversions, decisions, checks, isolation, leftovers, surroundings
+                                          what the forward does that no graph holds, caught while it runs: hooks, both
+                                          ways of a decision, checks of values, Python state
     tables                                what that keeps for its next call, and whether other sizes leave the same
     forwards                              marked modules whose forward is called by that name
-    functional, writing, families, nodes  a graph without writes: what stands in it for them; which values lie in one
-                                          memory; what a node says
+    functional, writing, nodes            a graph without writes, whose values each lie in one memory; what stands in it
+                                          for them; what a node says, regions without gradient among the others
     unseen                                of the writes those that autograd does not see, into what backwards have saved
     failedforward                         where one has failed, in words
     fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values

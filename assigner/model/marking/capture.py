@@ -41,10 +41,9 @@ from assigner.model.marking.interception import Interceptions, RowsFixedError
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.leftovers import FirstReads, Notes, attribute_of, left_behind
 from assigner.model.marking.modules import opaque_modules, unregistered_named
-from assigner.model.marking.nodes import shape_alone
+from assigner.model.marking.nodes import shape_alone, without_regions
 from assigner.model.marking.observation import LearntCall, ValueDependence
 from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, replaced
-from assigner.model.marking.regions import without_regions
 from assigner.model.marking.rows import RowLeaves, find_carriers, in_groups
 from assigner.model.marking.silence import silence
 from assigner.model.marking.tables import CapturedTables, FoundTables, TracedForward, check_tables

@@ -17,6 +17,7 @@ micro-batch.
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -24,10 +25,9 @@ from torch import fx
 from torch.export.graph_signature import InputKind
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.mutation import fresh_values, gives_back, named_arguments, returned_arguments
-from assigner.model.marking.families import STATE, Member, StorageFamily, opaque_arguments, written_by, written_state
+from assigner.model.deferred.mutation import fresh_values, gives_back, is_random, named_arguments, returned_arguments
 from assigner.model.marking.interception import is_hook
-from assigner.model.marking.nodes import behind, is_item, line_of, storages
+from assigner.model.marking.nodes import STATE, behind, is_item, line_of, opaque_arguments, storages, written_by
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.unseen import check_unseen_writes
 from assigner.model.marking.writing import ONCE, STORES, ViewStep, after, snapshot, stored, wanted, write
@@ -38,6 +38,47 @@ if TYPE_CHECKING:
     from assigner.model.marking.opaque import OpaqueCall
 
 _UNSUPPORTED = ("aten::set_", "aten::resize_", "aten::resize_as_", "aten::swap_", "aten::requires_grad_")
+
+
+@dataclass(eq=False)
+class StorageFamily:
+    """Tensors in one memory.
+
+    Args:
+        current: The base's newest version in the new graph.
+        state: The placeholder, in the new graph, of the parameter or buffer that it is.
+        is_constant: It is a tensor of the model that is neither.
+        linked: One list for all families of which one is some view of another: they, with this one.
+        lost: What wrote to a linked family, after which nobody knows what is here.
+    """
+
+    current: fx.Node
+    state: fx.Node | None = None
+    is_constant: bool = False
+    version: int = 0
+    linked: list[StorageFamily] = field(default_factory=list)
+    lost: fx.Node | None = None
+
+    def __post_init__(self) -> None:
+        self.linked.append(self)
+
+
+@dataclass(eq=False)
+class Member:
+    """A value of the old graph that lies in a family's memory.
+
+    Args:
+        made: Its node in the new graph.
+        version: Of the family, that `made` shows.
+        parent: The old node that it is a view of; None: it is the base.
+        view: Makes it from the parent's node; None: it is the parent itself.
+    """
+
+    family: StorageFamily
+    made: fx.Node
+    version: int
+    parent: fx.Node | None = None
+    view: ViewStep | None = None
 
 
 class Functional:
@@ -71,7 +112,7 @@ class Functional:
         self._groups: dict[fx.Node, list[fx.Node]] = {}
         self._items: dict[fx.Node, Any] = {}
         self._kept: dict[fx.Node, list[fx.Node]] = {}
-        self._written_state = written_state(graph, kinds, calls)
+        self._written_state = _written_state(graph, kinds, calls)
         check_unseen_writes(graph, kinds, calls, hooks)
         for node in graph.nodes:
             self._add(node)
@@ -443,3 +484,29 @@ class Functional:
                 linked = family.linked
         is_constant = alias is not None and alias.kind == "own" and owned is None
         self._begin(storage, node, StorageFamily(made, is_constant=is_constant, linked=linked))
+
+
+def _written_state(
+    graph: fx.Graph, kinds: Mapping[str, tuple[InputKind, str]], calls: Sequence[OpaqueCall]
+) -> dict[fx.Node, bool]:
+    """The placeholders of parameters and buffers that are written to, and whether that depends on the batch."""
+    bases: dict[int, fx.Node] = {}
+    depends: dict[fx.Node, bool] = {}
+    tainted: set[int] = set()
+    found: dict[fx.Node, bool] = {}
+    for node in graph.nodes:
+        for storage in storages(node):
+            if node.op == "placeholder" and kinds[node.name][0] in STATE:
+                bases.setdefault(storage, node)
+        is_input = node.op == "placeholder" and kinds[node.name][0] is InputKind.USER_INPUT
+        brings = is_input or is_call(node) or is_random(node.target)
+        depends[node] = brings or any(
+            depends[each] or bool(tainted & set(storages(each))) for each in node.all_input_nodes
+        )
+        for argument in written_by(node, calls):
+            for storage in storages(argument):
+                if depends[node]:
+                    tainted.add(storage)
+                if storage in bases:
+                    found[bases[storage]] = found.get(bases[storage], False) or depends[node]
+    return found

@@ -32,9 +32,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import is_random, tensor_leaves
 from assigner.model.marking.checks import is_check
-from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.isolation import CrossingError
-from assigner.model.marking.nodes import behind, is_item, line_of, storages
+from assigner.model.marking.nodes import behind, is_item, line_of, opaque_arguments, storages
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import ONCE, STORES, snapshot, stored
 

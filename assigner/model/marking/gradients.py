@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.export.graph_signature import InputKind
 
-from assigner.model.marking.families import opaque_arguments
-from assigner.model.marking.nodes import is_item
+from assigner.model.marking.nodes import is_item, opaque_arguments
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import decided_otherwise, still_required, wanted
 

@@ -1,20 +1,25 @@
-"""What a node of a captured graph says: its line, its memory, what its value depends on."""
+"""What a node of a captured graph says: its line, its memory, what its value depends on, and what it writes to."""
 
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator
 from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.mutation import is_random, storage_of, tensor_leaves
+from assigner.model.deferred.mutation import is_random, named_arguments, storage_of, tensor_leaves, written_names
+from assigner.model.marking.interception import is_hook
 from assigner.model.marking.opaque import is_call
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from assigner.model.marking.opaque import OpaqueCall
 
 
 def is_item(node: fx.Node) -> bool:
@@ -34,16 +39,6 @@ def storages(node: fx.Node) -> tuple[int, ...]:
     Raises:
         MarkingError: torch.func or torch.vmap has wrapped them.
     """
-    leaves = check_unwrapped(node)
-    return tuple(dict.fromkeys(storage_of(leaf) for leaf in leaves if leaf.layout is torch.strided))
-
-
-def check_unwrapped(node: fx.Node) -> list[torch.Tensor]:
-    """The tensors in a node's value.
-
-    Raises:
-        MarkingError: torch.func or torch.vmap has wrapped them.
-    """
     leaves = tensor_leaves(node.meta.get("val"))
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, leaves)):
         raise MarkingError(
@@ -51,7 +46,7 @@ def check_unwrapped(node: fx.Node) -> list[torch.Tensor]:
             hint="write it with operations over the whole batch: no capture follows torch.func, not even in"
             " a partition",
         )
-    return leaves
+    return tuple(dict.fromkeys(storage_of(leaf) for leaf in leaves if leaf.layout is torch.strided))
 
 
 def shape_alone(node: fx.Node) -> bool:
@@ -67,13 +62,6 @@ def shape_alone(node: fx.Node) -> bool:
     return True
 
 
-def brings_data(node: fx.Node, kinds: Mapping[str, tuple[InputKind, str]]) -> bool:
-    """True if a node's value comes from the batch, from a partition or from a generator."""
-    if node.op == "placeholder":
-        return kinds[node.name][0] is InputKind.USER_INPUT
-    return is_call(node) or is_random(node.target)
-
-
 def behind(node: fx.Node) -> set[fx.Node]:
     """All nodes that a node's value depends on."""
     found: set[fx.Node] = set()
@@ -84,3 +72,89 @@ def behind(node: fx.Node) -> set[fx.Node]:
             found.add(each)
             waiting += each.all_input_nodes
     return found
+
+
+STATE = (InputKind.PARAMETER, InputKind.BUFFER)
+
+
+def opaque_arguments(node: fx.Node) -> tuple[int, list[fx.Node], list[Any]]:
+    """An opaque call's number, its tensors and its sizes."""
+    return cast("Any", node.args)
+
+
+def written_by(node: fx.Node, calls: Sequence[OpaqueCall]) -> list[fx.Node]:
+    """The nodes whose memory a node writes to."""
+    if node.op != "call_function":
+        return []
+    if is_call(node):
+        number, given, _ = opaque_arguments(node)
+        return [given[n] for n in sorted(calls[number].effects.written)]
+    if is_hook(node):
+        return []
+    names = written_names(node.target, node.args, node.kwargs)
+    if not names:
+        return []
+    named = named_arguments(node.target, node.args, node.kwargs)
+    return [leaf for name in names for leaf in pytree.tree_leaves(named[name]) if isinstance(leaf, fx.Node)]
+
+
+def without_regions(module: fx.GraphModule, *, autocast: bool) -> fx.Graph:
+    """The graph of an exported module, changed in place, with its regions as ordinary nodes.
+
+    Export keeps each region under torch.no_grad() as a graph of its own. Its nodes join the graph around them with a
+    note, `without_gradient`, to which `Functional` gives its meaning: marked modules called within are then calls like
+    any other. So do regions that switch off an autocast which nobody has switched on.
+
+    Args:
+        module: The exported one.
+        autocast: It runs under autocast.
+
+    Raises:
+        MarkingError: a region that is more than torch.no_grad() or torch.enable_grad(), and changes something.
+    """
+    graph = module.graph
+    for node in list(graph.nodes):
+        if isinstance(node.target, HigherOrderOperator):
+            args = cast("tuple[Any, ...]", node.args)
+            if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+                enabled, inner, *given = args
+                note = {"without_gradient": not enabled}
+            elif node.target is torch.ops.higher_order.wrap_with_autocast and not (args[2] or autocast):
+                inner, *given = args[4:]
+                note = {}
+            else:
+                storages(node)  # which says so of torch.vmap
+                casts = node.target is torch.ops.higher_order.wrap_with_autocast
+                whole = (
+                    "; a forward that is all under torch.autocast: Workload(autocast=...) in its place" if casts else ""
+                )
+                raise MarkingError(
+                    f"the forward has a region ({node.target.__name__}) that cannot be cut ({line_of(node)})",
+                    hint=f"mark a larger module that contains it (torch.autocast, a condition, a loop){whole}",
+                )
+            body = without_regions(getattr(module, str(inner.target)), autocast=autocast)
+            _inline(graph, node, body, given, note)
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and isinstance(getattr(module, str(node.target), None), fx.GraphModule):
+            graph.erase_node(node)
+    return graph
+
+
+def _inline(graph: fx.Graph, region: fx.Node, body: fx.Graph, given: Sequence[Any], note: Mapping[str, Any]) -> None:
+    """Copy a region's nodes, with a note, in front of the node that calls it, and drop that node."""
+    copies: dict[fx.Node, Any] = {}
+    waiting = iter(given)
+    results: tuple[Any, ...] = ()
+    with graph.inserting_before(region):
+        for node in body.nodes:
+            if node.op == "placeholder":
+                copies[node] = next(waiting)
+            elif node.op == "output":
+                results = fx.map_arg(node.args[0], copies.__getitem__)
+            else:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+                copies[node].meta = {**note, **copies[node].meta}
+        for item in list(region.users):
+            item.replace_all_uses_with(results[cast("int", item.args[1])])
+            graph.erase_node(item)
+    graph.erase_node(region)

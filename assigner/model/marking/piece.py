@@ -15,10 +15,9 @@ from assigner.errors import UsageError
 from assigner.model.deferred.mutation import tensor_leaves
 from assigner.model.deferred.origins import without_addresses
 from assigner.model.marking.checks import is_check
-from assigner.model.marking.families import opaque_arguments
 from assigner.model.marking.glue import is_size
 from assigner.model.marking.graph import Piece, Size, Value
-from assigner.model.marking.nodes import is_item
+from assigner.model.marking.nodes import is_item, opaque_arguments
 from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
 from assigner.model.marking.writing import ONCE
 from assigner.model.members import named_buffers, named_parameters

@@ -25,9 +25,8 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import storage_of, tensor_leaves, written_tensors
 from assigner.model.marking.fakeforward import is_same_view, on_cpu
-from assigner.model.marking.families import STATE, opaque_arguments, written_by
 from assigner.model.marking.interception import ASSIGNED, is_hook
-from assigner.model.marking.nodes import is_item, line_of, storages
+from assigner.model.marking.nodes import STATE, is_item, line_of, opaque_arguments, storages, written_by
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.roworder import SCATTERING
 from assigner.model.marking.writing import wanted
