@@ -28,15 +28,13 @@ from torch.utils import _pytree as pytree
 from assigner.model.deferred.mutation import storage_of, tensor_leaves, written_tensors
 from assigner.model.marking.listing import Listed, ListedWrites, Way
 from assigner.model.marking.opaque import is_call
-from assigner.model.marking.rownumbers import numbers_of
-from assigner.model.marking.roworder import RowOrder, RowSizes, RowStep, order_of
+from assigner.model.marking.roworder import RowOrder, RowStep, Symbols, numbers_of, order_of, plain_order
 from assigner.model.marking.writing import is_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.model.marking.capture import Capture
-    from assigner.model.marking.cutter import Symbols
     from assigner.model.marking.opaque import OpaqueCall
 
 
@@ -60,7 +58,7 @@ def unjoinable(captured: Capture, outputs: Sequence[Any], symbols: Symbols) -> l
     Returns:
         None: they can, or it has no rows.
     """
-    walk = _Walk(captured.calls, RowSizes(symbols))
+    walk = _Walk(captured.calls, symbols)
     walk.graph(captured.graph)
     return [walk.reason(each.meta.get("val")) if isinstance(each, fx.Node) else None for each in outputs]
 
@@ -70,10 +68,10 @@ class _Walk:
 
     Args:
         calls: By their numbers in the graph.
-        sizes: What sizes say of rows.
+        sizes: The capture's.
     """
 
-    def __init__(self, calls: Sequence[OpaqueCall], sizes: RowSizes) -> None:
+    def __init__(self, calls: Sequence[OpaqueCall], sizes: Symbols) -> None:
         self._calls, self._sizes = calls, sizes
         self._orders: dict[int, RowOrder] = {}
         self._sharing: dict[int, list[torch.Tensor]] = defaultdict(list)
@@ -112,7 +110,7 @@ class _Walk:
     def _order(self, tensor: torch.Tensor) -> RowOrder:
         found = self._orders.get(id(tensor))
         if found is None:
-            found = self._orders[id(tensor)] = self._sizes.plain(tensor)
+            found = self._orders[id(tensor)] = plain_order(tensor, self._sizes)
         return found
 
     def _call(self, ways: Sequence[Way], given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
@@ -121,7 +119,7 @@ class _Walk:
         if not found:
             self._operation(Listed(None, given, {}, made))
         for n, each in enumerate(made if found else ()):
-            self._orders[id(each)] = _any_of(self._sizes.plain(each), [results[n] for results in found])
+            self._orders[id(each)] = _any_of(plain_order(each, self._sizes), [results[n] for results in found])
 
     def _results(self, way: Way, given: Sequence[torch.Tensor]) -> list[RowOrder]:
         self._orders.update((id(inner), self._order(each)) for inner, each in zip(way.given, given, strict=True))
@@ -161,7 +159,7 @@ class _Walk:
     def _interleaves(self, part: torch.Tensor, whole: torch.Tensor) -> bool:
         """Whether a view has every so manieth entry of each row."""
         steps = [
-            [self._sizes.number(each.stride(dim)) * (self._sizes.several(each.shape[dim]) or 0.0) for dim in dims]
+            [self._sizes.many(each.stride(dim)) * (self._sizes.several(each.shape[dim]) or 0.0) for dim in dims]
             for each in (part, whole)
             if len(dims := self._sizes.dimensions(each.shape)) == 1
         ]

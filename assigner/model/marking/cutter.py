@@ -8,10 +8,8 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
@@ -20,73 +18,15 @@ from assigner.model.marking.glue import Ownership, is_size, value_bytes
 from assigner.model.marking.gradients import asked, requiring, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
 from assigner.model.marking.piece import PieceBuilder
+from assigner.model.marking.roworder import Symbols
 from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from assigner.model.deferred import DeferredModel
     from assigner.model.marking.capture import Capture
     from assigner.model.marking.marks import Mark
-
-_MANY_ROWS = 120
-"""So many tell a size that grows with the rows from one that does not: a rounded part of them is another number."""
-
-
-class Symbols:
-    """Turns symbolic sizes into numbers and into `Size` descriptions."""
-
-    def __init__(self, captured: Capture) -> None:
-        self.places: dict[Any, tuple[int, int]] = {}
-        self.example: dict[Any, int] = {}
-        nodes = {node.name: node for node in captured.graph.nodes if node.op == "placeholder"}
-        self.rows: set[Any] = set()
-        for leaf, name in enumerate(captured.users):
-            value = nodes[name].meta.get("val") if name in nodes else None
-            if not isinstance(value, torch.Tensor):
-                continue
-            for dim, size in enumerate(value.shape):
-                if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-                    self.places.setdefault(size.node.expr, (leaf, dim))
-                    self.example.setdefault(size.node.expr, captured.inputs[leaf].size(dim))
-                    if dim == captured.carriers[leaf]:
-                        self.rows.add(size.node.expr)
-        self.example_rows = captured.rows
-
-    def number(self, size: Any, rows: int | None = None) -> int:
-        """A size for the example batch, or for another number of rows; one that depends on data counts as the rows."""
-        if not isinstance(size, torch.SymInt):
-            return int(size)
-        values = dict(self.example)
-        if rows is not None:
-            values.update(dict.fromkeys(self.rows, rows))
-        values.update(dict.fromkeys(free_unbacked_symbols(size), rows or self.example_rows or 1))
-        return int(size.node.expr.subs(values))
-
-    def rows_dimension(self, shape: Sequence[Any]) -> int | None:
-        """Along which dimension the micro-batches of a value are joined; None: it has no rows.
-
-        A size that depends on data is one of rows too: what was chosen of each micro-batch, in order.
-        """
-        found = [dim for dim, size in enumerate(shape) if self.has_rows(size)]
-        return found[0] if len(found) == 1 else None
-
-    def has_rows(self, size: Any) -> bool:
-        """Whether a size grows with the rows, which one like 2 * rows // rows does not, or depends on data."""
-        if not isinstance(size, torch.SymInt) or free_unbacked_symbols(size):
-            return isinstance(size, torch.SymInt)
-        one, two = (self.number(size, times * _MANY_ROWS) for times in (1, 2))
-        return bool(self.rows & size.node.expr.free_symbols) and one != two
-
-    def names(self, shape: Sequence[Any]) -> tuple[str, ...]:
-        """A shape in words that do not depend on torch's names for its symbols."""
-        words = {symbol: sympy.Symbol(f"input{leaf}_{dim}") for symbol, (leaf, dim) in self.places.items()}
-        return tuple(str(size.node.expr.subs(words)) if isinstance(size, torch.SymInt) else str(size) for size in shape)
-
-    def describe(self, value: Any) -> Size:
-        """How a rank works a symbolic size out from its inputs' shapes."""
-        expression = value.node.expr
-        return Size(expression, {symbol: self.places[symbol] for symbol in expression.free_symbols})
 
 
 class Cutter:
@@ -248,7 +188,7 @@ class Cutter:
 
     def _sizes(self, tensor: torch.Tensor) -> tuple[int | Size, ...] | None:
         """A value's shape as the ranks work it out; None: it depends on data."""
-        if any(free_unbacked_symbols(size) for size in tensor.shape if isinstance(size, torch.SymInt)):
+        if self.symbols.depends_on_data(tensor.shape):
             return None
         return tuple(
             self.symbols.describe(size) if isinstance(size, torch.SymInt) else int(size) for size in tensor.shape

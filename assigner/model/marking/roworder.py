@@ -1,4 +1,4 @@
-"""In which order an operation leaves the rows of what it is given.
+"""In which order an operation leaves the rows of what it is given, and whether their numbers.
 
 A dimension of rows is a number of blocks, in each of which so many entries for each row lie row by row:
 
@@ -7,6 +7,16 @@ A dimension of rows is a number of blocks, in each of which so many entries for 
     cat((a, b)), x.repeat(2, 1), x.expand(2, ...).flatten(0, 1)             (1, 1)  joined: another order
     of these: chunk(2), [:rows], unflatten(0, (2, -1))                      (1)
     of these: [::2], unflatten(0, (-1, 2)), [mask]                          not known
+
+And where numbers of rows go: `arange(len(x))` begins anew in each micro-batch.
+
+    arange(rows), eye(rows), mask.nonzero(), ones(rows).cumsum(0)       where they come from
+    x[arange(rows), lengths], zeros(rows, n).index_add(0, owner, x)     an index into rows: none are left
+    arange(rows * steps) % steps                                        likewise: where in its row each entry lies
+    table[arange(rows)], stack((arange(rows), boxes), 1)                there they are
+
+Arithmetic, comparing and what changes shapes hand them on; what computes with them otherwise, as a product of matrices
+or a bag whose ends they say, makes something of the rows they mean.
 """
 
 from __future__ import annotations
@@ -17,17 +27,23 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
 
 from assigner.model.deferred.mutation import is_random, named_arguments
+from assigner.model.marking.graph import Size
 
 if TYPE_CHECKING:
-    from assigner.model.marking.cutter import Symbols
+    from collections.abc import Iterator
+
+    from assigner.model.marking.capture import Capture
 
 _MOST_BLOCKS = 65_536  # with more, where a size in front is of millions, nobody keeps count
-_ROWS = 120
-"""So many rows are put in for the symbols: parts of them are whole numbers."""
+MANY_ROWS = 120
+"""So many tell a size that grows with the rows from one that does not: parts of them are whole numbers, and a rounded
+one is another number."""
 
 CREATING = frozenset((
     "zeros", "ones", "full", "empty", "empty_strided", "empty_permuted", "new_zeros", "new_ones", "new_full",
@@ -41,6 +57,81 @@ SCATTERING = frozenset((
     "scatter_reduce_", "_unsafe_index_put", "_index_put_impl_",
 ))  # fmt: skip
 """They write where numbers say, into what they are given first."""
+
+
+class Symbols:
+    """The symbolic sizes of a capture: as numbers, which of them are rows, and as `Size` descriptions."""
+
+    def __init__(self, captured: Capture) -> None:
+        self.places: dict[Any, tuple[int, int]] = {}
+        self.example: dict[Any, int] = {}
+        nodes = {node.name: node for node in captured.graph.nodes if node.op == "placeholder"}
+        self.rows: set[Any] = set()
+        for leaf, name in enumerate(captured.users):
+            value = nodes[name].meta.get("val") if name in nodes else None
+            if not isinstance(value, torch.Tensor):
+                continue
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                    self.places.setdefault(size.node.expr, (leaf, dim))
+                    self.example.setdefault(size.node.expr, captured.inputs[leaf].size(dim))
+                    if dim == captured.carriers[leaf]:
+                        self.rows.add(size.node.expr)
+        self.example_rows = captured.rows
+        self._several: dict[Any, float | None] = {}
+
+    def number(self, size: Any, rows: int | None = None) -> int:
+        """A size for the example batch, or for another number of rows; one that depends on data counts as the rows."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        values = dict(self.example)
+        if rows is not None:
+            values.update(dict.fromkeys(self.rows, rows))
+        values.update(dict.fromkeys(free_unbacked_symbols(size), rows or self.example_rows or 1))
+        return int(size.node.expr.subs(values))
+
+    def many(self, size: Any) -> int:
+        """A size for `MANY_ROWS` rows."""
+        return self.number(size, MANY_ROWS)
+
+    def several(self, size: Any) -> float | None:
+        """How many entries for each row a dimension has; None: its size is none of rows, NaN: in no ratio.
+
+        One of rows grows with them, which one like 2 * rows // rows does not; or it depends on data: what was chosen of
+        each micro-batch, in order.
+        """
+        if not isinstance(size, torch.SymInt):
+            return None
+        expression = size.node.expr
+        if expression not in self._several:
+            one, two = (self.number(size, times * MANY_ROWS) for times in (1, 2))
+            ratio = one / MANY_ROWS if two == 2 * one else math.nan
+            has_rows = free_unbacked_symbols(size) or (self.rows & expression.free_symbols and one != two)
+            self._several[expression] = ratio if has_rows else None
+        return self._several[expression]
+
+    def dimensions(self, shape: Sequence[Any]) -> list[int]:
+        """Those that have rows."""
+        return [dim for dim, size in enumerate(shape) if self.several(size) is not None]
+
+    def rows_dimension(self, shape: Sequence[Any]) -> int | None:
+        """Along which dimension the micro-batches of a value are joined; None: it has no rows."""
+        found = self.dimensions(shape)
+        return found[0] if len(found) == 1 else None
+
+    def depends_on_data(self, shape: Sequence[Any]) -> bool:
+        """Whether a size of a tensor does."""
+        return any(free_unbacked_symbols(size) for size in shape if isinstance(size, torch.SymInt))
+
+    def names(self, shape: Sequence[Any]) -> tuple[str, ...]:
+        """A shape in words that do not depend on torch's names for its symbols."""
+        words = {symbol: sympy.Symbol(f"input{leaf}_{dim}") for symbol, (leaf, dim) in self.places.items()}
+        return tuple(str(size.node.expr.subs(words)) if isinstance(size, torch.SymInt) else str(size) for size in shape)
+
+    def describe(self, value: Any) -> Size:
+        """How a rank works a symbolic size out from its inputs' shapes."""
+        expression = value.node.expr
+        return Size(expression, {symbol: self.places[symbol] for symbol in expression.free_symbols})
 
 
 @dataclass(frozen=True)
@@ -72,50 +163,6 @@ class RowOrder:
         return self.known and len(self.blocks) == 1
 
 
-class RowSizes:
-    """What sizes say of rows.
-
-    Args:
-        symbols: Those of a capture.
-    """
-
-    def __init__(self, symbols: Symbols) -> None:
-        self._symbols = symbols
-        self._several: dict[Any, float | None] = {}
-
-    def number(self, size: Any) -> int:
-        """A size for one number of rows."""
-        return self._symbols.number(size, _ROWS)
-
-    def several(self, size: Any) -> float | None:
-        """How many entries for each row a dimension has; None: its size is none of rows, NaN: in no ratio."""
-        if not isinstance(size, torch.SymInt):
-            return None
-        expression = size.node.expr
-        if expression not in self._several:
-            one, two = (self._symbols.number(size, n * _ROWS) for n in (1, 2))
-            ratio = one / _ROWS if two == 2 * one else math.nan
-            self._several[expression] = ratio if self._symbols.has_rows(size) else None
-        return self._several[expression]
-
-    def dimensions(self, shape: Sequence[Any]) -> list[int]:
-        """Those that have rows."""
-        return [dim for dim, size in enumerate(shape) if self.several(size) is not None]
-
-    def depends_on_data(self, shape: Sequence[Any]) -> bool:
-        """Whether a size of a tensor does."""
-        return any(free_unbacked_symbols(size) for size in shape if isinstance(size, torch.SymInt))
-
-    def plain(self, tensor: torch.Tensor) -> RowOrder:
-        """That of a tensor of which nothing is known but its shape."""
-        found = [each for size in tensor.shape if (each := self.several(size)) is not None]
-        return RowOrder((found[0],), known=not math.isnan(found[0])) if len(found) == 1 else RowOrder()
-
-    def before(self, shape: Sequence[Any], dim: int) -> int:
-        """How many times a tensor runs through a dimension: the product of those in front of it."""
-        return math.prod(self.number(size) for size in shape[:dim])
-
-
 @dataclass(frozen=True)
 class RowStep:
     """An operation, with what is known of what it is given.
@@ -127,7 +174,7 @@ class RowStep:
         kwargs: Those by name.
         given: The tensors among them, in order, with what is known of each.
         made: The tensors that it gives.
-        sizes: What their sizes say.
+        sizes: The capture's.
     """
 
     target: Any
@@ -136,7 +183,7 @@ class RowStep:
     kwargs: dict[str, Any]
     given: Sequence[tuple[torch.Tensor, RowOrder]]
     made: Sequence[torch.Tensor]
-    sizes: RowSizes
+    sizes: Symbols
 
     def argument(self, name: str, default: Any = None) -> Any:
         """One of the arguments by its name in the schema."""
@@ -144,15 +191,17 @@ class RowStep:
             return default
         return named_arguments(self.target, self.args, self.kwargs).get(name, default)
 
-    def order_of(self, value: Any) -> RowOrder:
-        """What is known of an argument."""
-        return next((order for each, order in self.given if each is value), RowOrder())
+
+def plain_order(tensor: torch.Tensor, sizes: Symbols) -> RowOrder:
+    """That of a tensor of which nothing is known but its shape."""
+    found = [each for size in tensor.shape if (each := sizes.several(size)) is not None]
+    return RowOrder((found[0],), known=not math.isnan(found[0])) if len(found) == 1 else RowOrder()
 
 
 def order_of(step: RowStep, index: int) -> RowOrder:
     """In which order one of the results of an operation has the rows."""
     made = step.made[index]
-    plain = step.sizes.plain(made)
+    plain = plain_order(made, step.sizes)
     if not plain.blocks or not plain.known:
         return plain
     if step.name in CREATING:
@@ -205,7 +254,8 @@ def _shaped(step: RowStep, index: int, several: float) -> tuple[float, ...] | No
     if not order.blocks or not order.known:
         return None if step.sizes.dimensions(given.shape) else (several,)
     (dim,), (made_dim,) = (step.sizes.dimensions(each.shape) for each in (given, step.made[index]))
-    before, after = step.sizes.before(given.shape, dim), step.sizes.before(step.made[index].shape, made_dim)
+    shapes = given.shape[:dim], step.made[index].shape[:made_dim]  # a tensor runs through a dimension so many times
+    before, after = (math.prod(map(step.sizes.many, each)) for each in shapes)
     if not before or not after or max(before, after) % min(before, after):
         return None
     if after < before and len(order.blocks) * (before // after) > _MOST_BLOCKS:
@@ -307,13 +357,13 @@ def _cut_out(step: RowStep, index: int, several: float) -> tuple[float, ...] | N
 def _start(step: RowStep, index: int, dim: int) -> float | None:
     """Where a part begins, in entries for each row."""
     if len(step.made) > 1 or step.name not in _SLICING:
-        sizes = [step.sizes.number(each.shape[dim]) for each in step.made[:index]]
-        return sum(sizes) / _ROWS
+        sizes = [step.sizes.many(each.shape[dim]) for each in step.made[:index]]
+        return sum(sizes) / MANY_ROWS
     start = step.argument("start")
     if isinstance(start, torch.Tensor):
         return None
-    first = 0 if start is None else step.sizes.number(start)
-    return (first + step.sizes.number(step.given[0][0].shape[dim]) * (first < 0)) / _ROWS
+    first = 0 if start is None else step.sizes.many(start)
+    return (first + step.sizes.many(step.given[0][0].shape[dim]) * (first < 0)) / MANY_ROWS
 
 
 _SLICING = frozenset(("slice", "narrow", "slice_copy", "narrow_copy"))
@@ -337,4 +387,132 @@ _RULES: dict[str, Callable[[RowStep, int, float], tuple[float, ...] | None]] = {
     **dict.fromkeys(("index", "_unsafe_index", "masked_select"), _picked),
     **dict.fromkeys(("flip", "roll", "rot90", "flipud"), _turned),
     "repeat_interleave": _interleaved,
+}
+
+
+_COUNTING = frozenset((
+    "arange", "range", "linspace", "logspace", "eye", "tril_indices", "triu_indices", "randperm", "combinations",
+))  # fmt: skip
+_REMAINDERS = frozenset(("remainder", "fmod", "remainder_", "fmod_"))
+_PICKING = frozenset(("index", "_unsafe_index", "index_select", "gather", "embedding", "take_along_dim")) | SCATTERING
+_LOSSES = frozenset(("nll_loss_forward", "nll_loss", "nll_loss_nd", "nll_loss2d_forward", "cross_entropy_loss"))
+_COPYING = frozenset(("_to_copy", "to", "clone", "contiguous", "detach", "alias"))
+_ENDING = frozenset((
+    "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only", "bincount", "take", "searchsorted", "bucketize",
+    "mm", "bmm", "matmul", "addmm", "baddbmm", "mv", "dot", "einsum", "linear",
+))  # fmt: skip
+"""They make something of the rows that numbers mean."""
+
+
+def numbers_of(step: RowStep, index: int) -> tuple[bool, int | None]:
+    """Whether a result of an operation has numbers of rows, and in which column alone; None: it may be any."""
+    dims = step.sizes.dimensions(step.made[index].shape)
+    if not dims or step.name in CREATING:
+        return False, None
+    if step.name in _COUNTING or (step.name == "repeat_interleave" and len(step.args) == len(step.given) == 1):
+        return True, None  # the latter says which one each is of
+    rule = _NUMBER_RULES.get(step.name, _left)
+    return rule(step, index)
+
+
+def _summed(step: RowStep, index: int) -> tuple[bool, int | None]:
+    dims = step.sizes.dimensions(step.made[index].shape)
+    dim, (given, order) = step.argument("dim", 0), step.given[0]
+    return order.numbers or (order.alike and dim % max(given.dim(), 1) in dims), None
+
+
+def _left(step: RowStep, index: int) -> tuple[bool, int | None]:
+    """What has numbers of rows gives them on, but for an index."""
+    dims, only = step.sizes.dimensions(step.made[index].shape), [*_indexing(step)]
+    numbered = any(order.numbers for each, order in step.given if not any(each is other for other in only))
+    if not numbered or step.name in _ENDING or "attention" in step.name:
+        return False, None
+    if _compares_rows(step, dims) or _begins_anew(step):
+        return False, None
+    kept = [order.column for _, order in step.given if order.numbers] if step.name in _COPYING else []
+    return True, kept[0] if kept else None
+
+
+def _joined_numbers(step: RowStep, index: int) -> tuple[bool, int | None]:
+    """Of what lies side by side in the last dimension, one has them in a column of its own."""
+    numbered, column = _left(step, index)
+    made, at, found = step.made[index], 0, list[int]()
+    dim = step.argument("dim", 0) % made.dim()
+    for each, order in step.given if numbered and dim == made.dim() - 1 and step.name != "vstack" else ():
+        width = 1 if step.name == "stack" else each.shape[-1]
+        if not isinstance(width, int):
+            return numbered, None
+        if order.numbers:
+            found.append(at if width == 1 else -1)
+        at += width
+    return numbered, found[0] if len(found) == 1 and found[0] >= 0 else column
+
+
+def _sliced(step: RowStep, index: int) -> tuple[bool, int | None]:
+    """Columns beside that of the numbers have none."""
+    given, order = step.given[0]
+    if order.column is None or step.argument("dim", 0) % given.dim() != given.dim() - 1:
+        return order.numbers, order.column
+    start, width = step.argument("start") or 0, step.made[index].shape[-1]
+    if not (isinstance(start, int) and isinstance(width, int)) or step.argument("step", 1) != 1:
+        return order.numbers, None
+    at = order.column - start % int(given.shape[-1])
+    return (True, at) if 0 <= at < width else (False, None)
+
+
+def _found(step: RowStep, index: int) -> tuple[bool, int | None]:
+    """Of where a mask is set: its rows are told by one column, or by one of several results."""
+    if len(step.given) > 1 or (len(step.args) > 1 and step.name == "where"):  # where(mask, a, b)
+        return _left(step, index)
+    given = step.given[0][0]
+    dims = step.sizes.dimensions(given.shape)
+    if len(dims) != 1:
+        return bool(dims), None
+    return (index == dims[0], None) if len(step.made) > 1 else (True, dims[0])
+
+
+def _column(step: RowStep, index: int) -> tuple[bool, int | None]:
+    given, order = step.given[0]
+    if order.column is None or step.argument("dim", 0) % given.dim() != given.dim() - 1:
+        return order.numbers, order.column
+    which = index if step.name == "unbind" else step.argument("index")
+    return not isinstance(which, int) or which % int(given.shape[-1]) == order.column, None
+
+
+def _indexing(step: RowStep) -> Iterator[Any]:
+    """The arguments that only say which rows of another one are meant."""
+    if not step.given:
+        return
+    dims = step.sizes.dimensions(step.given[0][0].shape)
+    if step.name in _PICKING:
+        listed = step.argument("indices")
+        if dims:
+            yield from listed if isinstance(listed, list | tuple) else (step.argument("index"), listed)
+    elif step.name in _LOSSES and len(dims) > 1:
+        yield step.argument("target")
+
+
+def _compares_rows(step: RowStep, dims: list[int]) -> bool:
+    """Among what is of pairs of rows, numbers say which are of the same row: it mixes rows without them, too."""
+    return len(dims) > 1 and any(
+        len(step.sizes.dimensions(each.shape)) > 1 and not order.numbers and not order.alike
+        for each, order in step.given
+    )
+
+
+def _begins_anew(step: RowStep) -> bool:
+    """What remains after a division by what one row has is where in its row an entry lies."""
+    if step.name not in _REMAINDERS:
+        return False
+    divisors = [each for each in pytree.tree_leaves(step.args) if isinstance(each, int | torch.SymInt)]
+    blocks = step.given[0][1].blocks
+    return len(divisors) == 1 and len(blocks) == 1 and blocks[0] % step.sizes.many(divisors[0]) == 0
+
+
+_NUMBER_RULES = {
+    **dict.fromkeys(("nonzero", "nonzero_static", "argwhere", "nonzero_numpy", "where"), _found),
+    **dict.fromkeys(("cumsum", "cumprod", "cumsum_", "cumprod_"), _summed),
+    **dict.fromkeys(("select", "unbind"), _column),
+    **dict.fromkeys(_JOINING | {"stack"}, _joined_numbers),
+    **dict.fromkeys(("slice", "narrow"), _sliced),
 }
