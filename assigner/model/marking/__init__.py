@@ -23,7 +23,7 @@ What a training script hands over becomes pieces that a rank can build and run a
     fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values
     operations, listing                   which operations it runs: for ranks to compare, and as a graph would have them
     domain, rows                          for which inputs a graph holds; what of a batch carries its rows
-    piece, partitionmodule, content       one partition as a graph and as a module; what it holds
+    partitionmodule, content              one partition as a module; what it holds
     owncopies                             its modules, copied with the functions in them that lead to them
     gradients                             which values between partitions bear a gradient
     casting                               autocast: a model's own, and that of who calls

@@ -20,9 +20,8 @@ so that a chain that widens (`x.repeat(1, 5) * 2`) moves as a whole, and what ga
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -30,7 +29,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.mutation import is_random, tensor_leaves
+from assigner.model.deferred.mutation import is_random
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.nodes import behind, is_item, line_of, opaque_arguments, storages
@@ -38,7 +37,7 @@ from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import ONCE, STORES, snapshot, stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from assigner.model.marking.capture import Capture
     from assigner.model.marking.opaque import OpaqueCall
@@ -55,9 +54,9 @@ class Ownership:
         marked: Names of the partitions' modules, in the model's order.
         size_of: Bytes of a value for one typical micro-batch.
         homes: The partition that runs an unmarked module or holds a tensor of the glue, by its name, where another
-            capture of the model has decided that.
+            capture of the model has decided that: marked modules that are not called are left out then. None: there is
+            no other one.
         same_tensor: For each tensor that has several names in the model all of them.
-        all_called: Every marked module must be called; False: those that are not are left out.
         lends: What reads a tensor that another capture has an earlier partition hold may be sent it.
 
     Attributes:
@@ -76,14 +75,13 @@ class Ownership:
         self,
         capture: Capture,
         marked: Sequence[str],
-        size_of: Any,
+        size_of: Callable[[fx.Node], int],
         *,
-        homes: Mapping[str, str],
+        homes: Mapping[str, str] | None,
         same_tensor: Mapping[str, tuple[str, ...]],
-        all_called: bool = True,
-        lends: bool = False,
+        lends: bool,
     ) -> None:
-        self.capture, self.homes, self.same_tensor = capture, homes, same_tensor
+        self.capture, self.homes, self.same_tensor = capture, homes or {}, same_tensor
         self.size_of = size_of
         self.nodes = list(capture.graph.nodes)
         self.placeholders = {node: capture.kinds[node.name] for node in self.nodes if node.op == "placeholder"}
@@ -91,7 +89,7 @@ class Ownership:
         called = [self._call(node).module for node in self.nodes if is_call(node)]
         self.order = list(dict.fromkeys(name for name in called if name in marked))
         missing = [name for name in marked if name not in self.order]
-        if missing and (all_called or not self.order):
+        if missing and (homes is None or not self.order):
             others = ", ".join(list(dict.fromkeys(name for name in called if name not in marked))[:3])
             raise MarkingError(
                 f"{missing[0]!r} is marked, and the model's forward never calls it",
@@ -101,8 +99,10 @@ class Ownership:
             )
         self.counted = {node for node in self.nodes if _is_counted(node)}
         self.free = self._find_free()
-        self._late = self._find_late() if lends else set()
-        self._late |= self._find_early() if lends else set()
+        self._late = set[fx.Node]()
+        if lends:
+            self._find_late()
+            self._late |= self._find_early()
         self._assign()
         if lends:
             self._lend()
@@ -136,15 +136,10 @@ class Ownership:
                 free.add(node)
         return free
 
-    def _owned(self) -> list[fx.Node]:
-        skipped = ("placeholder", "output", "get_attr")
-        return [
-            node for node in self.nodes if node not in self.free and node not in self.counted and node.op not in skipped
-        ]
-
     def _assign(self) -> None:
         position = {name: n for n, name in enumerate(self.order)}
-        owned = self._owned()
+        skipped = self.free | self.counted
+        owned = [node for node in self.nodes if node not in skipped and node.op == "call_function"]
         homes = {node: position.get(self._home(node), -1) for node in owned}
         self._fixed = {node: home for node, home in homes.items() if home >= 0}
         groups = [[node for node in group if node in homes] for group in self.capture.together]
@@ -368,17 +363,15 @@ class Ownership:
         """The parameter, buffer or constant that a node stands for; empty: none."""
         return self.placeholders[node][1] if node.op == "placeholder" else ""
 
-    def _find_late(self) -> set[fx.Node]:
+    def _find_late(self) -> None:
         """The glue that reads a tensor of one partition together with what a later one makes."""
-        place, found = {"": -1, **{name: n for n, name in enumerate(self.order)}}, set[fx.Node]()
-        self._late = found  # of which `_home` says nothing
+        place = {"": -1, **{name: n for n, name in enumerate(self.order)}}
         least: dict[fx.Node, int] = {}
         for node in self.nodes:
             made = max((least[each] for each in node.all_input_nodes), default=-1)
             if not is_call(node) and made > place.get(self._home(node), -1) >= 0:
-                found.add(node)
+                self._late.add(node)  # of which `_home` says nothing
             least[node] = made if node.op == "placeholder" else max(made, place.get(self._home(node), -1))
-        return found
 
     def _find_early(self) -> set[fx.Node]:
         """The glue that reads a tensor of one partition for an earlier one, which can only be lent it."""
@@ -473,11 +466,11 @@ class Ownership:
             found += self._readers(user) if is_item(user) or user in self.counted else [user]
         return [each for each in found if each in self.owner]
 
-    def _bytes(self, node: fx.Node, place: int) -> float:
+    def _bytes(self, node: fx.Node, place: int) -> int:
         """Bytes that cross between partitions on account of this node, were it run at `place`."""
-        brought: float = sum(self.size_of(each) for each in self._sources(node) if not self._is_at(each, place, node))
+        brought = sum(self.size_of(each) for each in self._sources(node) if not self._is_at(each, place, node))
         away = {self.owner[each] for each in self._readers(node)} - {place}
-        taken: float = self.size_of(node) * len(away)
+        taken = self.size_of(node) * len(away)
         return brought + taken
 
     def _is_at(self, source: fx.Node, place: int, reader: fx.Node) -> bool:
@@ -495,12 +488,3 @@ def is_size(node: fx.Node) -> bool:
 def _is_counted(node: fx.Node) -> bool:
     """True if a node's value is a number that depends on values."""
     return isinstance(node.meta.get("val"), _NUMBERS) and bool(free_unbacked_symbols(node.meta["val"]))
-
-
-def value_bytes(node: fx.Node, evaluate: Any) -> float:
-    """Bytes of a node's value (the sum over a tuple), `evaluate` turning symbolic sizes into numbers."""
-    total = 0.0
-    for leaf in tensor_leaves(node.meta.get("val")):
-        elements: int = math.prod(evaluate(size) for size in leaf.shape)
-        total += elements * leaf.element_size()
-    return total

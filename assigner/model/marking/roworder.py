@@ -90,6 +90,10 @@ class Symbols:
         values.update(dict.fromkeys(free_unbacked_symbols(size), rows or self.example_rows or 1))
         return int(size.node.expr.subs(values))
 
+    def bytes(self, tensor: torch.Tensor, rows: int | None = None) -> int:
+        """Those of a tensor, likewise."""
+        return math.prod(self.number(size, rows) for size in tensor.shape) * tensor.element_size()
+
     def many(self, size: Any) -> int:
         """A size for `MANY_ROWS` rows."""
         return self.number(size, MANY_ROWS)
