@@ -19,8 +19,8 @@ from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import Replica, Stage
 from assigner.model.marking import PartitionGraph, partition_graph
+from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
-from assigner.model.marking.recuts import recut
 from assigner.model.workload import Workload, call_arguments
 
 if TYPE_CHECKING:

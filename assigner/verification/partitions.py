@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from assigner.errors import AssignerError, MarkingError, UsageError
+from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
-from assigner.model.marking.recuts import recut
 from assigner.runtime.batch.variants import lending_under
 from assigner.runtime.checkpoints.wholestate import UnreadState
 from assigner.runtime.forward.remat import Rematerialisation

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from assigner.model.deferred import slot_of
 from assigner.model.marking import Value
 from assigner.model.marking.casting import casting
+from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
 from assigner.model.marking.forwards import forwards_called
 from assigner.model.marking.owncopies import own_copy
-from assigner.model.marking.recuts import recut
 from assigner.model.marking.writing import StepStores
 from assigner.usercode import user_code
 from assigner.verification.comparing import Difference, Moment, difference

@@ -27,7 +27,7 @@ from workloads import WIDTH, Reference, graph_of, language, make_plan, numbers, 
 
 from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import Value, partition_graph
-from assigner.model.marking.recuts import recut
+from assigner.model.marking.cut import recut
 
 if TYPE_CHECKING:
     from collections.abc import Callable

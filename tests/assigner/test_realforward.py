@@ -11,8 +11,8 @@ from torch import nn
 
 from assigner import MarkingError, UsageError, Workload
 from assigner.model.marking import PartitionGraph, Value, partition_graph, realforward
+from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key, input_structure
-from assigner.model.marking.recuts import recut
 from assigner.model.workload import call_arguments
 
 WIDTH = 8

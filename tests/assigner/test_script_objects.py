@@ -24,7 +24,7 @@ from workloads import WIDTH, make_plan, workload
 from assigner import Pipeline, Workload
 from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import partition_graph
-from assigner.model.marking.recuts import recut
+from assigner.model.marking.cut import recut
 from assigner.model.workload import call_arguments
 from assigner.runtime.outsidevalues import OutsideValues
 

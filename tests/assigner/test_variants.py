@@ -408,7 +408,7 @@ def test_a_number_that_goes_on_changing_is_told_of(monkeypatch):
 def test_few_keys_and_graphs_are_kept(monkeypatch):
     """Shapes without end do not fill the memory: the oldest graphs go."""
     monkeypatch.setattr("assigner.runtime.batch.variants._MOST_VARIANTS", 2)
-    monkeypatch.setattr("assigner.model.marking.recuts._MOST_RECUTS", 2)
+    monkeypatch.setattr("assigner.model.marking.cut._MOST_RECUTS", 2)
     made = replace(workload(Choosy, "a", "b", "c", batch=choosy), name="kept")
     reference = Reference(made)
     with Pipeline(made, make_plan(made, micro_batches=1), graph=partition_graph(made)) as pipeline:

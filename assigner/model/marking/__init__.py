@@ -4,7 +4,7 @@ What a training script hands over becomes pieces that a rank can build and run a
 
     marks                                 which modules are partitions
     capture, cut, cutter, glue, graph     one forward as a graph, cut into partitions; who runs what lies between them
-    recuts, lending                       the same for other inputs, and in the other mode; what is lent there
+                                          the same for other inputs, and in the other mode
     blocks, roworder                      outputs that are not those of micro-batches behind each other; in which order
                                           an operation leaves rows, and whether their numbers
     opaque, modules                       modules and Functions as one call of that graph; which modules, and which of

@@ -149,15 +149,15 @@ def capture(
     marked: Sequence[str],
     inputs: Any,
     *,
-    autocast: str | None = None,
-    any_rows: bool = True,
-    row_leaves: RowLeaves | None = None,
-    training: bool = True,
-    learner: Learner | None = None,
-    these_sizes: bool = False,
-    opened: Mapping[str, CrossingError] | None = None,
-    others: Sequence[CapturedTables] = (),
-    originals: Mapping[str, torch.Tensor] | None = None,
+    autocast: str | None,
+    any_rows: bool,
+    row_leaves: RowLeaves | None,
+    training: bool,
+    learner: Learner,
+    these_sizes: bool,
+    opened: Mapping[str, CrossingError],
+    others: Sequence[CapturedTables],
+    originals: Mapping[str, torch.Tensor],
 ) -> Capture:
     """Capture one forward, in the mode that the model is in.
 
@@ -171,7 +171,7 @@ def capture(
         row_leaves: Which inputs carry rows; None: those whose first dimension is that of the first tensor.
         training: It runs with gradients; False: under torch.no_grad(), as evaluation does.
         these_sizes: It need not hold for other sizes of the inputs than these, beside the rows.
-        learner: Learns what opaque modules give whose forward needs values; None: such a forward is an error.
+        learner: Learns what opaque modules give whose forward needs values.
         opened: Unmarked modules whose code is followed, as in another capture, each with why.
         others: What other captures leave, which this one may find.
         originals: Buffers in their places as the builder has made them, by name.
@@ -182,7 +182,7 @@ def capture(
     check_arguments(type(model).__name__, model.forward, inputs)
     with unregistered_named(model), silence(), torch.set_grad_enabled(training):
         learnt: dict[str, Sequence[LearntCall]] = {}
-        opened = dict(opened or {})
+        opened = dict(opened)
         checks = Checks(model)
         tries = _ANY_ROWS if any_rows else _THESE_SIZES if these_sizes else _THESE_ROWS
         while True:
@@ -200,10 +200,10 @@ def capture(
                     found = _first_export(first, learnt, dependence, type(model).__name__, tries)
                 except MarkingError:
                     wanted = {name: why for name, why in dependence.wanting.items() if name not in learnt}
-                    if learner is None or not wanted:
+                    if not wanted:
                         raise
                 else:
-                    found.opened, found.found = opened, originals or {}
+                    found.opened, found.found = opened, originals
                     may_find = [each for each in others if found.reads.among(each.left.values)]
                     if found.tables or may_find:
                         found.kept = check_tables(type(model).__name__, found.traced, found.tables, may_find, again)

@@ -1,4 +1,4 @@
-"""A workload's model as a graph of partitions."""
+"""A workload's model as a graph of partitions, and cut again: for other inputs, or in the other mode."""
 
 from __future__ import annotations
 
@@ -7,35 +7,39 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.mutation import storage_of
+from assigner.model.deferred.originals import keep_left
 from assigner.model.deferred.origins import digest
 from assigner.model.deferred.vocabulary import vocabulary_of
-from assigner.model.marking.capture import Capture, capture
+from assigner.model.marking.capture import Capture, capture, opened_in_vain
 from assigner.model.marking.cutter import Cutter
 from assigner.model.marking.domain import input_key
-from assigner.model.marking.leftovers import check_loss
+from assigner.model.marking.isolation import CrossingError
+from assigner.model.marking.leftovers import check_apart, check_followed, check_loss, left_by_module
 from assigner.model.marking.marks import Mark, find_marks
-from assigner.model.marking.modules import modules_outside
+from assigner.model.marking.modules import modules_inside, modules_outside, opaque_modules
 from assigner.model.marking.realforward import Maker, example_inputs, learn
 from assigner.model.marking.rows import EXAMPLE_ROWS, batch_rows, find_carriers
-from assigner.model.marking.tables import CapturedTables, FoundTables
+from assigner.model.marking.tables import CapturedTables, FoundTables, neighbours
 from assigner.model.members import named_parameters
 from assigner.model.workload import call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    import torch
     from torch import nn
+    from torch.utils._pytree import TreeSpec
 
     from assigner.model.marking.domain import InputKey
     from assigner.model.marking.fakeforward import Named
-    from assigner.model.marking.graph import ModelOutput, PartitionGraph
-    from assigner.model.marking.isolation import CrossingError
+    from assigner.model.marking.graph import ModelOutput, PartitionGraph, Piece
+    from assigner.model.marking.leftovers import Notes
     from assigner.model.marking.observation import LearntCall
     from assigner.model.marking.rows import RowLeaves
     from assigner.model.workload import Workload
@@ -55,7 +59,7 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     """
     deferred = DeferredModel(workload.model, seed=workload.seed)
     check_mode(workload, deferred)
-    check_names(workload, deferred)
+    _check_names(workload, deferred)
     _ = deferred.origins  # before a forward runs, which may note the time in a list
     marked = find_marks(deferred.model, workload.marks if marks is None else tuple(marks))
     example = workload.make_batch(EXAMPLE_ROWS, workload.seed)
@@ -64,39 +68,34 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     def maker(rows: int) -> Any:
         return workload.make_batch(rows, workload.seed)[0]
 
-    captured = captured_for(deferred, marked, example[0], maker, rows.inputs, autocast=workload.autocast)
+    captured = _captured_for(deferred, marked, example[0], maker, rows.inputs, autocast=workload.autocast)
     check_loss(workload.loss, deferred.model, captured.left)
-    read = read_by(deferred.model, modules_outside(deferred.model, captured.opaque))
+    read = _read_by(deferred.model, modules_outside(deferred.model, captured.opaque))
     cut = Cutter(deferred, marked, captured, workload.autocast, rows=rows).cut()
     if not cut.output.rows_known and rows.inputs is not None:
         with contextlib.suppress(UsageError, MarkingError):
             twice = workload.make_batch(2 * EXAMPLE_ROWS, workload.seed)
-            second = captured_for(
+            second = _captured_for(
                 deferred, marked, twice[0], maker, rows.inputs, autocast=workload.autocast, any_rows=False
             )
             larger = Cutter(deferred, marked, second, workload.autocast, rows=rows).output()
-            cut = replace(cut, output=following(cut.output, larger, rows.group * EXAMPLE_ROWS))
+            cut = replace(cut, output=_following(cut.output, larger, rows.group * EXAMPLE_ROWS))
     calls: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for call in captured.calls:
         calls[call.label].append(call.effects.order)
     order = {label: _together(each) for label, each in calls.items()}
     return replace(
         cut, read=read, read_elsewhere=captured.read_elsewhere, left=captured.left, order=order,
-        notes=[captured.notes], opened=captured.opened, tables=[tables_of(captured, training=True)],
+        notes=[captured.notes], opened=captured.opened, tables=[_tables_of(captured, training=True)],
         rows=rows, maker=maker, learnt=any(call.learnt for call in captured.calls),
     )  # fmt: skip
 
 
-def following(output: ModelOutput, larger: ModelOutput, rows: int) -> ModelOutput:
+def _following(output: ModelOutput, larger: ModelOutput, rows: int) -> ModelOutput:
     """What two captures by numbers say of the rows of an output: a list with an entry for each makes such captures.
 
-    Args:
-        output: Of the first, for so many rows.
-        larger: Of the second, for twice as many.
-        rows: The first number of rows.
-
-    Returns:
-        The first, with rows where a size follows them; where the two differ in more than sizes it is as it was.
+    It is that of the first, for so many rows, and has rows where a size is twice as large in the second, for twice as
+    many; where the two differ in more than sizes it is as it was.
     """
     pairs = [*zip(output.tensors, larger.tensors, strict=False)]
     if (output.structure, len(output.tensors)) != (larger.structure, len(larger.tensors)) or any(
@@ -112,7 +111,7 @@ def following(output: ModelOutput, larger: ModelOutput, rows: int) -> ModelOutpu
     return replace(output, rows=tuple(dims[0] if len(dims) == 1 else None for dims in found), rows_known=True)
 
 
-def read_by(model: nn.Module, outside: Named) -> Memento:
+def _read_by(model: nn.Module, outside: Named) -> Memento:
     """The Python values that the code of some of a model's modules can read, as they are."""
     own, modules = {id(each) for _, each in outside}, [*model.modules()]
     vocabulary = vocabulary_of((each for _, each in outside), (each for each in modules if id(each) not in own))
@@ -140,7 +139,7 @@ def check_mode(workload: Workload, deferred: DeferredModel) -> None:
         )
 
 
-def check_names(workload: Workload, deferred: DeferredModel) -> None:
+def _check_names(workload: Workload, deferred: DeferredModel) -> None:
     """Refuse to train a model that tells its optimizer other names than those under which it holds its parameters.
 
     Raises:
@@ -160,11 +159,11 @@ def check_names(workload: Workload, deferred: DeferredModel) -> None:
             )
 
 
-def captured_for(
+def _captured_for(
     deferred: DeferredModel,
     marked: Mapping[str, Mark],
     inputs: Any,
-    maker: Maker | None,
+    maker: Maker,
     row_leaves: RowLeaves | None,
     *,
     autocast: str | None,
@@ -181,27 +180,239 @@ def captured_for(
     """
     leaves, structure = pytree.tree_flatten(call_arguments(inputs))
     _, carriers = find_carriers(row_leaves, inputs, leaves)
+    tables = {place.name for each in others for place, _ in each.left.values.values()}
+    tables &= {name for name, _ in deferred.model.named_buffers()}
 
     def learn_calls(names: Sequence[str], wanted: Mapping[str, Exception | None]) -> Mapping[str, Sequence[LearntCall]]:
-        assert maker is not None
         batches = example_inputs(maker, leaves, carriers)
         return learn(deferred, names, batches, structure, wanted=wanted, autocast=autocast, training=training)
 
     return capture(
         deferred.model, list(marked), inputs, autocast=autocast, any_rows=any_rows, row_leaves=row_leaves,
-        training=training, learner=None if maker is None else learn_calls,
+        training=training, learner=learn_calls,
         these_sizes=sized is not None and input_key(structure, leaves).differs_in_rows(sized, carriers),
-        opened=opened, others=others, originals=_originals(deferred, others),
+        opened=opened or {}, others=others, originals=deferred.materialise(tables) if tables else {},
     )  # fmt: skip
 
 
-def _originals(deferred: DeferredModel, tables: Sequence[CapturedTables]) -> dict[str, torch.Tensor]:
-    """The buffers in whose places tables are, as the builder has made them."""
-    names = {place.name for each in tables for place, _ in each.left.values.values()}
-    return deferred.materialise(names & {name for name, _ in deferred.model.named_buffers()}) if names else {}
-
-
-def tables_of(captured: Capture, *, training: bool) -> CapturedTables:
+def _tables_of(captured: Capture, *, training: bool) -> CapturedTables:
     """What a capture leaves for the next one, empty where it leaves nothing."""
     left = captured.kept or FoundTables(captured.domain.example, {})
     return CapturedTables(training, captured.opened, left)
+
+
+_MOST_RECUTS = 64
+UNREAD = ""
+"""Stands for a partition, where none holds what is lent."""
+
+
+def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, training: bool) -> PartitionGraph:
+    """The same model cut again, for other inputs or in the other mode; what can stay where it was stays.
+
+    Args:
+        graph: The model as it was cut first; it keeps the last ones that were made of it.
+        structure: Of the model's (args, kwargs).
+        leaves: A micro-batch's flattened inputs.
+        training: The mode that it is cut in: as it was built, or after `model.eval()`.
+
+    Returns:
+        Its partitions have the same names; one whose modules are not called is left out.
+
+    Raises:
+        MarkingError: the forward cannot be cut for these inputs.
+    """
+    key, made = input_key(structure, leaves), graph.recuts[training]
+    found = next((each for each in made if each.domain.admits(key)), None)
+    if found is None:
+        args, kwargs = pytree.tree_unflatten([_on_cpu(leaf) for leaf in leaves], structure)
+        found = _recut(graph, kwargs or args, training=training)
+        made.append(found)
+        del made[:-_MOST_RECUTS]
+    return found
+
+
+def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGraph:
+    deferred = graph.deferred
+    marked, opened = find_marks(deferred.model, graph.marks), dict(graph.opened)
+    left = [each for each in graph.tables if each.left.values]
+    while True:
+        captured = _captured_again(graph, marked, inputs, training=training, opened=opened, others=left)
+        try:
+            cutter = Cutter(
+                deferred, marked, captured, graph.last.autocast, rows=graph.rows, base=graph, training=training
+            )
+            cut = cutter.cut()
+            if not training:
+                _check_called(graph, cut)
+            break
+        except CrossingError as error:
+            if training or not error.module or error.module in captured.opened:
+                raise
+            names = (name for name, _ in modules_inside(deferred.model, error.module))
+            opened = {**captured.opened, **dict.fromkeys(names, error)}
+    followed = _followed(graph, captured)
+    read_elsewhere = captured.read_elsewhere | captured.notes.reads.of(followed)
+    read = _read_by(deferred.model, followed) if followed else cut.read
+    _check_notes(graph, captured.notes)
+    _check_found(graph, marked, captured, training=training)
+    try:
+        check_apart(deferred.model, graph.left, read_elsewhere)
+        check_followed(followed, read, graph.left)
+    except CrossingError as error:
+        raise opened_in_vain(error, captured.opened) from error
+    check_apart(deferred.model, captured.left, graph.read_elsewhere)
+    keep_left(deferred.model, left_by_module(deferred.model, captured.left))
+    return replace(cut, read=read, read_elsewhere=read_elsewhere)
+
+
+def _followed(graph: PartitionGraph, captured: Capture) -> Named:
+    """The modules whose own code is followed in a capture, and was one call, or within one, in the first one."""
+    model = graph.deferred.model
+    known = modules_outside(model, opaque_modules(model, graph.marks, graph.opened))
+    names = {name for name, _ in known}
+    return [(name, each) for name, each in modules_outside(model, captured.opaque) if name not in names]
+
+
+def _check_called(graph: PartitionGraph, cut: PartitionGraph) -> None:
+    """Partitions call the modules that they have under the plan.
+
+    Raises:
+        CrossingError: one calls an unmarked module that another has, that training does not use or that has no tensors:
+            its code can be followed.
+    """
+    held = {name for piece in graph.pieces for name in piece.state} | graph.unread
+    for piece in cut.pieces:
+        for name in piece.called:
+            own = {f"{name}.{each}" for each in graph.deferred.model.get_submodule(name).state_dict()}
+            if name not in graph.piece[piece.name].called and own <= held:
+                error = CrossingError(f"{piece.name!r} calls {name!r}, which it does not have under the plan")
+                error.module = name
+                raise error
+
+
+def _captured_again(
+    graph: PartitionGraph,
+    marked: Mapping[str, Mark],
+    inputs: Any,
+    *,
+    training: bool,
+    opened: Mapping[str, CrossingError],
+    others: Sequence[CapturedTables],
+) -> Capture:
+    assert graph.maker is not None  # it is one that was cut first
+    with graph.deferred.mode(training=training):
+        return _captured_for(
+            graph.deferred, marked, inputs, graph.maker, graph.rows.inputs,
+            autocast=graph.last.autocast, any_rows=False, training=training,
+            sized=graph.domain.example if graph.learnt else None, opened=opened, others=others,
+        )  # fmt: skip
+
+
+def _check_found(graph: PartitionGraph, marked: Mapping[str, Mark], captured: Capture, *, training: bool) -> None:
+    """Earlier captures must hold where they find the tables that this one leaves, too.
+
+    Raises:
+        MarkingError: one does not.
+    """
+    own = _tables_of(captured, training=training)
+    for other in neighbours(graph.tables, own.left.count) if captured.tables else ():
+        if not other.left.values or not captured.traced.leaves(captured.tables, other.left):
+            inputs, opened = other.left.sizes.inputs(), {**other.opened, **captured.opened}
+            _captured_again(graph, marked, inputs, training=other.training, opened=opened, others=[own])
+    graph.tables.append(own)
+    del graph.tables[1:-_MOST_RECUTS]
+
+
+def _check_notes(graph: PartitionGraph, notes: Notes) -> None:
+    """Each forward was captured as the first one: what others leave, it must not find, or find as it leaves it.
+
+    Args:
+        graph: The first capture's, which learns of this one.
+        notes: Of another one.
+
+    Raises:
+        MarkingError: a forward may find what another one has set, by which its graph was not captured.
+    """
+    for others in graph.notes:
+        if found := notes.found_of(others) or others.found_of(notes):
+            raise MarkingError(
+                f"the forward of {type(graph.deferred.model).__name__} sets {found} outside its partitions to"
+                " another value for these inputs than for those before, or in one mode alone, and may read it: a"
+                " captured graph would go on with its own",
+                hint="mark a larger module that contains the line, or set it in the model's builder",
+            )
+    if not any(map(notes.says_as, graph.notes)):
+        graph.notes.append(notes)
+
+
+def _on_cpu(leaf: Any) -> Any:
+    """An input to capture with, where captures run: only its shape and type count."""
+    if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+        return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="cpu")
+    return leaf
+
+
+def lent(
+    graph: PartitionGraph, base: PartitionGraph, workers: Mapping[str, tuple[str, ...]]
+) -> dict[str, dict[str, str]]:
+    """By partition the tensors that it reads in evaluations and can be lent, each with the partition that holds it.
+
+    That is one of the same workers: both read one tensor. Or it is `UNREAD`: none holds it, for training does not use
+    it, and every rank has it as it was built or loaded. Nothing of the evaluation may write it: no order of what two
+    partitions do is kept there.
+
+    Args:
+        graph: Of evaluations.
+        base: The plan's own.
+        workers: Of each partition.
+    """
+    held = _held(base)
+    unread, written = _unread(base), _storages(graph, {*graph.changed, *graph.written})
+    found: dict[str, dict[str, str]] = {}
+    for piece in graph.pieces:
+        own = {*base.piece[piece.name].state}
+        lenders = {_path(name): piece.name for name in own & {*piece.state}}
+        found[piece.name] = {}
+        for name in piece.state:
+            if name in own or not written.isdisjoint(_storages(graph, [name])):
+                continue
+            near = [each for each in held[name] if workers[each] == workers[piece.name]]
+            if base.canonical.get(name, name) in unread:
+                near = [UNREAD]
+            if near and _is_apart(name, near[0], piece, lenders):
+                found[piece.name][name] = near[0]
+    return found
+
+
+def _held(base: PartitionGraph) -> defaultdict[str, list[str]]:
+    """The partitions that hold a tensor, by its name."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for piece in base.pieces:
+        for name in piece.state:
+            found[name].append(piece.name)
+    return found
+
+
+def _unread(base: PartitionGraph) -> set[str]:
+    """The names of tensors that no partition holds, not even as a part of another one's memory."""
+    taken = _storages(base, (name for piece in base.pieces for name in piece.state))
+    return {name for name in base.unread if taken.isdisjoint(_storages(base, [name]))}
+
+
+def _storages(graph: PartitionGraph, names: Iterable[str]) -> set[int]:
+    built = graph.deferred.tensors()
+    return {storage_of(built[name]) for name in names if name in built}
+
+
+def _path(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _is_apart(name: str, lender: str, piece: Piece, lenders: dict[str, str]) -> bool:
+    """Whether the module that has a tensor can stand in a partition as its lender has it, beside what is there."""
+    path = _path(name)
+    if not path:
+        return True
+    if lender != UNREAD and any(f"{each}.".startswith(f"{path}.") for each in piece.called):
+        return False
+    return lenders.setdefault(path, lender) == lender

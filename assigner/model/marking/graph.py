@@ -210,7 +210,7 @@ class PartitionGraph:
         tables: Likewise, with the tables that it keeps for the next one.
         opened: The unmarked modules whose code was followed, each with why.
         rows: What carries the rows of a batch.
-        maker: Has batches with values, for partitions whose forward needs them to be captured; None: there are none.
+        maker: Has batches with values, for partitions whose forward needs them to be captured; None: it was cut again.
         learnt: What a partition returns was learnt from batches with values, for these sizes beside the rows.
         recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
     """
@@ -412,10 +412,10 @@ class PartitionGraph:
     def rebuild(
         self,
         modules: Mapping[str, fx.GraphModule],
-        device: torch.device | str = "cpu",
-        constants: frozenset[str] = frozenset(),
-        lent: Mapping[str, Mapping[str, str]] | None = None,
-        unread: Mapping[str, torch.Tensor] | None = None,
+        device: torch.device,
+        constants: frozenset[str],
+        lent: Mapping[str, Mapping[str, str]],
+        unread: Mapping[str, torch.Tensor],
     ) -> dict[str, fx.GraphModule]:
         """This rank's partitions of this graph, around the modules and tensors of those that another one has.
 
@@ -427,10 +427,10 @@ class PartitionGraph:
             unread: What no partition of the first capture holds, with its values on the device.
         """
         wanted = {name for each in modules if each in self.piece for name in self.piece[each].buffers} & constants
-        tensors = {**(self.deferred.materialise(wanted, device) if wanted else {}), **(unread or {})}
-        lenders = {name: {each: modules[by] for each, by in (lent or {}).get(name, {}).items()} for name in modules}
+        tensors = {**(self.deferred.materialise(wanted, device) if wanted else {}), **unread}
+        lenders = {name: {each: modules[by] for each, by in lent.get(name, {}).items()} for name in modules}
         return {
-            name: around_module(module, self.piece[name], torch.device(device), tensors, lenders[name])
+            name: around_module(module, self.piece[name], device, tensors, lenders[name])
             for name, module in modules.items()
             if name in self.piece
         }

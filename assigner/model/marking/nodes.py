@@ -79,7 +79,7 @@ STATE = (InputKind.PARAMETER, InputKind.BUFFER)
 
 def opaque_arguments(node: fx.Node) -> tuple[int, list[fx.Node], list[Any]]:
     """An opaque call's number, its tensors and its sizes."""
-    return cast("Any", node.args)
+    return cast("tuple[int, list[fx.Node], list[Any]]", node.args)
 
 
 def written_by(node: fx.Node, calls: Sequence[OpaqueCall]) -> list[fx.Node]:

@@ -25,10 +25,9 @@ from assigner.formats.orders import written_order
 from assigner.formats.plan import Plan
 from assigner.location import rank_of
 from assigner.model.marking import PartitionGraph
+from assigner.model.marking.cut import UNREAD, lent, recut
 from assigner.model.marking.domain import InputKey, input_key
-from assigner.model.marking.lending import UNREAD, lent
 from assigner.model.marking.modules import TOO_FEW_VALUES
-from assigner.model.marking.recuts import recut
 from assigner.runtime.batch.headers import header_routes
 from assigner.runtime.batch.microbatch import MicroBatch
 from assigner.runtime.messages.transport import Transport
@@ -286,7 +285,7 @@ def _check_values(given: InputKey, error: AssignerError) -> None:
 def lending_under(
     plan: Plan, graph: PartitionGraph, base: PartitionGraph, *, training: bool
 ) -> dict[str, dict[str, str]]:
-    """What partitions of a graph are lent under a plan, as `lending.lent` has it; in training nothing.
+    """What partitions of a graph are lent under a plan, as `lent` has it; in training nothing.
 
     Args:
         plan: For `base`.
