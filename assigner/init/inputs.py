@@ -26,9 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner.init.draft import DraftInput, DraftOutput
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.marking.decisions import decided
 from assigner.model.marking.exportable import fake_tensors
-from assigner.model.marking.fakeforward import is_tensor
+from assigner.model.marking.fakeforward import decided, is_tensor
 from assigner.model.marking.silence import unlogged
 
 if TYPE_CHECKING:

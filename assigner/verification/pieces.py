@@ -18,7 +18,7 @@ from assigner.model.marking import Value
 from assigner.model.marking.casting import casting
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
-from assigner.model.marking.forwards import forwards_called
+from assigner.model.marking.modules import forwards_called
 from assigner.model.marking.owncopies import own_copy
 from assigner.model.marking.writing import StepStores
 from assigner.usercode import user_code

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.model.deferred.modes import settle_mode
 from assigner.model.marking.casting import casting
-from assigner.model.marking.forwards import forwards_called
+from assigner.model.marking.modules import forwards_called
 from assigner.model.members import named_buffers, named_parameters, parameters
 from assigner.runtime.batch.staterows import state_of, with_states
 from assigner.runtime.step.batchnorm import DeferredStatistics

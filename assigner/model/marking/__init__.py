@@ -7,21 +7,20 @@ What a training script hands over becomes pieces that a rank can build and run a
                                           the same for other inputs, and in the other mode
     blocks, roworder                      outputs that are not those of micro-batches behind each other; in which order
                                           an operation leaves rows, and whether their numbers
-    opaque, modules                       modules and Functions as one call of that graph; which modules, and which of
-                                          them look at a whole micro-batch
-    exportable                            the model as torch.export can take it
+    opaque, modules                       modules and Functions as one call of that graph; which modules, how their
+                                          forward is called, where it has failed, and which look at a whole micro-batch
+    exportable                            the model as torch.export can take it, and does not convert it
     collecting                            hidden states that transformers collects of its layers
-    interception, conversions, decisions, checks, isolation, leftovers, surroundings
-                                          what the forward does that no graph holds, caught while it runs: hooks, both
-                                          ways of a decision, checks of values, Python state
+    interception, checks, isolation, leftovers
+                                          what the forward does that no graph holds, caught while it runs: hooks, checks
+                                          of values, Python state
     tables                                what that keeps for its next call, and whether other sizes leave the same
-    forwards                              marked modules whose forward is called by that name
     functional, writing, nodes            a graph without writes, whose values each lie in one memory; what stands in it
                                           for them; what a node says, regions without gradient among the others
     unseen                                of the writes those that autograd does not see, into what backwards have saved
-    failedforward                         where one has failed, in words
-    fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values
-    operations, listing                   which operations it runs: for ranks to compare, and as a graph would have them
+    fakeforward, observation, realforward what a module gives: on fake tensors, whichever way decisions on values go, or
+                                          learnt from a few rows with values
+    operations                            which operations it runs: for ranks to compare, and as a graph would have them
     domain, rows                          for which inputs a graph holds; what of a batch carries its rows
     partitionmodule, content              one partition as a module; what it holds
     owncopies                             its modules, copied with the functions in them that lead to them

@@ -26,8 +26,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.model.deferred.mutation import storage_of, tensor_leaves, written_tensors
-from assigner.model.marking.listing import Listed, ListedWrites, Way
 from assigner.model.marking.opaque import is_call
+from assigner.model.marking.operations import Listed, ListedWrites, Way
 from assigner.model.marking.roworder import RowOrder, RowStep, Symbols, numbers_of, order_of, plain_order
 from assigner.model.marking.writing import is_write
 

@@ -34,13 +34,12 @@ from assigner.model.marking.casting import casting
 from assigner.model.marking.checks import Check, Checks
 from assigner.model.marking.domain import Domain, check_arguments, find_domain, input_key, input_structure
 from assigner.model.marking.exportable import exportable
-from assigner.model.marking.failedforward import failed_at
 from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions, RowsFixedError
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.leftovers import FirstReads, Notes, attribute_of, left_behind
-from assigner.model.marking.modules import opaque_modules, unregistered_named
+from assigner.model.marking.modules import failed_at, opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone, without_regions
 from assigner.model.marking.observation import LearntCall, ValueDependence
 from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, replaced

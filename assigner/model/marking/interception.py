@@ -44,7 +44,7 @@ from assigner.model.deferred.caches import clear_caches, that_made
 from assigner.model.deferred.memento import Memento, StateChange
 from assigner.model.deferred.mutation import branched
 from assigner.model.marking.checks import stating
-from assigner.model.marking.conversions import unmoved
+from assigner.model.marking.exportable import unmoved
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.leftovers import FirstReads
 from assigner.model.marking.modules import check_hooks

@@ -6,7 +6,9 @@ them, and what it is given as arguments. Whatever else its forward reads, or lea
 
 from __future__ import annotations
 
+import contextvars
 import enum
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +22,9 @@ from assigner.model.deferred.contents import memory_of
 from assigner.model.deferred.keepers import ABSENT
 from assigner.model.deferred.memento import Memento, StateChange
 from assigner.model.deferred.mutation import storage_of
+from assigner.model.marking.collecting import collector_variable
 from assigner.model.marking.fakeforward import own_tensors
 from assigner.model.marking.modules import modules_inside, modules_outside
-from assigner.model.marking.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
@@ -33,6 +35,7 @@ _PLAIN = (
     bool, int, float, complex, str, bytes, slice, range, set, frozenset, enum.Enum, type(None), type(...),
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
 )  # fmt: skip
+_COMPILERS = ("TORCHINDUCTOR_", "TRITON_")  # keep their folders in the environment once they have run
 
 
 class CrossingError(MarkingError):
@@ -247,3 +250,43 @@ def check_bare(label: str, tensors: Sequence[torch.Tensor], does: str, usual: Co
                 f"{label} {does} a tensor with an attribute of its own, {hung[0]!r}: between workers it would be lost",
                 hint="pass the attribute's value as an argument or a result of its own",
             )
+
+
+class Surroundings:
+    """What a forward can be told beside its arguments, as it is now.
+
+    Context variables, the environment, torch's default type: each worker has its own, and a forward that runs again
+    finds those that its first run has left.
+    """
+
+    def __init__(self) -> None:
+        self._variables = dict(contextvars.copy_context().items())
+        self._variables.pop(collector_variable(), None)
+        self._environment = dict(os.environ)
+        self._type = torch.get_default_dtype()
+
+    def changes(self) -> list[str]:
+        """The names of those that are another now, for people."""
+        now = Surroundings()
+        found = [
+            f"the context variable {each.name!r}"
+            for each in {**self._variables, **now._variables}
+            if self._variables.get(each, ABSENT) is not now._variables.get(each, ABSENT)
+        ]
+        if self._environment != now._environment:
+            names = [
+                name
+                for name in {**self._environment, **now._environment}
+                if self._environment.get(name) != now._environment.get(name) and not name.startswith(_COMPILERS)
+            ]
+            found += [f"the environment variable {name!r}" for name in names]
+        return found + (["torch's default type"] if self._type is not now._type else [])
+
+    def put_back(self) -> None:
+        """Have them as they were; but for context variables, which are those of the context that a call runs in."""
+        for name in {**self._environment, **os.environ}:
+            if name not in self._environment:
+                del os.environ[name]
+            elif os.environ.get(name) != self._environment[name]:
+                os.environ[name] = self._environment[name]
+        torch.set_default_dtype(self._type)

@@ -1,10 +1,18 @@
-"""Which of a model's modules a capture calls as a whole, which it follows, and which look at a whole micro-batch."""
+"""Which of a model's modules a capture calls as a whole, which it follows, and which look at a whole micro-batch.
+
+A marked module whose forward is called by that name, `block.forward(x)`: it is a call of the module. Torch runs none of
+the module's hooks then. A partition calls its module, so both are the same where there are none.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from typing import TYPE_CHECKING
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -16,9 +24,11 @@ from assigner.errors import MarkingError
 from assigner.model.deferred.ownership import STANDARD
 from assigner.model.deferred.reach import reach
 from assigner.model.members import named_buffers, parameters
+from assigner.model.plainvalues import dtype_name
+from assigner.usercode import UNKNOWN, running_line, user_line
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 TOO_FEW_VALUES = "more than 1 value per channel"
 """What torch says where a batch leaves BatchNorm or InstanceNorm nothing to normalise by."""
@@ -135,3 +145,99 @@ def check_hooks(model: nn.Module, opaque: Sequence[str]) -> None:
             "a backward hook is registered for all modules (register_module_full_backward_hook)",
             hint="register it on the modules that it is meant for",
         )
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@contextlib.contextmanager
+def forwards_called(modules: Iterable[nn.Module], names: Mapping[int, str] | None = None) -> Iterator[None]:
+    """Have code in the block that calls `module.forward` call the module.
+
+    Not so within the module's own call, nor where its class has a `__call__` of its own, which does other work.
+
+    Args:
+        modules: Those that partitions call.
+        names: Of modules, by their ids, of which one that is called so must have no hooks: its partition would run
+            them. None: they may.
+
+    Raises:
+        MarkingError: such a module has hooks, or all modules have.
+    """
+    own = {id(each) for each in modules if calling_class(each) is nn.Module}
+
+    def watched(kind: type) -> Callable[[Any, str], Any]:
+        plain: Callable[[Any, str], Any] = kind.__getattribute__  # type: ignore[assignment]
+
+        def reading(module: Any, name: str) -> Any:
+            found = plain(module, name)
+            if name != "forward" or id(module) not in own or _is_within(module):
+                return found
+
+            @functools.wraps(found)
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                if names is not None:
+                    _check_unhooked(names[id(module)], module)
+                return module(*args, **kwargs)
+
+            return forward
+
+        return reading
+
+    with contextlib.ExitStack() as stack:
+        for kind in {type(each) for each in modules}:
+            stack.enter_context(mock.patch.object(kind, "__getattribute__", watched(kind)))
+        yield
+
+
+def _check_unhooked(name: str, module: nn.Module) -> None:
+    if any(getattr(module, each) or getattr(module_hooks, f"_global{each}") for each in _HOOKS):
+        raise MarkingError(
+            f"the forward of {name!r} is called by that name, at {running_line()}: torch runs none of the module's"
+            " hooks then, and its partition would",
+            hint="call the module itself, or register no hook on it (torch.nn.utils.weight_norm and spectral_norm"
+            " do; those of torch.nn.utils.parametrizations do not); or mark a larger module that contains the line",
+        )
+
+
+def calling_class(module: nn.Module) -> type:
+    """The class whose `__call__` a module has."""
+    return next(each for each in type(module).__mro__ if "__call__" in vars(each))
+
+
+def _is_within(module: nn.Module) -> bool:
+    """Whether a call of a module is under way in this thread."""
+    return any(
+        frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is module
+        for frame, _ in traceback.walk_stack(sys._getframe(2))
+    )
+
+
+_MOST = 100  # characters of what a module says of itself
+
+
+def failed_at(error: BaseException) -> str:
+    """`at FILE:LINE (code)`; in a library's module that no line of the user's has called, what that was given.
+
+        in Linear(in_features=8, out_features=16, bias=True), given float32[4, 6]
+
+    Args:
+        error: What the forward raised.
+    """
+    line = user_line(error)
+    return _innermost(error) or f"at {line}" if line == UNKNOWN else f"at {line}"
+
+
+def _innermost(error: BaseException) -> str:
+    """The innermost module whose forward was running, and the tensors that it was called with; empty: there is none."""
+    for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
+        code, module = frame.f_code, frame.f_locals.get("self")
+        if code.co_name == "forward" and isinstance(module, nn.Module):
+            arguments = (frame.f_locals.get(name) for name in code.co_varnames[1 : code.co_argcount])
+            given = [f"{dtype_name(each.dtype)}{[*each.shape]}" for each in arguments if isinstance(each, torch.Tensor)]
+            said = ""
+            with contextlib.suppress(Exception):  # code of others, while one of their errors is told
+                said = module.extra_repr()[:_MOST]
+            name = f"{type(module).__name__}{said and f'({said})'}"
+            return f"in {name}, given {', '.join(given)}" if given else f"in {name}"
+    return ""

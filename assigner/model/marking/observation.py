@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError
 from assigner.model.deferred.origins import digest
 from assigner.model.marking.fakeforward import Alias, any_way
-from assigner.model.marking.listing import Way
+from assigner.model.marking.operations import Way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

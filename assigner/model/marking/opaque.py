@@ -33,12 +33,13 @@ from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import Writes, storage_of, tensor_leaves
 from assigner.model.marking.casting import casting_within
 from assigner.model.marking.collecting import collect, switched_off
-from assigner.model.marking.decisions import Disagreement, decided
 from assigner.model.marking.fakeforward import (
+    Disagreement,
     Noting,
     WithoutValues,
     agreed,
     aliases_of,
+    decided,
     fresh_results,
     gradients_asked,
     gradients_taken,
@@ -48,14 +49,18 @@ from assigner.model.marking.fakeforward import (
     put_back,
     with_own_sizes,
 )
-from assigner.model.marking.forwards import calling_class, check_unhooked, forwards_called
-from assigner.model.marking.isolation import CrossingError, Isolation, check_bare, check_plain, check_unpacked
+from assigner.model.marking.isolation import (
+    CrossingError,
+    Isolation,
+    Surroundings,
+    check_bare,
+    check_plain,
+    check_unpacked,
+)
 from assigner.model.marking.leftovers import Leftovers
-from assigner.model.marking.listing import ListedWrites, Way
-from assigner.model.marking.modules import TOO_FEW_VALUES
+from assigner.model.marking.modules import TOO_FEW_VALUES, calling_class, forwards_called
 from assigner.model.marking.observation import RETURNED, CallEffects, LearntCall, ValueDependence
-from assigner.model.marking.operations import Operations
-from assigner.model.marking.surroundings import Surroundings
+from assigner.model.marking.operations import ListedWrites, Operations, Way
 from assigner.usercode import user_line
 
 
@@ -568,7 +573,7 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
     ]
     session = mock.patch.multiple(_session, forwards=[], wanting={}, anchor=anchor, thread=threading.get_ident())
     by_name = forwards_called(
-        [module for module, name in modules.items() if name not in opaque.unmarked], check_unhooked(opaque.name_of)
+        [module for module, name in modules.items() if name not in opaque.unmarked], opaque.name_of
     )
     # leftovers ask who reads an attribute: their watch is the one that the reader calls
     with session, by_name, opaque.leftovers.guarded(), placed(calls), contextlib.ExitStack() as stack:

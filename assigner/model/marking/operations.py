@@ -3,22 +3,21 @@
 A forward that goes over a set has an order of its own in each process: of texts by their hashes, of modules by their
 addresses. It runs the same operations everywhere, in another order or on others' results. Where ranks do not even run
 the same ones, there is another reason: an operation that this machine has, or a text that they may have unlike.
+
+On fake tensors they are listed, too, as the nodes of a graph are.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
-from assigner.model.deferred.mutation import tensor_leaves
+from assigner.model.deferred.mutation import Writes, tensor_leaves
 from assigner.model.deferred.origins import digest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from assigner.model.deferred.mutation import Writes
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype)
 
@@ -83,3 +82,63 @@ def _plain(leaf: Any) -> str:
     if isinstance(leaf, slice):
         return ":".join(map(_plain, (leaf.start, leaf.stop, leaf.step)))
     return repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__name__
+
+
+class Listed(NamedTuple):
+    """One operation, with fake tensors among what it is given and gives.
+
+    Args:
+        target: What is called.
+        args: Its arguments.
+        kwargs: Those by name.
+        made: What it gives.
+    """
+
+    target: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    made: Any
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a call runs, on one of the ways that values may lead it.
+
+    Args:
+        operations: In turn.
+        given: The tensors that it is given.
+        made: Those that it returns.
+        own: The parameters and buffers of its module, by name.
+        counts: Of the changes to those that it is given and has, as it runs: of its own torch counts none.
+    """
+
+    operations: Sequence[Listed]
+    given: Sequence[torch.Tensor]
+    made: Sequence[torch.Tensor]
+    own: Mapping[str, torch.Tensor]
+    counts: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counts", tuple(each._version for each in self.held))
+
+    @property
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that it is given, and has."""
+        return (*self.given, *self.own.values())
+
+
+class ListedWrites(Writes):  # type: ignore[no-untyped-call]
+    """Notes what is written, and keeps a list of all operations.
+
+    Attributes:
+        operations: These; of an operation that writes, what it is given is as it was before by its shape alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Listed] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = super().__torch_dispatch__(func, types, args, kwargs)
+        self.operations.append(Listed(func, args, kwargs or {}, made))
+        return made

@@ -24,11 +24,10 @@ from assigner.machine.generators import kept_python
 from assigner.model.deferred import DeferredModel, placed, slot_of
 from assigner.model.deferred.memento import Memento
 from assigner.model.marking.casting import casting
-from assigner.model.marking.failedforward import failed_at
 from assigner.model.marking.fakeforward import is_tensor, own_tensors
 from assigner.model.marking.interception import masks_as_captured
 from assigner.model.marking.isolation import check_plain
-from assigner.model.marking.modules import modules_inside
+from assigner.model.marking.modules import failed_at, modules_inside
 from assigner.model.marking.observation import LearntCall, Made, Observation
 from assigner.model.marking.opaque import OpaqueCalls, fill, plain_leaves, replaced, split
 from assigner.model.marking.rows import in_groups

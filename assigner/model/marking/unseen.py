@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from torch.export.graph_signature import InputKind
 
-    from assigner.model.marking.listing import Way
     from assigner.model.marking.observation import CallEffects
     from assigner.model.marking.opaque import OpaqueCall
+    from assigner.model.marking.operations import Way
 
 _SAVES_NOTHING = SCATTERING | {"copy_", "add_", "sub_", "fill_", "zero_", "masked_fill_", "masked_scatter_"}
 _MOST_ELEMENTS = 1 << 22  # of more, two parts of one memory are taken for one
