@@ -38,14 +38,14 @@ from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions, RowsFixedError
 from assigner.model.marking.isolation import CrossingError
-from assigner.model.marking.leftovers import FirstReads, Notes, attribute_of, left_behind
+from assigner.model.marking.leftovers import Notes, attribute_of, left_behind
 from assigner.model.marking.modules import failed_at, opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone, without_regions
 from assigner.model.marking.observation import LearntCall, ValueDependence
 from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, replaced
 from assigner.model.marking.rows import RowLeaves, find_carriers, in_groups
 from assigner.model.marking.silence import silence
-from assigner.model.marking.tables import CapturedTables, FoundTables, TracedForward, check_tables
+from assigner.model.marking.tables import CapturedTables, FoundTables, check_tables
 from assigner.model.workload import IN_CONTAINERS, call_arguments
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ class Capture:
         carriers: For each of them the dimension that is the rows; None: it has none.
         domain: The inputs that it holds for.
         left: Who changes what in Python (see `left_behind`).
-        notes: What of it is in attributes of followed modules.
-        reads: What code outside of partitions reads of modules before it sets it.
+        notes: What of it is in attributes of followed modules, and what code outside of partitions reads there first.
         tables: What it keeps for the next one and reads first, and what follows from shapes alone.
         kept: Their values, for the example inputs.
         found: Values of buffers that it may read, by name: of tables that it finds there.
@@ -95,7 +94,6 @@ class Capture:
     domain: Domain
     left: dict[tuple[int, str], str]
     notes: Notes
-    reads: FirstReads
     tables: list[StateChange]
     found: Mapping[str, torch.Tensor]
     read_elsewhere: frozenset[tuple[str, str]]
@@ -103,11 +101,6 @@ class Capture:
     deferred_statistics: frozenset[str]
     opened: dict[str, CrossingError] = field(default_factory=dict)
     kept: FoundTables | None = None
-
-    @property
-    def traced(self) -> TracedForward:
-        """What its nodes do, and the values of those that follow from shapes."""
-        return TracedForward(self.program, self.calls, self.domain, self.found)
 
     @cached_property
     def kinds(self) -> dict[str, tuple[InputKind, str]]:
@@ -188,10 +181,10 @@ def capture(
             names, dependence = opaque_modules(model, marked, opened), ValueDependence()
             export = partial(_export, model, names, marked=marked, autocast=autocast, known=row_leaves, checks=checks)
 
-            def again(found: FoundTables, key: InputKey, export: Any = export) -> TracedForward:
+            def again(found: FoundTables, key: InputKey, export: Any = export) -> Capture:
                 second = partial(export, key.inputs(), found=found)
                 dims = _THESE_SIZES if these_sizes else _THESE_ROWS
-                return _first_export(second, learnt, ValueDependence(), type(model).__name__, dims).traced
+                return _first_export(second, learnt, ValueDependence(), type(model).__name__, dims)
 
             try:
                 try:
@@ -203,9 +196,9 @@ def capture(
                         raise
                 else:
                     found.opened, found.found = opened, originals
-                    may_find = [each for each in others if found.reads.among(each.left.values)]
+                    may_find = [each for each in others if found.notes.reads.among(each.left.values)]
                     if found.tables or may_find:
-                        found.kept = check_tables(type(model).__name__, found.traced, found.tables, may_find, again)
+                        found.kept = check_tables(type(model).__name__, found, may_find, again)
                     return found
                 kinds = {type(model.get_submodule(name)) for name in wanted}  # others of them have the same forward
                 for name, calls in learner(names, wanted).items():
@@ -377,7 +370,7 @@ def _export_once(
     return Capture(
         functional.graph, functional.together, program, opaque.names, opaque.calls, checks.known, leaves, rows,
         carriers, domain, left_behind(opaque.leftovers, changes), notes,
-        caught.reads, [each for each in left if attribute_of(each) in read], {},
+        [each for each in left if attribute_of(each) in read], {},
         opaque.leftovers.read, caught.flags, statistics,
     )  # fmt: skip
 

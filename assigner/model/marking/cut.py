@@ -26,7 +26,7 @@ from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_inside, modules_outside, opaque_modules
 from assigner.model.marking.realforward import Maker, example_inputs, learn
 from assigner.model.marking.rows import EXAMPLE_ROWS, batch_rows, find_carriers
-from assigner.model.marking.tables import CapturedTables, FoundTables, neighbours
+from assigner.model.marking.tables import CapturedTables, FoundTables, leaves_as, neighbours
 from assigner.model.members import named_parameters
 from assigner.model.workload import call_arguments
 
@@ -316,7 +316,7 @@ def _check_found(graph: PartitionGraph, marked: Mapping[str, Mark], captured: Ca
     """
     own = _tables_of(captured, training=training)
     for other in neighbours(graph.tables, own.left.count) if captured.tables else ():
-        if not other.left.values or not captured.traced.leaves(captured.tables, other.left):
+        if not other.left.values or not leaves_as(captured, other.left):
             inputs, opened = other.left.sizes.inputs(), {**other.opened, **captured.opened}
             _captured_again(graph, marked, inputs, training=other.training, opened=opened, others=[own])
     graph.tables.append(own)

@@ -28,21 +28,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from assigner.errors import MarkingError
 from assigner.model.deferred import placed
-from assigner.model.deferred.mutation import is_random, tensor_leaves
+from assigner.model.deferred.mutation import is_random, storage_of, tensor_leaves
 from assigner.model.deferred.origins import digest
 from assigner.model.marking.domain import InputKey
 from assigner.model.marking.fakeforward import is_same_view
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.nodes import storages
-from assigner.model.marking.opaque import OpaqueCall, is_call
+from assigner.model.marking.opaque import is_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from torch.export import ExportedProgram
-
-    from assigner.model.deferred.memento import StateChange
-    from assigner.model.marking.domain import Domain
+    from assigner.model.marking.capture import Capture
 
 _ULPS = 4
 """By how many units in the last place values may differ: a vectorised function takes another way at a tensor's end."""
@@ -133,98 +130,40 @@ def neighbours(captured: Sequence[CapturedTables], count: int) -> list[CapturedT
     return found
 
 
-class TracedForward:
-    """One exported forward, read by what its nodes do and by the values of those that follow from shapes alone.
+def left_by(captured: Capture, key: InputKey) -> FoundTables | None:
+    """The tables that a captured forward leaves for inputs of some sizes; None: they do not follow from these."""
+    values, found = NodeValues(captured, key), {}
+    for each in captured.tables:
+        value = values.of_memory(each.now)
+        if value is None:
+            return None
+        found[id(each.holder), each.key] = TablePlace(each.name, each.holder, each.key), value
+    return FoundTables(key, found)
 
-    Args:
-        program: The export; regions are ordinary nodes of its graph.
-        calls: The opaque calls by their number in it.
-        domain: The inputs that it holds for.
-        found: Values of buffers that are tables, by name.
-    """
 
-    def __init__(
-        self,
-        program: ExportedProgram,
-        calls: Sequence[OpaqueCall],
-        domain: Domain,
-        found: Mapping[str, torch.Tensor],
-    ) -> None:
-        self.nodes, self.domain, self._calls = list(program.graph.nodes), domain, calls
-        self._kinds = {spec.arg.name: (spec.kind, spec.target or "") for spec in program.graph_signature.input_specs}
-        self._given = {
-            name: n for n, name in enumerate(
-                name for name, (kind, _) in self._kinds.items() if kind is InputKind.USER_INPUT
-            )
-        }  # fmt: skip
-        self._constants = program.constants
-        self._found = found
-
-    def left(self, tables: Iterable[StateChange], key: InputKey) -> FoundTables | None:
-        """The tables that it leaves for inputs of some sizes; None: they do not follow from these."""
-        values, found = NodeValues(self, key), {}
-        for each in tables:
-            node = self._maker(each.now)
-            value = None if node is None else values.of(node)
-            if value is None:
-                return None
-            found[id(each.holder), each.key] = TablePlace(each.name, each.holder, each.key), value
-        return FoundTables(key, found)
-
-    def leaves(self, tables: Sequence[StateChange], others: FoundTables) -> bool:
-        """Whether it leaves the same for inputs of the sizes that others have been left for."""
-        if not self.domain.admits(others.sizes):
-            return False
-        found = self.left(tables, others.sizes)
-        return found is not None and found.are_as(others)
-
-    def _maker(self, table: torch.Tensor) -> fx.Node | None:
-        made = ((node, node.meta.get("val")) for node in reversed(self.nodes))
-        storage = table.untyped_storage()._cdata
-        return next(
-            (
-                node for node, value in made
-                if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage
-                and is_same_view(value, table)
-            ),
-            None,
-        )  # fmt: skip
-
-    def constant(self, node: fx.Node) -> torch.Tensor | None:
-        """The value of a placeholder that is a tensor with one, or a table that was found."""
-        kind, target = self._kinds.get(node.name, (None, ""))
-        if target in self._found:
-            return self._found[target]
-        value = self._constants.get(target) if kind is InputKind.CONSTANT_TENSOR else None
-        is_real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and not value.is_meta
-        return value if is_real else None
-
-    def does(self, node: fx.Node) -> str:
-        """What a node is, but for the nodes that it reads."""
-        if node.op == "placeholder":
-            kind, target = self._kinds[node.name]
-            return f"{kind} {target or self._given.get(node.name)}"
-        turn = {each: n for n, each in enumerate(node.all_input_nodes)}
-        args: Any = fx.map_arg((node.args, node.kwargs), lambda each: f"%{turn[each]}")
-        if is_call(node):
-            call = self._calls[int(node.args[0])]  # type: ignore[arg-type]
-            args = (call.label, repr(call.arguments))
-        return f"{node.op} {node.target} {args}"
+def leaves_as(captured: Capture, others: FoundTables) -> bool:
+    """Whether a captured forward leaves the same for inputs of the sizes that others have been left for."""
+    if not captured.domain.admits(others.sizes):
+        return False
+    found = left_by(captured, others.sizes)
+    return found is not None and found.are_as(others)
 
 
 class NodeValues:
-    """The values of a traced forward's nodes that follow from its inputs' sizes.
+    """What the nodes of a captured forward do, and the values of those that follow from its inputs' sizes alone.
 
     Args:
-        forward: Whose.
+        captured: The forward; regions are ordinary nodes of its graph.
         key: The inputs.
     """
 
-    def __init__(self, forward: TracedForward, key: InputKey) -> None:
-        self._forward, self._sizes = forward, forward.domain.numbers(key)
+    def __init__(self, captured: Capture, key: InputKey) -> None:
+        self._captured, self._sizes = captured, captured.domain.numbers(key)
+        self._nodes = list(captured.program.graph.nodes)
+        self._given = {name: n for n, name in enumerate(captured.users)}
         self._values: dict[fx.Node, Any] = {}
         self.known: dict[fx.Node, None] = {}
-        for node in forward.nodes:
+        for node in self._nodes:
             if self._follows(node):
                 self.known[node] = None
 
@@ -233,10 +172,31 @@ class NodeValues:
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
             return self.number(value) is not None
         if node.op == "placeholder":
-            return self._forward.constant(node) is not None
+            return self._constant(node) is not None
         is_plain = isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem
         is_made = node.op == "call_function" and is_plain and not is_call(node) and not is_random(node.target)
         return is_made and bool(tensor_leaves(value)) and all(each in self.known for each in node.all_input_nodes)
+
+    def _constant(self, node: fx.Node) -> torch.Tensor | None:
+        """The value of a placeholder that is a tensor with one, or a table that was found."""
+        kind, target = self._captured.kinds.get(node.name, (None, ""))
+        if target in self._captured.found:
+            return self._captured.found[target]
+        value = self._captured.program.constants.get(target) if kind is InputKind.CONSTANT_TENSOR else None
+        is_real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and not value.is_meta
+        return value if is_real else None
+
+    def does(self, node: fx.Node) -> str:
+        """What a node is, but for the nodes that it reads."""
+        if node.op == "placeholder":
+            kind, target = self._captured.kinds[node.name]
+            return f"{kind} {target or self._given.get(node.name)}"
+        turn = {each: n for n, each in enumerate(node.all_input_nodes)}
+        args: Any = fx.map_arg((node.args, node.kwargs), lambda each: f"%{turn[each]}")
+        if is_call(node):
+            call = self._captured.calls[int(node.args[0])]  # type: ignore[arg-type]
+            args = (call.label, repr(call.arguments))
+        return f"{node.op} {node.target} {args}"
 
     def number(self, value: Any) -> Any:
         """A size as a number; None: it depends on values."""
@@ -248,6 +208,15 @@ class NodeValues:
         kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
         return kind(found)
 
+    def of_memory(self, table: torch.Tensor) -> Any:
+        """The value of the last node that is a tensor, or the same view of its memory; None: it is not known."""
+        for node in reversed(self._nodes):
+            value = node.meta.get("val")
+            is_there = isinstance(value, torch.Tensor) and storage_of(value) == storage_of(table)
+            if is_there and is_same_view(value, table):
+                return self.of(node)
+        return None
+
     def of(self, node: fx.Node) -> Any:
         """A node's value, after all that is written to it; None: it is not known."""
         if node not in self.known:
@@ -257,7 +226,7 @@ class NodeValues:
             if not needed <= self.known.keys():
                 return None
             with _disable_current_modes(), torch.no_grad():
-                for each in self._forward.nodes:
+                for each in self._nodes:
                     if each in needed:
                         self._values[each] = self._made(each)
         return self._values[node]
@@ -276,7 +245,7 @@ class NodeValues:
     @cached_property
     def _in_memory(self) -> dict[int, list[fx.Node]]:
         found: dict[int, list[fx.Node]] = {}
-        for node in self._forward.nodes:
+        for node in self._nodes:
             for place in storages(node) if node.op == "call_function" and not is_call(node) else ():
                 found.setdefault(place, []).append(node)
         return found
@@ -286,7 +255,7 @@ class NodeValues:
         if not tensor_leaves(value):
             return self.number(value)
         if node.op == "placeholder":
-            constant = self._forward.constant(node)
+            constant = self._constant(node)
             return None if constant is None else constant.clone()
         target: Any = node.target
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
@@ -296,19 +265,19 @@ class NodeValues:
     def words(self) -> dict[fx.Node, int]:
         """Of each node, by what it is made."""
         found: dict[fx.Node, int] = {}
-        for node in self._forward.nodes:
+        for node in self._nodes:
             value, read = node.meta.get("val"), [found[each] for each in node.all_input_nodes]
             if node in self.known and not tensor_leaves(value):
                 found[node] = digest([f"size {self.number(value)}"])
             else:
-                found[node] = digest([self._forward.does(node), *map(str, read)])
+                found[node] = digest([self.does(node), *map(str, read)])
         return found
 
     @property
     def ends(self) -> list[fx.Node]:
         """What the forward is for: its output, its writes, and what is called for its own sake."""
         return [
-            node for node in self._forward.nodes
+            node for node in self._nodes
             if node.op == "output"
             or (self._brings(node) and (not node.users or _is_write(node)))
         ]  # fmt: skip
@@ -332,7 +301,7 @@ class NodeValues:
             if one in self.known and other in others.known:
                 if not _are_equal(self.of(one), others.of(other)):
                     return False
-            elif self._forward.does(one) != others._forward.does(other):
+            elif self.does(one) != others.does(other):
                 return False
             else:
                 inputs = one.all_input_nodes, other.all_input_nodes
@@ -368,17 +337,15 @@ def _space(holder: Any) -> dict[Any, Any]:
 
 def check_tables(
     name: str,
-    first: TracedForward,
-    tables: Sequence[StateChange],
+    first: Capture,
     others: Sequence[CapturedTables],
-    again: Callable[[FoundTables, InputKey], TracedForward],
+    again: Callable[[FoundTables, InputKey], Capture],
 ) -> FoundTables:
     """A forward does the same whichever tables it finds: those of the builder, or what others have left.
 
     Args:
         name: Of the model's class.
         first: The forward where it finds those of the builder.
-        tables: Those that it leaves and reads.
         others: What forwards leave that were captured for other inputs, or in the other mode.
         again: The forward for some inputs where it finds tables.
 
@@ -388,14 +355,14 @@ def check_tables(
     Raises:
         MarkingError: it does not.
     """
-    own = first.left(tables, first.domain.example)
+    own = left_by(first, first.domain.example)
     if own is None:
         raise MarkingError(
-            f"the forward of {name} keeps {tables[0].name} for its next call, which does not follow from the shapes of"
-            " inputs alone",
+            f"the forward of {name} keeps {first.tables[0].name} for its next call, which does not follow from the"
+            " shapes of inputs alone",
             hint=_ANEW,
         )
-    for found, key in _starts(first, tables, others, own):
+    for found, key in _starts(first, others, own):
         cause: MarkingError | None = None
         try:
             second = again(found, key)
@@ -411,9 +378,7 @@ def check_tables(
     return own
 
 
-def _starts(
-    first: TracedForward, tables: Sequence[StateChange], others: Sequence[CapturedTables], own: FoundTables
-) -> list[tuple[FoundTables, InputKey]]:
+def _starts(first: Capture, others: Sequence[CapturedTables], own: FoundTables) -> list[tuple[FoundTables, InputKey]]:
     """Which tables a forward is to find, each with the sizes of its inputs then.
 
     They are of its neighbours, unless these leave what it leaves itself; and of its own for one larger size, of each
@@ -421,10 +386,10 @@ def _starts(
     """
     example = first.domain.example
     near = (each.left for each in neighbours(others, own.count))
-    tries = [(each, example) for each in near if not first.leaves(tables, each)]
+    tries = [(each, example) for each in near if not leaves_as(first, each)]
     for larger, smaller in first.domain.beside():
         key = larger or smaller
-        left = None if key is None else first.left(tables, key)
+        left = None if key is None else left_by(first, key)
         if key is not None and left is not None and not left.are_as(own):
             tries.append((left, example) if larger else (own, key))
     return [
