@@ -113,7 +113,7 @@ class Functional:
         self._items: dict[fx.Node, Any] = {}
         self._kept: dict[fx.Node, list[fx.Node]] = {}
         self._written_state = _written_state(graph, kinds, calls)
-        check_unseen_writes(graph, kinds, calls, hooks)
+        check_unseen_writes(self)
         for node in graph.nodes:
             self._add(node)
         self._store_last_alone()

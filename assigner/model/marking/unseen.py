@@ -32,10 +32,9 @@ from assigner.model.marking.roworder import SCATTERING
 from assigner.model.marking.writing import wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from torch.export.graph_signature import InputKind
-
+    from assigner.model.marking.functional import Functional
     from assigner.model.marking.observation import CallEffects
     from assigner.model.marking.opaque import OpaqueCall
     from assigner.model.marking.operations import Way
@@ -62,27 +61,25 @@ class _MemoryPart(NamedTuple):
     is_result: bool = False
 
 
-def check_unseen_writes(
-    graph: fx.Graph,
-    kinds: Mapping[str, tuple[InputKind, str]],
-    calls: Sequence[OpaqueCall],
-    hooks: Sequence[Callable[[torch.Tensor], torch.Tensor] | None],
-) -> None:
-    """Refuse a write that autograd does not see into what a backward has saved; see `Functional` for what is given.
+def check_unseen_writes(given: Functional) -> None:
+    """Refuse a write that autograd does not see into what a backward has saved.
+
+    Args:
+        given: Has the graph, and what stands for its numbers.
 
     Raises:
         MarkingError: there is one.
     """
-    unseen, cut_off = _unseen_writes(graph, calls)
+    unseen, cut_off = _unseen_writes(given.old, given.calls)
     if not unseen or not torch.is_grad_enabled():
         return
-    rerun = _Rerun(graph, kinds, calls, hooks, unseen, cut_off=cut_off)
+    rerun = _Rerun(given, unseen, cut_off)
     for node, write in rerun.writes:
         share = _is_assigned if any(each.target is ASSIGNED for each in node.all_input_nodes) else _overlap
         before = (each for each in rerun.saved if each.turn < write.turn and each.storage == write.storage)
         found = next((each for each in before if share(each, write)), None)
         if found is not None:
-            by = f" by {calls[int(node.args[0])].label}" if is_call(node) else ""  # type: ignore[arg-type]
+            by = f" by {given.calls[int(node.args[0])].label}" if is_call(node) else ""  # type: ignore[arg-type]
             raise MarkingError(
                 f"a tensor is changed in place through .data or .detach(){by} ({line_of(node)}) that"
                 f" {found.words}: what its backward has saved of it would be changed there, too, where nothing is cut",
@@ -121,26 +118,19 @@ class _Rerun:
     """
 
     def __init__(
-        self,
-        graph: fx.Graph,
-        kinds: Mapping[str, tuple[InputKind, str]],
-        calls: Sequence[OpaqueCall],
-        hooks: Sequence[Callable[[torch.Tensor], torch.Tensor] | None],
-        unseen: Mapping[fx.Node, Sequence[fx.Node]],
-        *,
-        cut_off: Collection[fx.Node],
+        self, given: Functional, unseen: Mapping[fx.Node, Sequence[fx.Node]], cut_off: Collection[fx.Node]
     ) -> None:
-        self.calls, self.hooks, self.unseen, self._cut_off = calls, hooks, unseen, cut_off
+        self.calls, self.hooks, self.unseen, self._cut_off = given.calls, given.hooks, unseen, cut_off
         self.writes: list[tuple[fx.Node, _MemoryPart]] = []
         self.saved: list[_MemoryPart] = []
         self._values: dict[fx.Node, Any] = {}
         self._wanted: list[torch.Tensor] = []  # gradients arrive here
         self._linked: dict[int, int] = {}  # which memory lies somewhere in which other
-        self._state = {kinds[node.name][1]: node for node in graph.nodes
-                       if node.op == "placeholder" and kinds[node.name][0] in STATE}  # fmt: skip
+        nodes = list(given.old.nodes)
+        kinds = {node: given.kinds[node.name] for node in nodes if node.op == "placeholder"}
+        self._state = {name: node for node, (kind, name) in kinds.items() if kind in STATE}
         self._turn = 0
         turns: dict[int, int] = {}  # by autograd's own numbers
-        nodes = list(graph.nodes)
         mode = detect_fake_mode([leaf for node in nodes for leaf in tensor_leaves(node.meta.get("val"))])
         environment = None if mode is None else mode.shape_env
         with (
