@@ -19,7 +19,7 @@ from assigner.model.deferred.origins import without_addresses
 from assigner.model.marking.blocks import Unjoinable, unjoinable
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.glue import Ownership, is_size
-from assigner.model.marking.gradients import asked, requiring, with_gradients
+from assigner.model.marking.gradients import with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
 from assigner.model.marking.nodes import is_item, opaque_arguments
 from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
@@ -63,10 +63,8 @@ class Cutter:
         self.names = [marked[name].name or name for name in self.ownership.order]
         (output,) = [node for node in captured.graph.nodes if node.op == "output"]
         self.outputs: list[Any] = list(output.args[0])  # the leaves of the model's, as nodes or constants
-        reads = [self._needed(place) for place in range(len(self.names))]
-        self.crossing = self._crossing({node for each in reads for node in each})
-        self.requiring = requiring(captured, self.ownership, deferred.tensors(), training=training)
-        self.asked = asked(captured, self.ownership, reads)
+        self.reads = [self._needed(place) for place in range(len(self.names))]
+        self.crossing = self._crossing({node for each in self.reads for node in each})
 
     @property
     def last(self) -> int:
@@ -109,9 +107,7 @@ class Cutter:
         """All pieces, and what is known of the values between them."""
         pieces = tuple(PieceBuilder(self, place).build() for place in range(len(self.names)))
         shapes = {value: self._shape(node, value) for node, value in self.crossing.items()}
-        requires = {value for node, value in self.crossing.items() if node in self.requiring}
-        asked_for = {value for node, value in self.crossing.items() if node in self.asked}
-        values = with_gradients(shapes, pieces, self.deferred.tensors(), requires, asked_for, training=self.training)
+        values = with_gradients(self, shapes, pieces)
         pieces = tuple(replace(piece, kind=_kind(piece, values, is_last=piece is pieces[-1])) for piece in pieces)
         return PartitionGraph(
             self.deferred, pieces, values, self.output(), tuple(self.marked), self.captured.domain,

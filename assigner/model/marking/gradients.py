@@ -24,26 +24,17 @@ from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import decided_otherwise, still_required, wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import fx
 
-    from assigner.model.marking.capture import Capture
-    from assigner.model.marking.glue import Ownership
+    from assigner.model.marking.cutter import Cutter
     from assigner.model.marking.graph import Piece, Value, ValueShape
 
 
-def requiring(
-    captured: Capture, ownership: Ownership, tensors: Mapping[str, torch.Tensor], *, training: bool
-) -> set[fx.Node]:
-    """The nodes whose values require a gradient, or may.
-
-    Args:
-        captured: The forward.
-        ownership: Of its nodes.
-        tensors: The model's, by name.
-        training: With gradients; without them, only what a forward has asked one for requires it.
-    """
+def _requiring(cutter: Cutter) -> set[fx.Node]:
+    """The nodes whose values require a gradient, or may; without training, those that a forward has asked one for."""
+    captured, ownership, tensors = cutter.captured, cutter.ownership, cutter.deferred.tensors()
     found: set[fx.Node] = set()
     for node in ownership.nodes:
         if node.op == "placeholder":
@@ -55,20 +46,17 @@ def requiring(
         elif node.target is torch.ops.aten.detach.default or is_call(node):
             requires = False
         else:
-            requires = node.target is wanted or (training and any(each in found for each in node.all_input_nodes))
+            requires = node.target is wanted or (
+                cutter.training and any(each in found for each in node.all_input_nodes)
+            )
         if requires:
             found.add(node)
     return found
 
 
-def asked(captured: Capture, ownership: Ownership, reads: Sequence[Sequence[fx.Node]]) -> set[fx.Node]:
-    """The values between partitions of which code behind them looks whether they require a gradient.
-
-    Args:
-        captured: The forward.
-        ownership: Of its nodes.
-        reads: What each partition reads of others.
-    """
+def _asked(cutter: Cutter) -> set[fx.Node]:
+    """The values between partitions of which code behind them looks whether they require a gradient."""
+    captured, ownership, reads = cutter.captured, cutter.ownership, cutter.reads
     asking = {
         ownership.owner[node]
         for node in ownership.nodes
@@ -82,7 +70,7 @@ def asked(captured: Capture, ownership: Ownership, reads: Sequence[Sequence[fx.N
 
 
 def check_asked(partition: str, made: torch.Tensor, *, gradient: bool, sent: bool) -> None:
-    """Look at a value that code behind it looks at; see `asked`.
+    """Look at a value that code behind it looks at (`ValueShape.asked`).
 
     Args:
         partition: Which made it.
@@ -98,25 +86,21 @@ def check_asked(partition: str, made: torch.Tensor, *, gradient: bool, sent: boo
 
 
 def with_gradients(
-    values: Mapping[Value, ValueShape],
-    pieces: Sequence[Piece],
-    tensors: Mapping[str, torch.Tensor],
-    requires: Collection[Value],
-    asked: Collection[Value],
-    *,
-    training: bool,
+    cutter: Cutter, values: Mapping[Value, ValueShape], pieces: Sequence[Piece]
 ) -> dict[Value, ValueShape]:
     """A value bears a gradient if it is a float and a trainable parameter lies behind it.
 
+    Without training no parameter has a value require one: those that required one in the capture bear it.
+
     Args:
-        values: All.
+        cutter: Has cut a capture.
+        values: What is known of all values.
         pieces: Who makes and reads them.
-        tensors: The model's, by name.
-        requires: Those that required one in the capture, or may have.
-        asked: Those that code behind them looks at.
-        training: With gradients; without them no parameter has a value require one.
     """
-    exactly = asked if training else values
+    tensors = cutter.deferred.tensors()
+    requires, asked = ({cutter.crossing[node] for node in nodes if node in cutter.crossing}
+                       for nodes in (_requiring(cutter), _asked(cutter)))  # fmt: skip
+    exactly = asked if cutter.training else values
     trained = {value.partition for value in requires}
     for piece in pieces:
         own = any(tensors[name].requires_grad for name in piece.parameters)
