@@ -96,9 +96,8 @@ def _exported(to: Format, plan: "Plan", profile: "Profile", held: "ModelContent 
 
 def _held(entry: str, plan: "Plan") -> "ModelContent":
     """What each partition holds, from the model itself; the only export that imports torch."""
-    from assigner.model.marking.content import model_content
     from assigner.model.workload import load_workload
     from assigner.runtime.plangraph import plan_graph
 
     with console.prints_aside():
-        return model_content(plan_graph(load_workload(entry), plan))
+        return plan_graph(load_workload(entry), plan).content

@@ -11,7 +11,6 @@ from assigner.export.device_map import device_map
 from assigner.formats.partitioncontent import PartitionContent
 from assigner.formats.profile import Tie
 from assigner.model.marking import partition_graph
-from assigner.model.marking.content import model_content
 from assigner.model.workload import Workload
 
 NAMES = [f"p{n}" for n in range(4)]
@@ -54,7 +53,7 @@ def held():
         model=Net, batch=lambda rows, generator: (torch.randn(rows, 4, generator=generator), None),
         batch_size=4, marks=("blocks.*",),
     )  # fmt: skip
-    return model_content(partition_graph(workload))
+    return partition_graph(workload).content
 
 
 def test_partitions_go_where_the_plan_has_them():
@@ -138,7 +137,7 @@ def test_values_of_two_devices_that_meet_are_noted():
         model=Joining, batch=lambda rows, generator: (torch.randn(rows, 2, generator=generator), None),
         batch_size=4, marks=("a", "b"),
     )  # fmt: skip
-    held = model_content(partition_graph(workload))
+    held = partition_graph(workload).content
     assert (held["a"].meetings, held["b"].meetings) == ((), (frozenset("ab"),))
     with pytest.raises(RuntimeError, match="device"):
         accelerate.dispatch_model(Joining(), {"a": "cpu", "b": "meta"}, main_device="cpu")(torch.ones(1, 2))

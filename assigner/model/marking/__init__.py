@@ -22,7 +22,7 @@ What a training script hands over becomes pieces that a rank can build and run a
                                           learnt from a few rows with values
     operations                            which operations it runs: for ranks to compare, and as a graph would have them
     domain, rows                          for which inputs a graph holds; what of a batch carries its rows
-    partitionmodule, content              one partition as a module; what it holds
+    partitionmodule                       one partition as a module
     owncopies                             its modules, copied with the functions in them that lead to them
     gradients                             which values between partitions bear a gradient
     casting                               autocast: a model's own, and that of who calls

@@ -16,6 +16,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
+from assigner.formats.partitioncontent import PartitionContent
 from assigner.formats.profile import Edge, Tie
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.contents import ATOMS
@@ -462,6 +463,26 @@ class PartitionGraph:
         tensors = self.deferred.materialise({name for piece in pieces for name in piece.state}, device)
         return {piece.name: build_module(self.deferred, piece, tensors, torch.device(device)) for piece in pieces}
 
+    @cached_property
+    def content(self) -> dict[str, PartitionContent]:
+        """What each partition holds; what no partition uses stands under the name "".
+
+        Together they cover the model's state_dict.
+        """
+        held: dict[str, PartitionContent] = {}
+        for piece in self.pieces:
+            read = [str(node.target) for node in piece.graph.nodes if node.op == "get_attr"]
+            lone = dict.fromkeys(name for name in read if name not in piece.constants)
+            held[piece.name] = PartitionContent(piece.called, tuple(lone), _meetings(piece))
+        modules = {name for each in held.values() for name in each.modules}
+        tensors = {name for each in held.values() for name in each.tensors}
+        unused = [
+            name
+            for name in self.deferred.model.state_dict()
+            if name not in tensors and not any(name.startswith(f"{module}.") for module in modules)
+        ]
+        return {**held, "": PartitionContent((), tuple(unused))}
+
     def rebuild_output(self, leaves: Sequence[torch.Tensor]) -> Any:
         """The model's output, in its own structure, from what the last partition returned."""
         return pytree.tree_unflatten(self.output.filled(leaves), self.output.structure)
@@ -500,3 +521,20 @@ def _is_filled_alike(change: StateChange) -> bool:
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Where a tensor's values lie, and how."""
     return storage_of(tensor), tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _meetings(piece: Piece) -> tuple[frozenset[str], ...]:
+    """Partitions whose tensors one operation between modules takes, each such group once."""
+    inputs = (node for node in piece.graph.nodes if node.op == "placeholder")
+    origin: dict[fx.Node, frozenset[str]] = {
+        node: frozenset((value.partition,)) for node, value in zip(inputs, piece.reads, strict=False)
+    }
+    found: dict[frozenset[str], None] = {}
+    for node in piece.graph.nodes:
+        if node.op == "call_module":
+            origin[node] = frozenset((piece.name,))
+        elif node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor | tuple | list):
+            origin[node] = frozenset().union(*(origin.get(each, ()) for each in node.all_input_nodes))
+            if len(origin[node]) > 1:
+                found[origin[node]] = None
+    return tuple(found)
