@@ -251,7 +251,7 @@ class Interceptions:
                 return cls.apply(*args, **kwargs)
 
             called.__name__ = called.__qualname__ = cls.__qualname__.replace("<locals>.", "")
-            return self.opaque.function(called, args, kwargs)
+            return self.opaque.call("", called, args, kwargs)
 
         return apply
 

@@ -173,22 +173,35 @@ class Isolation:
                 )
 
 
-def check_plain(label: str, values: Iterable[Any], does: str) -> None:
+def check_sent(
+    label: str, does: str, values: Iterable[Any], tensors: Sequence[torch.Tensor] = (), usual: Container[str] = ()
+) -> None:
     """What is no tensor is a constant of the partition: an object would carry values that nobody sends.
 
+    And a message carries a tensor's values, and nothing that hangs on it.
+
     Args:
-        label: What has the values, for people.
-        values: Those that are neither tensors nor symbolic sizes.
+        label: What has them, for people.
         does: It "is given" or "returns" them.
+        values: Those that are neither tensors nor symbolic sizes.
+        tensors: Fake ones.
+        usual: Attributes that every fake tensor has.
 
     Raises:
-        CrossingError: a value is neither a tensor nor a plain one.
+        CrossingError: a value is neither a tensor nor a plain one, or somebody has set an attribute on a tensor.
     """
     for leaf in values:
         if not isinstance(leaf, _PLAIN):
             raise CrossingError(
                 f"{label} {does} a {type(leaf).__name__}, which is neither a tensor nor a plain value",
                 hint=_MODULES if isinstance(leaf, nn.Module) else _PLAINLY,
+            )
+    for tensor in tensors:
+        hung = [name for name in getattr(tensor, "__dict__", ()) if name not in usual and "memo" not in name]
+        if hung and not isinstance(tensor, nn.Parameter):
+            raise CrossingError(
+                f"{label} {does} a tensor with an attribute of its own, {hung[0]!r}: between workers it would be lost",
+                hint="pass the attribute's value as an argument or a result of its own",
             )
 
 
@@ -211,16 +224,11 @@ _MODULES = (
 )
 
 
-def check_unpacked(label: str, tree: Any, does: str) -> None:
+def check_unpacked(label: str, does: str, tree: Any) -> None:
     """A packed sequence is cut by lengths that only its values tell, and its maker alone can build it again.
 
-    Args:
-        label: What has the tree, for people.
-        tree: Arguments or results.
-        does: It "is given" or "returns" them.
-
     Raises:
-        CrossingError: there is a packed sequence in it.
+        CrossingError: there is one among what something "is given" or "returns".
     """
     found = pytree.tree_leaves(tree, is_leaf=lambda each: isinstance(each, PackedSequence))
     if any(isinstance(each, PackedSequence) for each in found):
@@ -229,27 +237,6 @@ def check_unpacked(label: str, tree: Any, does: str) -> None:
             hint="hand on padded tensors with their lengths: a module that packs, calls the layer and pads again"
             " (pack_padded_sequence, pad_packed_sequence with total_length) can be marked in its place",
         )
-
-
-def check_bare(label: str, tensors: Sequence[torch.Tensor], does: str, usual: Container[str]) -> None:
-    """A message carries a tensor's values, and nothing that hangs on it.
-
-    Args:
-        label: What has the tensors, for people.
-        tensors: Fake ones.
-        does: It "is given" or "returns" them.
-        usual: Attributes that every fake tensor has.
-
-    Raises:
-        CrossingError: somebody has set an attribute on one of the tensors.
-    """
-    for tensor in tensors:
-        hung = [name for name in getattr(tensor, "__dict__", ()) if name not in usual and "memo" not in name]
-        if hung and not isinstance(tensor, nn.Parameter):
-            raise CrossingError(
-                f"{label} {does} a tensor with an attribute of its own, {hung[0]!r}: between workers it would be lost",
-                hint="pass the attribute's value as an argument or a result of its own",
-            )
 
 
 class Surroundings:

@@ -49,14 +49,7 @@ from assigner.model.marking.fakeforward import (
     put_back,
     with_own_sizes,
 )
-from assigner.model.marking.isolation import (
-    CrossingError,
-    Isolation,
-    Surroundings,
-    check_bare,
-    check_plain,
-    check_unpacked,
-)
+from assigner.model.marking.isolation import CrossingError, Isolation, Surroundings, check_sent, check_unpacked
 from assigner.model.marking.leftovers import Leftovers
 from assigner.model.marking.modules import TOO_FEW_VALUES, calling_class, forwards_called
 from assigner.model.marking.observation import RETURNED, CallEffects, LearntCall, ValueDependence
@@ -93,7 +86,11 @@ class OpaqueCall:
     @property
     def label(self) -> str:
         """What is called, for people."""
-        return repr(self.module) if self.function is None else getattr(self.function, "__qualname__", "a function")
+        return _label(self.module, self.function)
+
+
+def _label(module: str, function: Callable[..., Any] | None) -> str:
+    return repr(module) if module else getattr(function, "__qualname__", "a function")
 
 
 Examined = tuple[CallEffects, list[torch.Tensor], list[Any]]
@@ -220,9 +217,9 @@ def plain_leaves(template: Any) -> list[Any]:
     return [leaf for leaf in pytree.tree_leaves(template) if not isinstance(leaf, Slot)]
 
 
-def _usual_attributes() -> set[str]:
+def _usual_attributes() -> Collection[str]:
     """What every fake tensor of this capture has."""
-    return set(vars(_session.anchor)) if _session.anchor is not None else set()
+    return vars(_session.anchor) if _session.anchor is not None else ()
 
 
 def fill(template: Any, **values: Sequence[Any]) -> Any:
@@ -281,7 +278,7 @@ class OpaqueCalls:
             try:
                 self.isolation.check_unchanged(name)
                 with switched_off(name, self.isolation.inside[name]):
-                    result = self._call(name, None, forward, args, kwargs)
+                    result = self.call(name, forward, args, kwargs)
                 collect(name, self.model.get_submodule(name), args, result)
                 return result
             except CrossingError as error:
@@ -290,18 +287,12 @@ class OpaqueCalls:
 
         return call
 
-    def function(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """An opaque call of something that is no module."""
-        return self._call("", function, function, args, kwargs)
-
-    def _call(
-        self, name: str, function: Callable[..., Any] | None, forward: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        label = repr(name) if function is None else getattr(function, "__qualname__", "a function")
-        check_unpacked(label, (args, kwargs), "is given")
+    def call(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """An opaque call of a module's forward, or where the name is empty, of something that is no module."""
+        label = _label(name, forward)
+        check_unpacked(label, "is given", (args, kwargs))
         arguments, tensors, sizes = split((args, kwargs))
-        check_plain(label, plain_leaves(arguments), "is given")
-        check_bare(label, tensors, "is given", _usual_attributes())
+        check_sent(label, "is given", plain_leaves(arguments), tensors, _usual_attributes())
         inside = self.isolation.inside.get(name, [])
         learnt = self._learnt(name)
         number = len(_session.forwards)
@@ -328,15 +319,14 @@ class OpaqueCalls:
                     f"{label} returns a number that depends on its input",
                     hint=RETURNED,
                 )
-            check_plain(label, plain, "returns")
-            check_bare(label, made, "returns", _usual_attributes())
+            check_sent(label, "returns", plain, made, _usual_attributes())
             seen.append(effects)
             _session.wanting[number] = effects.wanting
             return fresh_results(self._sized(label, [each.detach() for each in made]), [*fakes, *own.values()])
 
         _session.forwards.append(run)
         made = torch.ops.assigner.call(number, tensors, sizes)
-        self.calls.append(OpaqueCall(name, function, arguments, seen[-1], learnt is not None))
+        self.calls.append(OpaqueCall(name, None if name else forward, arguments, seen[-1], learnt is not None))
         return fill(seen[-1].results, tensor=made)
 
     def _sized(self, label: str, made: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -457,7 +447,7 @@ class OpaqueCalls:
                     found = forward()
                 finally:
                     self.isolation.check_own(label, inside, writes.read, [*given, *own.values()])
-            check_unpacked(label, found, "returns")
+            check_unpacked(label, "returns", found)
             register_dataclasses(found)
             written.update(writes.storages)
             leaves = tensor_leaves(found)

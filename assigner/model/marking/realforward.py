@@ -26,7 +26,7 @@ from assigner.model.deferred.memento import Memento
 from assigner.model.marking.casting import casting
 from assigner.model.marking.fakeforward import is_tensor, own_tensors
 from assigner.model.marking.interception import masks_as_captured
-from assigner.model.marking.isolation import check_plain
+from assigner.model.marking.isolation import check_sent
 from assigner.model.marking.modules import failed_at, modules_inside
 from assigner.model.marking.observation import LearntCall, Made, Observation
 from assigner.model.marking.opaque import OpaqueCalls, fill, plain_leaves, replaced, split
@@ -149,21 +149,20 @@ class RealCalls(OpaqueCalls):
         self.holding = holding
         self.seen: dict[str, list[Observation]] = {}
 
-    def _call(
-        self, name: str, function: Callable[..., Any] | None, forward: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        if function is not None:
+    def call(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """As it runs; of what is no module nothing is taken down."""
+        if not name:
             return forward(*args, **kwargs)
         label = repr(name)
         arguments, tensors, _ = split((args, kwargs))
-        check_plain(label, plain_leaves(arguments), "is given")
+        check_sent(label, "is given", plain_leaves(arguments))
         given = [_alone(each) for each in tensors]
         inner_args, inner_kwargs = fill(arguments, tensor=given)
         with self.holding(name):
             effects, made, _ = contextvars.copy_context().run(
                 self.examine, name, label, partial(forward, *inner_args, **inner_kwargs), given, None
             )
-        check_plain(label, plain_leaves(effects.results), "returns")
+        check_sent(label, "returns", plain_leaves(effects.results))
         if strange := next(
             (each for each in made if type(each) not in _DENSE or each.layout is not torch.strided), None
         ):
