@@ -12,29 +12,13 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
 
-def named_parameters(module: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-    """As a module's own method of this name, by the names under which they are held.
-
-    Args:
-        module: Whose.
-        remove_duplicate: False: one that has several names is there under each.
-    """
-    return nn.Module.named_parameters(module, remove_duplicate=remove_duplicate)
-
-
-def named_buffers(module: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """As a module's own method of this name, by the names under which they are held.
-
-    Args:
-        module: Whose.
-        remove_duplicate: False: one that has several names is there under each.
-    """
-    return nn.Module.named_buffers(module, remove_duplicate=remove_duplicate)
+named_parameters = nn.Module.named_parameters
+"""As a module's own method of this name, by the names under which they are held."""
+named_buffers = nn.Module.named_buffers
+"""Likewise."""
 
 
 def parameters(module: nn.Module) -> list[nn.Parameter]:

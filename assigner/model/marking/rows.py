@@ -14,6 +14,7 @@ together.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,10 +28,10 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.model.marking.domain import input_structure
-from assigner.model.workload import call_arguments
+from assigner.model.workload import Batch, call_arguments
 
 if TYPE_CHECKING:
-    from assigner.model.workload import Batch, Workload
+    from assigner.model.workload import Workload
 
 EXAMPLE_ROWS = 4  # not 1, which torch.export would take for a fixed size
 
@@ -203,42 +204,19 @@ def batch_rows(workload: Workload, example: Batch | None = None) -> BatchRows:
         return BatchRows()
     lengths = {size for sizes in every for dim, size in enumerate(sizes) if dim or rows in sizes} - {rows}
     may_count = workload.reduction == "sum" or workload.loss_over == "batch"
-    others = _OtherDraws(workload)
+
+    @functools.cache
+    def drawn(n: int) -> tuple[Batch, ...]:
+        """Further batches of both row counts, made when they are asked for."""
+        return tuple(workload.make_batch(times * EXAMPLE_ROWS, workload.seed + 1 + n) for times in (1, 2))
+
+    examples = functools.partial(_Examples, rows, lengths, may_count, drawn)
     times, rest = divmod(rows[0], EXAMPLE_ROWS)
     return BatchRows(
-        _learnt(*inputs, _Examples(rows, lengths, may_count=may_count, others=others.inputs)),
-        _learnt(small[1], large[1], _Examples(rows, lengths, may_count=may_count, others=others.targets)),
+        _learnt(*inputs, examples(lambda batch: call_arguments(batch[0]))),
+        _learnt(small[1], large[1], examples(lambda batch: batch[1])),
         1 if rest or rows[1] != 2 * rows[0] else times,
     )
-
-
-class _OtherDraws:
-    """Further batches of both row counts, of other draws, made when they are asked for.
-
-    Args:
-        workload: Makes them.
-    """
-
-    def __init__(self, workload: Workload) -> None:
-        self._workload, self._made = workload, list["tuple[Batch, Batch]"]()
-
-    def _all(self) -> Iterator[tuple[Batch, Batch]]:
-        for n in range(_OTHERS):
-            if n == len(self._made):
-                seed = self._workload.seed + 1 + n
-                small, large = (self._workload.make_batch(times * EXAMPLE_ROWS, seed) for times in (1, 2))
-                self._made.append((small, large))
-            yield self._made[n]
-
-    def inputs(self) -> Iterator[tuple[Any, Any]]:
-        """The model's arguments in each."""
-        for small, large in self._all():
-            yield call_arguments(small[0]), call_arguments(large[0])
-
-    def targets(self) -> Iterator[tuple[Any, Any]]:
-        """The targets in each."""
-        for small, large in self._all():
-            yield small[1], large[1]
 
 
 def _sizes(one: Any, other: Any) -> Iterator[list[Sizes]]:
@@ -274,20 +252,22 @@ class _Examples:
         lengths: Sizes of other dimensions, as the length that sequences are padded to.
         may_count: What is counted of all rows is right beside some of them: the losses of parts are added up, or one is
             computed of the whole batch.
-        others: Makes more such batches, of other draws.
+        drawn: Makes more such batches, of other draws, by their number.
+        part: What of a batch is looked at.
         path: Keys and positions down to the parts that are looked at.
     """
 
     rows: Sizes
     lengths: set[Sizes]
     may_count: bool
-    others: Callable[[], Iterator[tuple[Any, Any]]]
+    drawn: Callable[[int], tuple[Batch, ...]]
+    part: Callable[[Batch], Any]
     path: tuple[Any, ...] = ()
 
-    def elsewhere(self) -> Iterator[tuple[Any, Any]]:
+    def elsewhere(self) -> Iterator[tuple[Any, ...]]:
         """The same part of other batches."""
-        for pair in self.others():
-            yield _part(pair[0], self.path), _part(pair[1], self.path)
+        for n in range(_OTHERS):
+            yield tuple(_part(self.part(batch), self.path) for batch in self.drawn(n))
 
 
 def _part(tree: Any, path: Sequence[Any]) -> Any:
