@@ -48,15 +48,9 @@ class Unjoinable(StrEnum):
 
 
 def unjoinable(captured: Capture, outputs: Sequence[Any], symbols: Symbols) -> list[Unjoinable | None]:
-    """For each leaf of a captured forward's output, why those of micro-batches cannot be joined.
+    """For each leaf of a captured forward's output why those of micro-batches cannot be joined.
 
-    Args:
-        captured: The forward.
-        outputs: The leaves of what it returns, nodes of its graph or plain values.
-        symbols: Its sizes.
-
-    Returns:
-        None: they can, or it has no rows.
+    None: they can, or it has no rows. A leaf is a node of its graph or a plain value.
     """
     walk = _Walk(captured.calls, symbols)
     walk.graph(captured.graph)
@@ -64,12 +58,7 @@ def unjoinable(captured: Capture, outputs: Sequence[Any], symbols: Symbols) -> l
 
 
 class _Walk:
-    """Goes through operations in turn, and knows how each value has the rows.
-
-    Args:
-        calls: By their numbers in the graph.
-        sizes: The capture's.
-    """
+    """Goes through operations in turn, and knows how each value has the rows."""
 
     def __init__(self, calls: Sequence[OpaqueCall], sizes: Symbols) -> None:
         self._calls, self._sizes = calls, sizes

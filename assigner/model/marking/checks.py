@@ -127,9 +127,6 @@ def _without_values(held: Any) -> Any:
 class Checks:
     """The checks of one forward, in their order.
 
-    Args:
-        model: Whose forward.
-
     Attributes:
         known: Those found so far. A capture whose last check is found behind it has the same list.
     """
@@ -148,10 +145,7 @@ class Checks:
         self._deciding: set[tuple[str, int]] = set()
 
     def carried(self, capture: Callable[[], _Made]) -> _Made:
-        """What a capture gives whose checks are carried.
-
-        Args:
-            capture: Calls the model's forward, in the block of `answered`.
+        """What `capture` gives, which calls the model's forward in the block of `answered`; its checks are carried.
 
         Raises:
             GuardOnDataDependentSymNode: a value decides what runs.
@@ -187,11 +181,7 @@ class Checks:
 
     @contextlib.contextmanager
     def answered(self, inputs: Any) -> Iterator[None]:
-        """Answer the decisions of a forward that runs in the block.
-
-        Args:
-            inputs: Its inputs, without values.
-        """
+        """Answer the decisions of a forward that runs in the block."""
         mode = detect_fake_mode([*pytree.tree_leaves(inputs), *parameters(self.model)])
         self._asked = 0
         if mode is None or mode.shape_env is None:

@@ -38,11 +38,7 @@ def collector_variable() -> Any:
 
 @contextlib.contextmanager
 def switched_off(name: str, inside: Named) -> Iterator[None]:
-    """No hook collects anything in the block.
-
-    Args:
-        name: The partition that runs there.
-        inside: Its modules, with itself.
+    """No hook collects anything in the block, in which a partition runs, with its modules.
 
     Raises:
         MarkingError: it would be of a module within the partition, whose result the partition does not return.

@@ -326,10 +326,6 @@ def _check_found(graph: PartitionGraph, marked: Mapping[str, Mark], captured: Ca
 def _check_notes(graph: PartitionGraph, notes: Notes) -> None:
     """Each forward was captured as the first one: what others leave, it must not find, or find as it leaves it.
 
-    Args:
-        graph: The first capture's, which learns of this one.
-        notes: Of another one.
-
     Raises:
         MarkingError: a forward may find what another one has set, by which its graph was not captured.
     """
@@ -360,11 +356,6 @@ def lent(
     That is one of the same workers: both read one tensor. Or it is `UNREAD`: none holds it, for training does not use
     it, and every rank has it as it was built or loaded. Nothing of the evaluation may write it: no order of what two
     partitions do is kept there.
-
-    Args:
-        graph: Of evaluations.
-        base: The plan's own.
-        workers: Of each partition.
     """
     held = _held(base)
     unread, written = _unread(base), _storages(graph, {*graph.changed, *graph.written})

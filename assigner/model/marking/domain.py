@@ -152,11 +152,6 @@ def input_structure(inputs: Any) -> pytree.TreeSpec:
 def check_arguments(name: str, forward: Callable[..., Any], inputs: Any) -> None:
     """See that a batch's inputs are what a model's forward takes.
 
-    Args:
-        name: The model's.
-        forward: Its own.
-        inputs: As a batch has them.
-
     Raises:
         MarkingError: they are others, or another number of them.
     """

@@ -77,8 +77,7 @@ def _given_momenta(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     return placed((vars(each), "momentum", 0.0) for each in norms)  # no shape depends on it
 
 
-@contextlib.contextmanager
-def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> contextlib.AbstractContextManager[None]:
     """The model's meta tensors as fake CPU tensors while the block runs; shared ones stay shared."""
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
@@ -90,8 +89,7 @@ def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
     held = [(space, key, each) for space in spaces for key, each in space.items() if each is not None]
     once = {id(each): each for _, _, each in held}
     twins = {number: fake(each) for number, each in once.items()}
-    with placed((space, key, twins[id(each)]) for space, key, each in held):
-        yield
+    return placed((space, key, twins[id(each)]) for space, key, each in held)
 
 
 def _length(value: Any) -> Any:
@@ -99,8 +97,7 @@ def _length(value: Any) -> Any:
     return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else len(value)
 
 
-@contextlib.contextmanager
-def _symbolic_lengths(model: nn.Module) -> Iterator[None]:
+def _symbolic_lengths(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """In the files of a model's forwards `len` gives symbols while the block runs; what is called `len` there stays.
 
     Of a tensor Python's own makes a number, and the capture would be one for that size.
@@ -108,8 +105,7 @@ def _symbolic_lengths(model: nn.Module) -> Iterator[None]:
     forwards = (getattr(type(module), "forward", None) for module in model.modules())
     found = {id(names): names for each in forwards if (names := getattr(each, "__globals__", None)) is not None}
     files = [names for names in found.values() if "len" not in names and names is not globals()]
-    with placed((names, "len", _length) for names in files):
-        yield
+    return placed((names, "len", _length) for names in files)
 
 
 @contextlib.contextmanager

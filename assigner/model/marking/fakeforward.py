@@ -57,11 +57,7 @@ _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
 class Noting(TorchFunctionMode):
-    """Notes the operations of a forward.
-
-    Args:
-        operations: Where.
-    """
+    """Notes the operations of a forward."""
 
     def __init__(self, operations: Operations) -> None:
         super().__init__()
@@ -163,10 +159,6 @@ def put_back(inside: Named, own: dict[str, torch.Tensor]) -> None:
 
 def agreed(ways: Sequence[Any], environment: ShapeEnv | None) -> Any:
     """One result from those that a forward gives on several ways: a size that is not the same on all depends on data.
-
-    Args:
-        ways: The results, one at least.
-        environment: Of their sizes.
 
     Returns:
         None: structure, types or plain values differ.
@@ -393,12 +385,7 @@ class Disagreement(Exception):  # noqa: N818 - no error yet: the caller says whi
 
 
 class _Decider:
-    """Answers what a shape environment cannot.
-
-    Args:
-        usual: The answer.
-        flipped: The number of the one decision that is answered otherwise.
-    """
+    """Answers what a shape environment cannot: as usual, but for the one decision whose number is `flipped`."""
 
     def __init__(self, *, usual: bool, flipped: int | None = None) -> None:
         self.usual, self.flipped = usual, flipped

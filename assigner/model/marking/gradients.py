@@ -91,11 +91,6 @@ def with_gradients(
     """A value bears a gradient if it is a float and a trainable parameter lies behind it.
 
     Without training no parameter has a value require one: those that required one in the capture bear it.
-
-    Args:
-        cutter: Has cut a capture.
-        values: What is known of all values.
-        pieces: Who makes and reads them.
     """
     tensors = cutter.deferred.tensors()
     requires, asked = ({cutter.crossing[node] for node in nodes if node in cutter.crossing}

@@ -258,9 +258,6 @@ class PartitionGraph:
     def check_flags(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """What code between partitions does by a parameter's `requires_grad` is in the graph for ever, too.
 
-        Args:
-            parameters: A rank's, by name.
-
         Raises:
             UsageError: one of which that was read has another one now.
         """

@@ -51,10 +51,6 @@ class CrossingError(MarkingError):
 class Isolation:
     """Checks the opaque modules of a model against what they were when its forward began.
 
-    Args:
-        model: Whose forward is captured.
-        names: The opaque modules.
-
     Attributes:
         inside: The modules in each, with it, by its name.
     """

@@ -79,11 +79,6 @@ class Leftovers:
     def note(self, partition: str, inside: Named, values: Memento) -> set[Attribute]:
         """A partition's forward is done, and what it left was not taken back yet.
 
-        Args:
-            partition: Its name.
-            inside: Its modules.
-            values: Of these before.
-
         Returns:
             The attributes of its modules that it has changed.
 
@@ -109,13 +104,7 @@ class Leftovers:
         return found
 
     def note_written(self, partition: str, inside: Named, written: Collection[int]) -> None:
-        """A partition's forward has written in place.
-
-        Args:
-            partition: Its name.
-            inside: Its modules.
-            written: Into which memories.
-        """
+        """A partition's forward has written in place, into some memories."""
         for _, module in inside:
             for key in module.__dict__.keys() - _OTHERS:
                 if any(storage_of(each) in written for each in tensor_leaves(module.__dict__[key])):
@@ -184,9 +173,6 @@ class FirstReads:
 
     An attribute that each forward sets before it reads it is a local variable (`self.rows = x.shape[0]`): whatever
     it holds, forwards do the same.
-
-    Args:
-        modules: Whose attributes; of others nothing is known.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -295,10 +281,7 @@ class ReadElsewhere:
         self._first: list[tuple[str, str, dict[str, Any], Any]] = []
 
     def check(self, read: Collection[tuple[str, str]]) -> None:
-        """Refuse what forwards have begun to change.
-
-        Args:
-            read: The modules' names, each with the attribute's.
+        """Refuse what forwards have begun to change: `read` has the modules' names, each with the attribute's.
 
         Raises:
             MarkingError: an attribute is not as it was when this was made.
@@ -323,23 +306,13 @@ def _is_within(name: str, other: str) -> bool:
 
 
 def left_behind(leftovers: Leftovers, changes: Sequence[StateChange]) -> dict[tuple[int, str], str]:
-    """Who has changed what in one forward, by the holder's id and the key; of a container the key is empty.
-
-    Args:
-        leftovers: Of its partitions.
-        changes: Of its code between them.
-    """
+    """Who has changed what in one forward, by the holder's id and the key; of a container the key is empty."""
     found = {(id(each.holder), each.key if isinstance(each.holder, nn.Module) else ""): "" for each in changes}
     return {**found, **leftovers.left}
 
 
 def check_loss(loss: Callable[..., Any] | None, model: nn.Module, left: Mapping[tuple[int, str], str]) -> None:
     """A loss may hold a list or a dict in which a forward leaves something: it has the builder's, and not a copy.
-
-    Args:
-        loss: `Workload.loss`.
-        model: The builder's; what the loss reads of its modules, they tell when it runs.
-        left: What its forward changes, as `left_behind` gives it.
 
     Raises:
         MarkingError: it holds such a one.
@@ -374,11 +347,6 @@ def check_apart(model: nn.Module, left: Mapping[tuple[int, str], str], read: Col
 
 def check_followed(followed: Named, read: Memento, left: Mapping[tuple[int, str], str]) -> None:
     """Code that is followed in one capture, and was a call's in the first one, reads nothing that this call changes.
-
-    Args:
-        followed: Whose code; their buffers are sent.
-        read: What it can read.
-        left: What forwards change in the first one, as `left_behind` gives it.
 
     Raises:
         CrossingError: it can read a list, a dict or another object that they change.

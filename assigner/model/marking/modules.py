@@ -37,10 +37,7 @@ TOO_FEW_VALUES = "more than 1 value per channel"
 def opaque_modules(model: nn.Module, marked: Sequence[str], opened: Container[str] = ()) -> list[str]:
     """The modules whose forward becomes one call: the marked ones, and the largest ones that hold no mark.
 
-    Args:
-        model: Whose.
-        marked: The marked ones.
-        opened: Unmarked ones whose own code is followed.
+    Of unmarked ones that are opened the code is followed.
     """
     found: list[str] = []
     kept = {id(model.get_submodule(name)) for name in marked}
@@ -81,9 +78,6 @@ def batch_norms(model: nn.Module) -> str | None:
 @contextlib.contextmanager
 def unregistered_named(model: nn.Module) -> Iterator[None]:
     """Where the block fails over a module that nobody gives weights, as it is not registered, say so.
-
-    Args:
-        model: On the meta device.
 
     Raises:
         MarkingError: naming the attribute that holds it; else the block's own.
@@ -219,10 +213,7 @@ _MOST = 100  # characters of what a module says of itself
 def failed_at(error: BaseException) -> str:
     """`at FILE:LINE (code)`; in a library's module that no line of the user's has called, what that was given.
 
-        in Linear(in_features=8, out_features=16, bias=True), given float32[4, 6]
-
-    Args:
-        error: What the forward raised.
+    in Linear(in_features=8, out_features=16, bias=True), given float32[4, 6]
     """
     line = user_line(error)
     return _innermost(error) or f"at {line}" if line == UNKNOWN else f"at {line}"

@@ -105,10 +105,6 @@ def without_regions(module: fx.GraphModule, *, autocast: bool) -> fx.Graph:
     note, `without_gradient`, to which `Functional` gives its meaning: marked modules called within are then calls like
     any other. So do regions that switch off an autocast which nobody has switched on.
 
-    Args:
-        module: The exported one.
-        autocast: It runs under autocast.
-
     Raises:
         MarkingError: a region that is more than torch.no_grad() or torch.enable_grad(), and changes something.
     """

@@ -99,22 +99,11 @@ Examined = tuple[CallEffects, list[torch.Tensor], list[Any]]
 
 @dataclass(frozen=True)
 class _AfterCall:
-    """What a call has left.
-
-    Args:
-        values: In Python.
-        own: Of parameters and buffers.
-        operations: What it has run.
-    """
+    """What a call has left: in Python, and of parameters and buffers; and what it has run."""
 
     values: Memento
     own: dict[str, torch.Tensor]
     operations: Operations
-
-    @property
-    def names(self) -> Mapping[int, str]:
-        """By their ids, what the tensors are made of that it has made."""
-        return self.operations.names
 
 
 @dataclass
@@ -345,14 +334,7 @@ class OpaqueCalls:
     def _keep_left(
         self, name: str, values: Memento, own: Mapping[str, torch.Tensor], ran: Sequence[Operations]
     ) -> None:
-        """Keep how a call leaves its module, if that is not as it found it.
-
-        Args:
-            name: The module's.
-            values: Of it before, in Python.
-            own: Its parameters and buffers then.
-            ran: What it has run, of each way; none: it has failed.
-        """
+        """Keep how a call leaves its module, if that is not as it found it."""
         inside = self.isolation.inside.get(name, [])
         changed, now = self.leftovers.note(name, inside, values), own_tensors(inside)
         is_left = bool(changed) or now.keys() != own.keys() or any(now[key] is not own[key] for key in own)
@@ -381,7 +363,7 @@ class OpaqueCalls:
         try:
             with before.values.restored():
                 put_back(inside, before.own)
-                examine(known=before.names)
+                examine(known=before.operations.names)
         except Exception:
             if failed is not None:
                 raise failed from None

@@ -85,14 +85,7 @@ def _plain(leaf: Any) -> str:
 
 
 class Listed(NamedTuple):
-    """One operation, with fake tensors among what it is given and gives.
-
-    Args:
-        target: What is called.
-        args: Its arguments.
-        kwargs: Those by name.
-        made: What it gives.
-    """
+    """One operation, with fake tensors among what it is given and gives."""
 
     target: Any
     args: Sequence[Any]

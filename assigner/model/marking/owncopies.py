@@ -202,12 +202,6 @@ def _is_atom(value: Any) -> bool:
 class _Atoms:
     """Finds the atoms to copy.
 
-    Args:
-        place: Of the part.
-        module: A part of a model.
-        model: That.
-        known: What is in the memo.
-
     Attributes:
         chosen: By id, those that lead to something that is copied, or that is shared with such a one.
     """

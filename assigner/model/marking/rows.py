@@ -313,12 +313,7 @@ def _learnt_number(one: Any, other: Any, examples: _Examples) -> RowLeaves:
 
 
 def _grows(pairs: list[tuple[float, float]], examples: _Examples) -> bool:
-    """Whether a number is larger for more rows, by more than what is drawn anew in each batch tells.
-
-    Args:
-        pairs: The number in the two batches; those of others are added.
-        examples: The batches.
-    """
+    """Whether a number is larger for more rows, by more than what is drawn anew in each batch tells."""
     with contextlib.suppress(UsageError):  # what the batches at hand say counts
         for a, b in examples.elsewhere():
             mine, theirs = map(_counted, (a, b))

@@ -115,12 +115,7 @@ class CapturedTables:
 
 
 def neighbours(captured: Sequence[CapturedTables], count: int) -> list[CapturedTables]:
-    """Those captures whose tables are next in size: what is alike for these is so for those beyond.
-
-    Args:
-        captured: All of them.
-        count: Of elements, of the tables to be compared.
-    """
+    """Those captures whose tables are next to so many elements: what is alike for these is so for those beyond."""
     found: list[CapturedTables] = []
     for training in (True, False):
         sized = sorted((each for each in captured if each.training is training), key=lambda each: each.left.count)
@@ -152,9 +147,7 @@ def leaves_as(captured: Capture, others: FoundTables) -> bool:
 class NodeValues:
     """What the nodes of a captured forward do, and the values of those that follow from its inputs' sizes alone.
 
-    Args:
-        captured: The forward; regions are ordinary nodes of its graph.
-        key: The inputs.
+    Regions are ordinary nodes of its graph.
     """
 
     def __init__(self, captured: Capture, key: InputKey) -> None:

@@ -64,9 +64,6 @@ class _MemoryPart(NamedTuple):
 def check_unseen_writes(given: Functional) -> None:
     """Refuse a write that autograd does not see into what a backward has saved.
 
-    Args:
-        given: Has the graph, and what stands for its numbers.
-
     Raises:
         MarkingError: there is one.
     """
