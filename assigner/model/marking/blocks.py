@@ -85,7 +85,7 @@ class _Walk:
             value = node.meta.get("val")
             if node.op != "call_function" or not tensor_leaves(value):
                 continue
-            args, kwargs = pytree.tree_map_only(fx.Node, _value_of, (node.args, node.kwargs))
+            args, kwargs = pytree.tree_map_only(fx.Node, lambda each: each.meta.get("val"), (node.args, node.kwargs))
             if is_call(node):
                 ways = self._calls[int(node.args[0])].effects.ways
                 self._call(ways, tensor_leaves(args[1]), tensor_leaves(value))
@@ -161,10 +161,6 @@ def _written(target: Callable[..., Any], args: Sequence[Any]) -> Way:
     with detect_fake_mode(given) or contextlib.nullcontext(), torch.no_grad(), listed:
         made = target(*args)
     return Way(listed.operations, given, tensor_leaves(made), {})
-
-
-def _value_of(node: fx.Node) -> Any:
-    return node.meta.get("val")
 
 
 def _any_of(plain: RowOrder, ways: Sequence[RowOrder]) -> RowOrder:

@@ -29,6 +29,7 @@ from assigner.model.deferred import put
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.keepers import ABSENT
 from assigner.model.deferred.memento import Memento, StateChange
+from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.reach import reach
 from assigner.model.marking.casting import casting
 from assigner.model.marking.checks import Check, Checks
@@ -462,11 +463,9 @@ def _follows_from_shapes(change: StateChange, program: ExportedProgram) -> bool:
     """A tensor was left that is made of shapes alone."""
     if not isinstance(change.now, FakeTensor):
         return False
-    storage = change.now.untyped_storage()._cdata
-    makers = [
-        node for node in program.graph.nodes
-        if isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].untyped_storage()._cdata == storage
-    ]  # fmt: skip
+    storage = storage_of(change.now)
+    values = ((node, node.meta.get("val")) for node in program.graph.nodes)
+    makers = [node for node, value in values if isinstance(value, torch.Tensor) and storage_of(value) == storage]
     return bool(makers) and all(map(shape_alone, makers))
 
 
@@ -514,7 +513,8 @@ def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:
     Raises:
         MarkingError: there is one.
     """
-    if any(isinstance(value, torch.Generator) for value in _constants(program)):
+    words = pytree.tree_leaves([(node.args, node.kwargs) for node in program.graph.nodes])
+    if any(isinstance(value, torch.Generator) for value in (*program.constants.values(), *words)):
         raise MarkingError(
             f"the forward of {type(model).__name__} draws from a generator of its own outside its partitions",
             hint="draw with torch's default generator, which the runtime seeds for every micro-batch, or mark a larger"
@@ -552,11 +552,6 @@ def _tensors_beside(program: ExportedProgram) -> list[torch.Tensor]:
     """The tensors that a forward reads and that are no input, parameter or buffer."""
     specs = [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR]
     return [program.constants[str(spec.target)] for spec in specs]
-
-
-def _constants(program: ExportedProgram) -> list[Any]:
-    words = [leaf for node in program.graph.nodes for leaf in pytree.tree_leaves((node.args, node.kwargs))]
-    return [*program.constants.values(), *words]
 
 
 def _input_kinds(program: ExportedProgram) -> dict[str, tuple[InputKind, str]]:

@@ -249,18 +249,13 @@ class Checks:
             raise self._unanswered
         elif number == len(self.known) and place not in self._deciding:
             passes, self._decision = self._way, place
-            self._stack = _frames()
+            self._stack = {frame: frame.f_lasti for frame, _ in walk_stack(sys._getframe())}
             self._before = Memento(self.model.named_modules(), parameters=True, top="whole")
         else:
             self._unanswered = error
             return None
         torch.ops.assigner.check(number, torch.SymBool(node), passes)  # type: ignore[no-untyped-call]
         return sympy.true if passes else sympy.false
-
-
-def _frames() -> dict[types.FrameType, int]:
-    """Where each frame that runs now stands."""
-    return {frame: frame.f_lasti for frame, _ in walk_stack(sys._getframe(1))}
 
 
 def _deciding_place() -> tuple[str, int] | None:

@@ -357,8 +357,13 @@ def lent(
     it, and every rank has it as it was built or loaded. Nothing of the evaluation may write it: no order of what two
     partitions do is kept there.
     """
-    held = _held(base)
-    unread, written = _unread(base), _storages(graph, {*graph.changed, *graph.written})
+    held: defaultdict[str, list[str]] = defaultdict(list)
+    for planned in base.pieces:
+        for name in planned.state:
+            held[name].append(planned.name)
+    taken = _storages(base, held)  # a tensor that is a part of another one's memory is held, too
+    unread = {name for name in base.unread if taken.isdisjoint(_storages(base, [name]))}
+    written = _storages(graph, {*graph.changed, *graph.written})
     found: dict[str, dict[str, str]] = {}
     for piece in graph.pieces:
         own = {*base.piece[piece.name].state}
@@ -373,21 +378,6 @@ def lent(
             if near and _is_apart(name, near[0], piece, lenders):
                 found[piece.name][name] = near[0]
     return found
-
-
-def _held(base: PartitionGraph) -> defaultdict[str, list[str]]:
-    """The partitions that hold a tensor, by its name."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for piece in base.pieces:
-        for name in piece.state:
-            found[name].append(piece.name)
-    return found
-
-
-def _unread(base: PartitionGraph) -> set[str]:
-    """The names of tensors that no partition holds, not even as a part of another one's memory."""
-    taken = _storages(base, (name for piece in base.pieces for name in piece.state))
-    return {name for name in base.unread if taken.isdisjoint(_storages(base, [name]))}
 
 
 def _storages(graph: PartitionGraph, names: Iterable[str]) -> set[int]:

@@ -120,12 +120,13 @@ class Cutter:
         leaves = tuple(LEAF if isinstance(each, fx.Node) else each for each in self.outputs)
         made = [each.meta["val"] if isinstance(each, fx.Node) else None for each in self.outputs]
         reasons = tuple(unjoinable(self.captured, self.outputs, self.symbols))
-        rows = tuple(
-            self.symbols.rows_dimension(each.shape)
+        dims = [
+            self.symbols.dimensions(each.shape)
             if isinstance(each, torch.Tensor) and reason is not Unjoinable.BLOCKS
-            else None
+            else []
             for each, reason in zip(made, reasons, strict=True)
-        )
+        ]
+        rows = tuple(each[0] if len(each) == 1 else None for each in dims)
         spec, known = self.captured.program.call_spec.out_spec, bool(self.symbols.rows)
         self._check_rebuilt(spec)
         tensors = self._output_tensors()

@@ -242,11 +242,8 @@ class Domain:
         """
         sizes = (symbol for symbol, (_, what, _) in self.symbols.items() if what == "size")
         tied = dict.fromkeys(frozenset(self._tied(each)) for each in sizes)
-        found = ([self._first([self._changed(each, way) for way in ways]) for ways in _OTHERS] for each in tied)
-        return [(larger, smaller) for larger, smaller in found]
-
-    def _first(self, keys: Sequence[InputKey]) -> InputKey | None:
-        return next(filter(self.admits, keys), None)
+        changed = ([[self._changed(each, way) for way in ways] for ways in _OTHERS] for each in tied)
+        return [(next(filter(self.admits, up), None), next(filter(self.admits, down), None)) for up, down in changed]
 
     def _tied(self, symbol: Any) -> set[Any]:
         """The symbols that are in equations with one."""

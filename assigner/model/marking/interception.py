@@ -202,6 +202,7 @@ class Interceptions:
         tensor: Any = torch.Tensor
         function: Any = torch.autograd.Function
         autograd: Any = torch.autograd
+        set_requires = self._require(_TRUE_REQUIRES_GRAD.__set__)
         with contextlib.ExitStack() as stack:
             for holder, name, made in (
                 (function, "apply", classmethod(self._apply(vars(function)["apply"]))),
@@ -216,11 +217,11 @@ class Interceptions:
                  _refused(torch.autograd.graph.saved_tensors_hooks.__enter__, "changes what autograd saves",
                           allowed=_saves_alone)),
                 (FakeTensor, "requires_grad_", self._require(tensor.requires_grad_)),
-                (FakeTensor, "requires_grad", property(self._requires_grad, self._set_requires_grad)),
+                (FakeTensor, "requires_grad", property(self._requires_grad, set_requires)),
                 (FakeTensor, "data", property(_data, _set_data)),
                 (FakeTensor, "grad_fn", property(_grad_fn)),
                 (FakeTensor, "is_leaf", property(_is_leaf)),
-                (transformer, "_detect_is_causal_mask", _is_said_to_be_causal),
+                (transformer, "_detect_is_causal_mask", lambda _, is_causal=None, *__: is_causal is True),
                 (decompositions, "one_layer_lstm", _flat(decompositions.one_layer_lstm)),
                 *((holder, name, _refused(getattr(holder, name), _SEEDS))
                   for holder in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
@@ -335,9 +336,6 @@ class Interceptions:
             elif requires:
                 self._look_at(tensor)
         return requires
-
-    def _set_requires_grad(self, tensor: torch.Tensor, requires_grad: bool) -> None:
-        self._require(_TRUE_REQUIRES_GRAD.__set__)(tensor, requires_grad)
 
 
 def _is_alike(buffer: torch.Tensor | None, other: torch.Tensor | None) -> bool:
@@ -477,11 +475,6 @@ def _caller() -> str:
 
 
 _MODELS, _ASKS_FOR_OTHERS = "transformers.models.", "transformers.utils.import_utils"
-
-
-def _is_said_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
-    del mask, size
-    return is_causal is True
 
 
 def _data(tensor: torch.Tensor) -> torch.Tensor:

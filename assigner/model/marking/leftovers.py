@@ -14,7 +14,7 @@ partitions' copies.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -217,13 +217,6 @@ class FirstReads:
         }  # fmt: skip
 
 
-class LeftValue(NamedTuple):
-    """What a forward leaves in an attribute: its name, and the number or text, or that it is a tensor; empty: else."""
-
-    name: str
-    value: str
-
-
 class Notes:
     """What the forward of one capture leaves in attributes of modules, and what it reads there first.
 
@@ -237,8 +230,8 @@ class Notes:
 
     def __init__(self, changes: Iterable[StateChange], reads: FirstReads) -> None:
         self.reads = reads
-        self._left = {
-            attribute_of(each): LeftValue(each.name, _in_words(each.now))
+        self._left = {  # by its name, and the number or text, or that it is a tensor; empty: else
+            attribute_of(each): (each.name, _in_words(each.now))
             for each in changes
             if isinstance(each.holder, nn.Module)
         }
@@ -250,7 +243,7 @@ class Notes:
     def found_of(self, others: Notes) -> str | None:
         """What this forward may find as the other has left it, and does not leave so itself, by name; None: nothing."""
         read = {each: others._left[each] for each in self.reads.among(others._left)}
-        return min((it.name for each, it in read.items() if not it.value or self._left.get(each) != it), default=None)
+        return min((it[0] for each, it in read.items() if not it[1] or self._left.get(each) != it), default=None)
 
 
 def _in_words(value: Any) -> str:

@@ -118,11 +118,6 @@ class Symbols:
         """Those that have rows."""
         return [dim for dim, size in enumerate(shape) if self.several(size) is not None]
 
-    def rows_dimension(self, shape: Sequence[Any]) -> int | None:
-        """Along which dimension the micro-batches of a value are joined; None: it has no rows."""
-        found = self.dimensions(shape)
-        return found[0] if len(found) == 1 else None
-
     def depends_on_data(self, shape: Sequence[Any]) -> bool:
         """Whether a size of a tensor does."""
         return any(free_unbacked_symbols(size) for size in shape if isinstance(size, torch.SymInt))

@@ -252,7 +252,8 @@ class NodeValues:
             return None if constant is None else constant.clone()
         target: Any = node.target
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
-        return target(*pytree.tree_map(_on_cpu, args), **pytree.tree_map(_on_cpu, kwargs))
+        args, kwargs = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), (args, kwargs))
+        return target(*args, **kwargs)
 
     @cached_property
     def words(self) -> dict[fx.Node, int]:
@@ -318,10 +319,6 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 def _is_write(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _on_cpu(leaf: Any) -> Any:
-    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
 
 def _space(holder: Any) -> dict[Any, Any]:
