@@ -29,7 +29,7 @@ from assigner.profiler.exchange import OTHERS, Exchange
 from assigner.profiler.rank import RankSession
 from assigner.profiler.rankprogress import Heartbeat
 from assigner.profiler.tasks import RefusedError, Start, describe
-from assigner.runtime.failures.joining import watched_run
+from assigner.runtime.failures.failure import FailureWatch
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.messages.rendezvous import (
     check_backend,
@@ -157,7 +157,8 @@ def profile_workload(
         for each in (jobs, jobs.clone())  # type: ignore[attr-defined]  # calls on one wait for each other
     )
     connections = group_connections()
-    watch = watched_run(name, jobs, worker, connections, MeasurementError.exit_code, ranks=ranks)
+    own = PrefixStore(name, jobs.clone())  # type: ignore[attr-defined]
+    watch = FailureWatch(own, worker, ranks=ranks, connections=connections, exit_code=MeasurementError.exit_code)
     heart = Heartbeat(beats, lambda lost, why: watch.accuse(f"worker:{lost}", why), watch.vouched)
     table.watch, watch.doing = watch, lambda: (table.at, table.awaited)
     table.why_lost = functools.partial(_why_lost, heart, connections)

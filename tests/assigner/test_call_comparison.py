@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from assigner.errors import UsageError
 from assigner.launch.seal import seal, unseal
 from assigner.runtime.batch.callcomparison import LEAVING, CallComparison
-from assigner.runtime.failures import inquiry
+from assigner.runtime.failures import questions
 from assigner.runtime.failures.callrecord import checksum, described
-from assigner.runtime.failures.inquiry import Records, answer, ask, asked_about
+from assigner.runtime.failures.questions import CALLS, Records, asked_about, called
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -293,15 +293,15 @@ def test_one_process_compares_nothing():
 
 def test_a_question_has_the_number_of_its_comparison(monkeypatch):
     """Whoever is asked can see whether it has come so far; a stranger's words are no question."""
-    monkeypatch.setattr(inquiry, "_WAIT_S", 600.0)
+    monkeypatch.setattr(questions, "_WAIT_S", 600.0)
     store, found = HashStore(), []
     assert asked_about(store) is None
-    asking = threading.Thread(target=lambda: found.append(ask(store, {1}, 7)))
+    asking = threading.Thread(target=lambda: found.append(called(store, {1}, 7)))
     asking.start()
     while asked_about(store) is None:
         time.sleep(0.001)
     assert asked_about(store) == 7
-    answer(store, 1, ())
+    CALLS.answer(store, 1, ())
     asking.join(60)
     assert found == [{1: ()}]
     store.set("assigner/question", "calls")

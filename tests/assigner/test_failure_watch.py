@@ -18,10 +18,10 @@ from assigner.errors import UsageError, WorkerError
 from assigner.launch import launcherwatch, limitedstore
 from assigner.launch.seal import SECRET, unseal
 from assigner.machine.launchedrank import Launched, launched
-from assigner.runtime.failures import failure, waiting
+from assigner.runtime.failures import failure
 from assigner.runtime.failures.cause import Failure
-from assigner.runtime.failures.failure import FailureWatch
-from assigner.runtime.failures.joining import joining
+from assigner.runtime.failures.failure import FailureWatch, joining
+from assigner.runtime.failures.questions import DOINGS, Doing
 from assigner.runtime.messages.rendezvous import _wait_for_all, join_group, leave_group
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     for name, seconds in (("_POLL_S", 0.01), ("_GRACE_S", 0.05), ("_LEAVE_S", 600.0), ("_BUSY_S", 0.1)):
         monkeypatch.setattr(failure, name, seconds)
     monkeypatch.setattr(failure, "_STAY_S", 0.0)
-    monkeypatch.setattr("assigner.runtime.failures.joining._MOMENT_S", 0.0)
+    monkeypatch.setattr(failure, "_MOMENT_S", 0.0)
     monkeypatch.setattr(failure.FailureWatch, "_exit", ended)
     return codes
 
@@ -178,7 +178,9 @@ def test_a_network_that_failed_may_be_that_of_either_host(
     monkeypatch.setattr(failure, "_STAY_S", 0.1)
     for alone, words in ((False, "worker:0 failed: it did not answer for 5 s: its host is cut off, or that of "),
                          (True, "worker:1 failed: its host is cut off, or its wire loses much: no")):  # fmt: skip
-        connections = SimpleNamespace(silent={"10.0.0.2"}, is_alone=lambda alone=alone: alone, run_failed=False)
+        connections = SimpleNamespace(
+            silent={"10.0.0.2"}, is_alone=lambda alone=alone: alone, run_failed=False, guard=lambda: None
+        )
         for store in (HashStore(), Gone()):
             watch = watching(store, connections=connections)
             assert str(watch.lost("worker:0", "a step", RuntimeError("closed"))).startswith(words)
@@ -291,7 +293,7 @@ def test_the_rank_is_blamed_that_others_wait_for(
         monkeypatch.setattr(failure, name, 0.1)
     store = HashStore()
     for rank, (at, peer) in doings.items():
-        waiting.tell(store, rank, waiting.Doing(f"worker:{rank}/cpu", at, peer, 7.2))
+        DOINGS.answer(store, rank, Doing(f"worker:{rank}/cpu", at, peer, 7.2))
     watch = watching(store, "worker:1/cpu")
     watch.doing = lambda: ("a step", "worker:0/cpu")
     found = watch.lost("worker:0/cpu", "a step", error)
@@ -320,9 +322,9 @@ def test_a_rank_tells_what_it_waits_for(watching: Callable[..., FailureWatch], m
     busy, idle, silent = (watching(store, f"worker:{rank}/cpu") for rank in range(3))
     busy.doing = idle.doing = lambda: ("a step", "worker:2")
     busy.busy_since = time.monotonic() - 5
-    assert waiting.told(store, range(3)) == {}
-    waiting.ask(store)
-    while len(found := waiting.told(store, range(3))) < 2:
+    assert dict(DOINGS.answers(store, range(3))) == {}
+    DOINGS.ask(store)
+    while len(found := dict(DOINGS.answers(store, range(3)))) < 2:
         time.sleep(0.01)
     assert [(each.worker, each.at, each.peer) for each in found.values()] == [
         ("worker:0/cpu", "a step", "worker:2"),
@@ -351,7 +353,7 @@ def test_a_host_is_silent(
     exits: list[int], watching: Callable[..., FailureWatch], capfd: pytest.CaptureFixture
 ) -> None:
     """The process says which one when it is ended."""
-    watch = watching(HashStore(), connections=SimpleNamespace(silent={"10.0.0.2"}))
+    watch = watching(HashStore(), connections=SimpleNamespace(silent={"10.0.0.2"}, guard=lambda: None))
     watch.busy_since = time.monotonic()
     watch.thread.join(30)
     assert exits == [7]

@@ -254,8 +254,8 @@ def test_a_run_does_not_read_what_an_earlier_one_left_in_the_store(run: Run, mon
     for _ in range(2):
         run()
         run.path.unlink()
-    assert len(set(names[:2])) == len(set(names[2:])) == 1
-    assert names[0] != names[2]
+    assert len(set(names[:3])) == len(set(names[3:])) == 1
+    assert names[0] != names[3]
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from assigner.runtime.failures.waiting import awaited
+from assigner.runtime.failures.questions import awaited
 from assigner.runtime.messages.ordering import Message
 from assigner.runtime.messages.sending import SMALL_BYTES, LostConnectionError, PendingSends, checked
 from assigner.runtime.messages.transport import Transport

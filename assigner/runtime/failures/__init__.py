@@ -1,9 +1,7 @@
 """One end for all ranks, and words for it: what failed first, or in what the ranks differ.
 
 callrecord      what a rank has called, where, and with what
-inquiry         what the others have called, asked for through the run's store
-waiting         who waits for whom
+questions       what the others have called, and who waits for whom, asked for through the run's store
 cause           what failed first, and the error of it that other ranks raise
-failure         one failure, told to every rank
-joining         a run watched from its start, and while it makes its process group
+failure         one failure, told to every rank, also while they make their process group
 """

@@ -24,11 +24,11 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torch.distributed import DistError
+from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]  # without `__all__`
 
 from assigner.errors import AssignerError, WorkerError
 from assigner.launch.failurereport import ended_hint
@@ -37,12 +37,11 @@ from assigner.launch.limitedstore import LimitedStore, StoreSilentError
 from assigner.launch.seal import clean, seal_first, unseal
 from assigner.launch.shutdown import read_host_failure, vouched
 from assigner.launch.sockets import SILENCE_S
-from assigner.runtime.failures import waiting
 from assigner.runtime.failures.cause import Failure, gloo_words, shortened, words_of
-from assigner.runtime.failures.inquiry import asked_about
+from assigner.runtime.failures.questions import DOINGS, Doing, asked_about, awaited_last
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -62,6 +61,8 @@ _ANSWER_S = 4.0  # sixteen looks of a watching thread
 _GRACE_S = 3.0
 _LEAVE_S = 30.0  # more than a stay
 _BUSY_S = 30.0
+_MOMENT_S = 0.6  # more than two polls
+_NO_ADDRESS = re.compile(r"tcp/device\.cc|Unable to (?:find|resolve)|makeDeviceFor|unsupported gloo device")
 _LATE = re.compile(r"[Tt]imed out|[Tt]ime-?out|took no message")
 _LATE_HINT = "where a rank may be late, as with its data, Pipeline(timeout_s=...) has the others wait longer"
 _CUT_HINT = f"a network that fails for {SILENCE_S:g} s ends a run, whatever timeout_s is"
@@ -74,10 +75,9 @@ class FailureWatch:
     """Reports this rank's failure and learns of the others'.
 
     Args:
-        store: The job's store; a connection of its own.
+        store: The job's store, under the run's name, the same on every rank; a connection of its own.
         worker: This rank's worker.
         ranks: How many ranks watch the run.
-        launcher: The same store as the launchers use it.
         connections: The group's; None: they are not this package's to watch.
         exit_code: Of a process whose main thread has to be ended.
 
@@ -96,13 +96,16 @@ class FailureWatch:
         worker: str,
         *,
         ranks: int,
-        launcher: Store | None = None,
         connections: Connections | None = None,
         exit_code: int = WorkerError.exit_code,
     ) -> None:
         self.store = LimitedStore(store)
-        self.launcher = None if launcher is None else LimitedStore(launcher, beside=self.store)
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        self.launcher = LimitedStore(store, beside=self.store)  # as launchers use it
         self.connections = connections
+        if connections is not None:
+            connections.guard()
         self.exit_code = exit_code
         self.worker, self.ranks = worker, ranks
         self.printed = self._has_noted = False
@@ -146,7 +149,7 @@ class FailureWatch:
 
     def vouched(self, rank: int) -> int:
         """How often a rank's launcher has told that its process runs; see `shutdown.vouched`."""
-        return 0 if self.launcher is None else vouched(self.launcher, rank)
+        return vouched(self.launcher, rank)
 
     def lost(self, peer: str, where: str, error: BaseException) -> Failure:
         """A connection broke, or a rank did not come: give its own report a moment to appear, else blame a rank.
@@ -168,15 +171,15 @@ class FailureWatch:
         if is_cut and self.connections is not None and self.connections.is_alone():
             alone = f"its host is cut off, or its wire loses much: no other host answers; {noticed}"
             mine = Failure(self.worker, "", alone, hint=_CUT_HINT)
-        begin, doings, asks = time.monotonic(), dict[int, waiting.Doing](), self.doing is not None and not is_cut
+        begin, doings, asks = time.monotonic(), dict[int, Doing](), self.doing is not None and not is_cut
         others = set(range(self.ranks)) - {self._rank}
         while True:
             try:
                 found = self._read()
                 if asks and found is None:
                     if not doings:
-                        waiting.ask(self.store)
-                    doings.update(waiting.told(self.store, others - doings.keys()))
+                        DOINGS.ask(self.store)
+                    doings.update(DOINGS.answers(self.store, others - doings.keys()))
             except DistError as lost:
                 if self._found is not None:  # the watching thread was in time
                     return self._found
@@ -239,9 +242,9 @@ class FailureWatch:
     def _rank(self) -> int:
         return int(self.worker.partition("/")[0].removeprefix("worker:"))
 
-    def _blamed(self, mine: Failure, doings: Mapping[int, waiting.Doing], noticed: str, *, is_late: bool) -> Failure:
+    def _blamed(self, mine: Failure, doings: Mapping[int, Doing], noticed: str, *, is_late: bool) -> Failure:
         """Whom others wait for, by what the ranks do; `mine` blames the one that this rank misses."""
-        last = waiting.awaited_last(mine.worker, self._rank, doings, self.ranks)
+        last = awaited_last(mine.worker, self._rank, doings, self.ranks)
         is_peer = last is None or f"worker:{last[0]}" == mine.worker.partition("/")[0]
         if last is not None and last[1] is None:  # it does not answer
             return mine if is_peer else replace(mine, worker=f"worker:{last[0]}")
@@ -257,13 +260,13 @@ class FailureWatch:
 
     def _tell_doing(self) -> None:
         """What the main thread does, for a rank that asks."""
-        if self.doing is None or not waiting.is_asked(self.store):
+        if self.doing is None or DOINGS.asked(self.store) is None:
             return
         busy = self.busy_since
         at, peer = ("", "") if busy is None else self.doing()
         since = self.idle_since if busy is None else busy
-        doing = waiting.Doing(self.worker, shortened(at), self._missed or peer, max(0.0, time.monotonic() - since))
-        waiting.tell(self.store, self._rank, doing)
+        doing = Doing(self.worker, shortened(at), self._missed or peer, max(0.0, time.monotonic() - since))
+        DOINGS.answer(self.store, self._rank, doing)
 
     def close(self) -> None:
         """Stop watching."""
@@ -312,7 +315,7 @@ class FailureWatch:
                 return unseal(Failure, _KEY, self.store.get(_KEY)).cleaned()
             except WorkerError as error:  # a stranger's: the run goes on, and its own first failure replaces it
                 self._note_foreign(error)
-        told = None if self.launcher is None else read_host_failure(self.launcher)
+        told = read_host_failure(self.launcher)
         return None if told is None else Failure(told.worker, "", f"its process {told.how}", hint=ended_hint(told.how))
 
     def _watch(self) -> None:
@@ -430,3 +433,39 @@ def _host_gone(noticed: Failure, *, is_silent: bool, state: str = "") -> Failure
     what = "stopped, and so is the job's store" if is_silent else "gone with the job's store"
     state = state or f"its process is {what}, or cut off"
     return Failure("worker:0", "", f"{state}; after it, {noticed}", hint=_SILENT_HINT)
+
+
+@contextmanager
+def joining(store: Store, name: str, worker: str, ranks: int) -> Iterator[FailureWatch]:
+    """Watch while a block makes the process group: a launcher may tell of a rank that will not come.
+
+    Args:
+        store: The job's store, without prefixes; a connection of its own.
+        name: The group's, the same on every rank.
+        worker: This rank.
+        ranks: How many the group will have.
+
+    Raises:
+        WorkerError: the ranks lost each other, or this one cannot take part.
+    """
+    watch = FailureWatch(PrefixStore(f"{name} joining", store), worker, ranks=ranks)
+    # a rank that waits for one that will not come learns of nothing by itself, and that one never knows
+    watch.grace_s = watch.stay_s = _MOMENT_S
+    watch.busy_since = time.monotonic()
+    try:
+        yield watch
+    except RuntimeError as error:  # torch has no type of its own for a connection that broke
+        if _is_own(error):
+            watch.report("joining the run", error)
+            raise WorkerError(
+                f"{worker} cannot join the run{gloo_words(error)}",
+                hint="GLOO_SOCKET_IFNAME names the network interface to use; without it, the host's name must resolve",
+            ) from error
+        raise watch.lost("another worker", "joining the run", error).to_error() from error
+    finally:
+        watch.close()
+
+
+def _is_own(error: RuntimeError) -> bool:
+    """Whether gloo found no interface or address of this host; all else that it says while it joins is of others."""
+    return not isinstance(error, DistError) and bool(_NO_ADDRESS.search(str(error)))

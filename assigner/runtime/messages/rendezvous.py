@@ -37,7 +37,7 @@ from assigner.launch.seal import clean, seal, unseal
 from assigner.launch.shutdown import is_done, local_store, take_leave
 from assigner.launch.sockets import Connections
 from assigner.machine.launchedrank import first_host, launched, launcher_process
-from assigner.runtime.failures.joining import joining
+from assigner.runtime.failures.failure import FailureWatch, joining
 from assigner.runtime.messages.mpi import load
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from assigner.launch.sockets import End
     from assigner.machine.launchedrank import Launched
-    from assigner.runtime.failures.failure import FailureWatch
 
 _BACKEND = "ASSIGNER_BACKEND"
 _PORTS = range(10_000, 30_000)  # below those that systems hand out for connections

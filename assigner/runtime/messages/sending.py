@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from assigner.runtime.failures.waiting import awaited
+from assigner.runtime.failures.questions import awaited
 from assigner.runtime.messages.carriers import MessageUnderWay
 from assigner.runtime.messages.staging import computed
 from assigner.runtime.recording.recorder import RecordedSpan

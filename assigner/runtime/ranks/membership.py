@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # without `__all__`
 
 from assigner.errors import FormatError, UsageError
 from assigner.launch.failurereport import JOINED, leave_mark
 from assigner.launch.stopping import StopSignals
 from assigner.location import rank_of
 from assigner.runtime.failures.cause import words_of
-from assigner.runtime.failures.inquiry import answer, ask
-from assigner.runtime.failures.joining import watched_run
-from assigner.runtime.failures.waiting import awaited
+from assigner.runtime.failures.failure import FailureWatch
+from assigner.runtime.failures.questions import CALLS, awaited, called
 from assigner.runtime.messages.rendezvous import farewell, group_connections, group_store, leave_group
 from assigner.runtime.messages.sending import LostConnectionError
 from assigner.runtime.messages.transport import Transport
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Backend
     from assigner.runtime.failures.callrecord import CallRecord, CallSums
-    from assigner.runtime.failures.failure import FailureWatch
     from assigner.runtime.ranks.workergroups import WorkerGroup
 
 
@@ -98,8 +97,8 @@ class Membership:
         self.worker: str | None = None
         self.device: torch.device
         if dist.is_initialized():
-            name = f"pipeline {next(_count)}"
-            self._watch = watched_run(name, group_store(), self.name, group_connections(), ranks=self.world)
+            store = PrefixStore(f"pipeline {next(_count)}", group_store().clone())  # type: ignore[attr-defined]
+            self._watch = FailureWatch(store, self.name, ranks=self.world, connections=group_connections())
             self._watch.on_question, self._watch.doing = self._answer, self._doing
         with self.guarded("taking its place in the run"):
             self.take_place(plan)
@@ -300,14 +299,14 @@ class Membership:
         Args:
             number: Of the comparison; a rank answers when it has come to it.
         """
-        return {} if self._watch is None else ask(self._watch.store, self.others, number)
+        return {} if self._watch is None else called(self._watch.store, self.others, number)
 
     def _answer(self, store: Store, number: int) -> bool:
         """The watching thread's answer to a question; False: this rank has not come to that comparison yet."""
         calls = self.calls
         if not calls or calls[-1].number < number:
             return False
-        answer(store, self.rank, [each.record() for each in calls])
+        CALLS.answer(store, self.rank, tuple(each.record() for each in calls))
         return True
 
     def _doing(self) -> tuple[str, str]:
