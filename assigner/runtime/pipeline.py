@@ -189,26 +189,25 @@ class Pipeline(ModelState):
             InfeasibleError: the plan does not fit into a worker's memory. The pipeline has left the run.
             WorkerError: another rank failed; the message has its error.
         """
+        at = "the move to another plan"
         old, new = self.plan, plan if isinstance(plan, Plan) else load_plan(Path(plan))
         plan_graph(self.workload, new, self.graph)
         check_world(new)
         if self._installed.executor.recorder is not None:
             raise UsageError("a trace is being made, of one plan", hint="leave its block first")
         what = "a plan" if isinstance(plan, Plan) else repr(str(plan))
-        self._compare(
-            f"move({executed(new)})", "the move to another plan", shown=f"move({what} on {', '.join(new.workers)})"
-        )
-        with self._member.guarded("the move to another plan"):
+        self._compare(f"move({executed(new)})", at, shown=f"move({what} on {', '.join(new.workers)})")
+        with self._member.guarded(at):
             mine = [self._loss_values.digest(), *self._outside.digests()]
             told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
-        self._rank_optimizer.own.share(self._member, "the move to another plan", is_idle=self._rank_optimizer.is_idle)
-        self._member.agree("the move to another plan", lambda: self._check_move(new, told))
+        self._rank_optimizer.memory.share(self._member, at, is_idle=self._rank_optimizer.is_idle)
+        self._member.agree(at, lambda: self._check_move(new, told))
         remat = Rematerialisation(self._remat, new)
-        with self._member.guarded("the move to another plan"):
+        with self._member.guarded(at):
             self._member.take_place(new)
         self.plan = new
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
-        with self._member.guarded("the move to another plan"):
+        with self._member.guarded(at):
             earlier, attributes = self._relocate(old, remat)
         self._member.settle()
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long

@@ -135,7 +135,8 @@ def load_named_state(optimizer: RankOptimizer, given: Mapping[str, Any]) -> None
         )
     number = {name: n for n, name in enumerate(mine)}
     more = {key: value for key, value in given.items() if key not in ("state", "param_groups")}
-    beyond = {key: each for key, each in states.items() if key not in optimizer.model_names}
+    every = dict(optimizer.model)
+    beyond = {key: each for key, each in states.items() if key not in every}
     if optimizer.is_spread and beyond:
         raise UsageError(
             f"the state has {next(iter(beyond))!r}, which is no parameter's, and several workers have parameters",

@@ -152,7 +152,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
         of_class = getattr(type(made.local), name, self)
         if isinstance(of_class, property) and name not in made.given:
             return _is_of_settings(of_class, self, found)
-        return found is made.given.get(name, made.own.built.get(name, of_class))
+        return found is made.given.get(name, made.memory.built.get(name, of_class))
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

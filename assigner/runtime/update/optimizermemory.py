@@ -1,11 +1,14 @@
-"""What an optimizer of the user's keeps beside the state of its parameters, and neither a checkpoint nor a move takes.
+"""What an optimizer of the user's keeps beside the state of its parameters: mostly nothing takes it along.
 
 self.state[parameter][...], numbers in groups    saved, and moved
 self.count = 3, a list in a group                moved; saved where its own state_dict has it: refused
+self.defaults["warm"] = False                    moved
 self.seen = [...], self.t = tensor, an optimizer inside, self.state["count"], what hooks on its step note: refused
 
 A move has the builder make it anew: what the builder could reach is there afterwards as it was; what it has made is
 made once more. So that counts to which the optimizer leads and the builder did not, but its parameters and groups.
+Plain values of its own, which its steps note, go along, to ranks that updated nothing before too: so those that update
+something must have them alike. Checkpoints have none of them, as in plain torch.
 """
 
 from __future__ import annotations
@@ -23,12 +26,15 @@ from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.places import Names
 from assigner.model.deferred.reach import reach
 from assigner.model.plainvalues import SINGLE
+from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 from assigner.runtime.update.separability import has_own, is_known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
-KEPT_HINT = (
+    from assigner.runtime.ranks.membership import Membership
+
+_KEPT_HINT = (
     "keep it as a number in each param group, or as a tensor in the state of each parameter; make a scheduler of"
     " pipeline.optimizer"
 )
@@ -42,6 +48,9 @@ class OptimizerMemory:
         optimizer: Just made, over some parameters.
         builder: What has made it.
         outside: What that could reach before (`outside_of`).
+
+    Attributes:
+        built: Those of its attributes that it was built with, by name, which are plain values.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, builder: Any = None, outside: Iterable[Any] = ()) -> None:
@@ -53,6 +62,7 @@ class OptimizerMemory:
             self._made += (each for each in outside_of(builder, optimizer) if id(each) not in known)
         places = {} if is_known(optimizer) else dict(self._places())
         self._before = {name: (value, [*_mementos(value, beside)]) for name, value in places.items()}
+        self.built, self._built_defaults = _plain_in(vars(optimizer)), _plain_in(optimizer.defaults)
 
     def check_moved(self, *, ranks: int) -> None:
         """Refuse to build it anew over other parameters where something would be lost.
@@ -153,8 +163,68 @@ class OptimizerMemory:
         if found:
             raise UsageError(
                 f"{type(self._optimizer).__name__} keeps {found[0]} beside the state of its parameters: {what}",
-                hint=KEPT_HINT,
+                hint=_KEPT_HINT,
             )
+
+    def go_on(self, earlier: OptimizerMemory, given: Collection[str]) -> None:
+        """Have what an optimizer has by now that the same builder has made before.
+
+        Args:
+            earlier: Of that one.
+            given: Names of the attributes that a script has set on it, plain or not.
+        """
+        was = earlier._optimizer
+        vars(self._optimizer).update({name: each for name, each in vars(was).items() if name in given})
+        vars(self._optimizer).update(_plain_in(vars(was)))
+        self._optimizer.defaults.update(_plain_in(was.defaults))
+        self.built.update(earlier.built)
+        self._built_defaults.update(earlier._built_defaults)
+
+    def share(self, member: Membership, at: str, *, is_idle: bool) -> None:
+        """Have what its steps have noted on every rank, where no rank has noted otherwise.
+
+        Args:
+            member: This process in the run; every rank calls this.
+            at: What it is done for.
+            is_idle: This rank updates nothing: it gets what the others have.
+
+        Raises:
+            UsageError: ranks have unlike values, or one that cannot be compared; on every rank.
+        """
+        kind = type(self._optimizer).__name__
+        packed = member.agree(at, lambda: PackedValue.of([is_idle, *self._noted()], f"what {kind} keeps"))
+        with member.guarded(at):
+            told = [broadcast(member, rank, packed if rank == member.rank else None).value for rank in member.ranks]
+        updating = {rank: spaces for rank, (idle, *spaces) in enumerate(told) if not idle}
+        first: list[dict[str, Any]] = next(iter(updating.values()), [{}, {}])
+        for rank, spaces in updating.items():
+            for form, some, others in zip(("self.{}", "self.defaults[{!r}]"), first, spaces, strict=True):
+                for name in {**some, **others}:
+                    if repr(some.get(name)) != repr(others.get(name)):
+                        raise UsageError(
+                            f"{kind} keeps {form.format(name)} beside the state of its parameters, which"
+                            f" worker:{next(iter(updating))} and worker:{rank} have unlike: another plan would lose one"
+                            " of them",
+                            hint=f"{_KEPT_HINT}; what is noted for people alone, as a time, goes into a log of the"
+                            " script's",
+                        )
+        if is_idle:
+            vars(self._optimizer).update(first[0])
+            self._optimizer.defaults.update(first[1])
+
+    def _noted(self) -> list[dict[str, Any]]:
+        """What it was not built with: attributes, and defaults. Torch's own optimizers note nothing."""
+        if is_known(self._optimizer):
+            return [{}, {}]
+        spaces = (vars(self._optimizer), self.built), (self._optimizer.defaults, self._built_defaults)
+        return [
+            {
+                key: each
+                for key, each in _plain_in(space).items()
+                if key not in _of_torch() and (key not in built or repr(built[key]) != repr(each))
+            }
+            for space, built in spaces
+        ]
 
 
 def outside_of(builder: Any, *made: torch.optim.Optimizer) -> list[Any]:
@@ -162,6 +232,10 @@ def outside_of(builder: Any, *made: torch.optim.Optimizer) -> list[Any]:
     beside = [each for optimizer in made for each in _of_parameters(optimizer)]
     found = (each for _, each in reach({"": builder}, beside=beside, parameters=True))
     return [each for each in found if not isinstance(each, Names)]  # other ones in every walk
+
+
+def _plain_in(space: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in space.items() if type(value) in ATOMS}
 
 
 def is_told(value: Any) -> bool:
@@ -189,7 +263,7 @@ def _mementos(value: Any, beside: Iterable[Any]) -> Iterator[Memento]:
 
 
 @functools.cache
-def of_torch() -> frozenset[str]:
+def _of_torch() -> frozenset[str]:
     """What every optimizer has."""
     return frozenset((*vars(torch.optim.SGD([torch.zeros((), device="cpu")])), *_SECTIONS, "defaults"))
 
@@ -221,7 +295,7 @@ def equal(one: Any, other: Any) -> bool:
 def _places(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
     """Its own attributes, hooks on its step, and what stands in its groups and is not carried, by names for people."""
     for name, value in vars(optimizer).items():
-        if name not in of_torch() and _is_kept(value):
+        if name not in _of_torch() and _is_kept(value):
             yield f"self.{name}", value
     for name, value in optimizer.defaults.items():
         if _is_kept(value):

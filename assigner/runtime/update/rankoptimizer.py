@@ -14,7 +14,6 @@ Scripts have a handle on it, `PipelineOptimizer`, on which nothing of this has a
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import inspect
 from collections import Counter, defaultdict
@@ -27,7 +26,6 @@ from assigner.errors import UsageError
 from assigner.model.deferred.origins import digest
 from assigner.runtime.update.building import StandInParameters, built_optimizer
 from assigner.runtime.update.optimizermemory import OptimizerMemory, equal, is_told, outside_of
-from assigner.runtime.update.ownnumbers import OwnNumbers
 from assigner.runtime.update.ownstate import OwnState
 from assigner.runtime.update.separability import (
     CLOSURE_HINT,
@@ -39,7 +37,7 @@ from assigner.runtime.update.separability import (
     is_known,
     needs_closure,
 )  # fmt: skip
-from assigner.runtime.update.verdict import MOST_TOLD, Tried, Verdict, is_plain, kind_of
+from assigner.runtime.update.verdict import MOST_TOLD, Verdict, is_plain, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -86,9 +84,11 @@ class RankOptimizer:
     Attributes:
         local: The optimizer that the user's builder made, over this rank's parameters.
         memory: What `local` keeps beside the state of parameters.
-        own: The plain values that it has for itself.
         held: The parameters that it updates, by name.
         ranks: As given.
+        workload: As given.
+        model: All of the model's parameters by name, without memory.
+        built: The groups of `local` as it was built.
         given: What the script has set on it, by the names of its attributes.
         hooks: Those on the handle's steps, before them and after.
         notes_settings: Its step may write into its groups: it is not torch's own, as it was built.
@@ -110,9 +110,9 @@ class RankOptimizer:
         holders: Mapping[str, int] | None = None,
         ranks: int = 1,
     ) -> None:
-        self.ranks, self._workload = ranks, workload
-        self._model = StandInParameters(model)
-        self._trained = {name for name, each in self._model if each.requires_grad}
+        self.ranks, self.workload = ranks, workload
+        self.model = StandInParameters(model)
+        self._trained = {name for name, each in self.model if each.requires_grad}
         self.given: dict[str, Any] = {}
         self.hooks: tuple[Mapping[int, Callable[..., Any]], ...] = ({}, {})
         beside = beside or {}
@@ -124,15 +124,14 @@ class RankOptimizer:
 
     def _hold(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
         """Build the user's optimizer over these parameters of the model."""
-        outside = outside_of(self._workload.optimizer)
-        self.local, names = built_optimizer(self._workload, self._model, held)
+        outside = outside_of(self.workload.optimizer)
+        self.local, names = built_optimizer(self.workload, self.model, held)
         self._groups = digest([repr([sorted(members) for members in names])])
-        self._built = [
+        self.built = [
             _BuiltGroup(group, group["params"], members, {key: kind_of(value) for key, value in group.items()})
             for group, members in zip(self.local.param_groups, names, strict=True)
         ]
-        self.own = OwnNumbers(self.local)
-        self.memory = OptimizerMemory(self.local, self._workload.optimizer, outside)
+        self.memory = OptimizerMemory(self.local, self.workload.optimizer, outside)
         self.held, self._beside = held, beside
         self._own_state()
 
@@ -196,14 +195,10 @@ class RankOptimizer:
             return False
         if is_usual or (not is_spread and self.ranks == 1):
             return False
-        self._checked = replace(self._checked, shares=shares).tried_out(self._as_tried, {})
+        self._checked = replace(self._checked, shares=shares).tried_out(self, {})
         if changed := self._changed():
-            self._checked = self._checked.tried_again(self._as_tried, changed)
+            self._checked = self._checked.tried_again(self, changed)
         return True
-
-    @property
-    def _as_tried(self) -> Tried:
-        return Tried(self.local, self._workload, self._model, [each.names for each in self._built])
 
     def _changed(self) -> dict[tuple[int, str], Any]:
         """Settings of another kind than those with which it was built, by group; -1: what was set on the handle.
@@ -212,7 +207,7 @@ class RankOptimizer:
         """
         found = {(-1, name): value for name, value in self.given.items()}
         for n, group in zip(self.numbers(self.param_groups), self.param_groups, strict=True):
-            kinds = self._built[n].kinds
+            kinds = self.built[n].kinds
             found |= {(n, key): value for key, value in group.items() if kind_of(value) != kinds.get(key)}
         return {place: value for place, value in found.items() if is_plain(value) or inspect.isfunction(value)}
 
@@ -237,12 +232,13 @@ class RankOptimizer:
         groups, numbers = self.param_groups, self.numbers(self.param_groups)
         settings = [{key: value for key, value in group.items() if key not in MEMBERS} for group in groups]
         self._verdict = self._checked
-        own, state, states = self.own, self.state, {name: self.state.get(each) for name, each in self.held.items()}
+        memory, state = self.memory, self.state
+        states = {name: state.get(each) for name, each in self.held.items()}
         self._hold(held, beside)
         self._keep_state(state, states)
-        self.own.go_on(own, self.given)
+        self.memory.go_on(memory, self.given)
         for group, kept_settings, number in zip(groups, settings, numbers, strict=True):
-            made = self._built[number].group
+            made = self.built[number].group
             group.clear()
             group.update(made, **kept_settings)
         self.local.param_groups[:] = groups  # the script may hold one of them
@@ -251,7 +247,7 @@ class RankOptimizer:
     def note_groups(self, numbers: Iterable[int]) -> None:
         """These of the builder's groups are those that there are, and the state is, whatever objects they are now."""
         for n, group in zip(numbers, self.local.param_groups, strict=True):
-            self._built[n] = self._built[n]._replace(group=group, members=group["params"])
+            self.built[n] = self.built[n]._replace(group=group, members=group["params"])
         self._own_state()
 
     def numbers(self, groups: Iterable[Mapping[str, Any]]) -> list[int]:
@@ -272,7 +268,7 @@ class RankOptimizer:
 
     def _found(self, groups: Iterable[Mapping[str, Any]]) -> list[int]:
         """As `numbers`; -1: it is none of the builder's."""
-        numbers = {id(each): n for n, built in enumerate(self._built) for each in (built.group, built.members)}
+        numbers = {id(each): n for n, built in enumerate(self.built) for each in (built.group, built.members)}
         return [numbers.get(id(group), numbers.get(id(group.get("params")), -1)) for group in groups]
 
     @property
@@ -282,7 +278,7 @@ class RankOptimizer:
         Raises:
             UsageError: a group is none of the builder's.
         """
-        return [self._built[n].names for n in self.numbers(self.param_groups)]
+        return [self.built[n].names for n in self.numbers(self.param_groups)]
 
     def _keep_state(self, state: defaultdict[torch.Tensor, Any], states: Mapping[str, dict[str, Any] | None]) -> None:
         """Have these be the optimizer's state, and those of parameters: the script may hold them.
@@ -349,7 +345,7 @@ class RankOptimizer:
                 " by itself; gradients are clipped by pipeline.clip_grad_norm_",
             )
         if self._verdict.shares is not None and (changed := self._changed()):
-            before, self._verdict = self._verdict, self._verdict.tried_again(self._as_tried, changed)
+            before, self._verdict = self._verdict, self._verdict.tried_again(self, changed)
             if before is not self._verdict:
                 self.agree(numbers)
 
@@ -517,7 +513,7 @@ class RankOptimizer:
             for group in self.param_groups
         ]
         numbers = self._found(self.param_groups)
-        told = plain if numbers == [*range(len(self._built))] else [numbers, *plain]
+        told = plain if numbers == [*range(len(self.built))] else [numbers, *plain]
         rates = dict.fromkeys(f"{group['lr']:g}" for group in self.param_groups if isinstance(group.get("lr"), float))
         told_as = hashlib.blake2b(repr(told).encode(), digest_size=3).hexdigest()
         return f"lr {', '.join([*rates][:MOST_TOLD])} (settings {told_as})" if rates else f"settings {told_as}"
@@ -526,11 +522,6 @@ class RankOptimizer:
     def mine(self) -> list[str]:
         """The names of the parameters in its groups, in their order."""
         return [name for names in self.names for name in names if name in self.held]
-
-    @functools.cached_property
-    def model_names(self) -> frozenset[str]:
-        """Of all of the model's parameters."""
-        return frozenset(name for name, _ in self._model)
 
     @property
     def needs_closure(self) -> bool:

@@ -177,18 +177,8 @@ def check_separable(
     Raises:
         UsageError: what it does with a parameter depends on the others; or this cannot be found out.
     """
-    if callable(getattr(optimizer, "train", None)):
-        return _checked_in_modes(optimizer, model, shares, build)
-    return _checked(optimizer, model, shares, build)
-
-
-def _checked_in_modes(
-    optimizer: torch.optim.Optimizer,
-    model: Sequence[tuple[str, nn.Parameter]],
-    shares: Sequence[Collection[str]],
-    build: Build,
-) -> StepBehaviour:
-    """As `check_separable`, of one with modes: as scripts have it by `train()`, and as it was built if it runs so."""
+    if not callable(getattr(optimizer, "train", None)):
+        return _checked(optimizer, model, shares, build)
 
     def training(whole: Named, held: Named) -> torch.optim.Optimizer:
         made: Any = build(whole, held)
@@ -196,7 +186,7 @@ def _checked_in_modes(
         return cast("torch.optim.Optimizer", made)
 
     found = list[StepBehaviour]()
-    for each in (training, build):
+    for each in (training, build):  # as scripts have it by `train()`, and as it was built if it runs so
         try:
             found.append(_checked(optimizer, model, shares, each))
         except UntriedError:

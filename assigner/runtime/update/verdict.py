@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from assigner.errors import UsageError
 from assigner.machine.generators import kept_python
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from assigner.model.workload import Workload
+    from assigner.runtime.update.rankoptimizer import RankOptimizer
 
 MOST_TOLD = 3
 """So many learning rates, or settings, are told of."""
@@ -42,22 +42,6 @@ def kind_of(value: Any) -> Any:
     return repr(value) if is_plain(value) else type(value).__name__
 
 
-class Tried(NamedTuple):
-    """An optimizer that is tried out.
-
-    Args:
-        optimizer: As it runs on this rank.
-        workload: Whose builder makes it anew over stand-ins.
-        model: The model's parameters by name.
-        groups: The names of those of each of its groups, as it was built.
-    """
-
-    optimizer: torch.optim.Optimizer
-    workload: Workload
-    model: Sequence[tuple[str, nn.Parameter]]
-    groups: Sequence[tuple[str, ...]]
-
-
 @dataclass(frozen=True)
 class Verdict:
     """What is known of an optimizer under a plan.
@@ -76,19 +60,20 @@ class Verdict:
     tried: frozenset[Any] = frozenset()
     is_apart: bool = False
 
-    def tried_out(self, tried: Tried, changed: Mapping[tuple[int, str], Any]) -> Verdict:
+    def tried_out(self, optimizer: RankOptimizer, changed: Mapping[tuple[int, str], Any]) -> Verdict:
         """What small stand-ins tell of it.
 
         Args:
-            tried: It.
+            optimizer: It.
             changed: Settings of the script's, by the group's number and name; -1: attributes of its own.
 
         Raises:
             UsageError: as of `RankOptimizer.check`.
         """
+        groups = [each.names for each in optimizer.built]
 
         def build(whole: Mapping[str, nn.Parameter], held: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-            made = built_optimizer(tried.workload, list(whole.items()), held, groups=tried.groups)[0]
+            made = built_optimizer(optimizer.workload, list(whole.items()), held, groups=groups)[0]
             for (n, name), value in changed.items():
                 if n < 0:
                     setattr(made, name, value)
@@ -97,17 +82,17 @@ class Verdict:
             return made
 
         assert self.shares is not None
-        behaviour = check_separable(tried.optimizer, tried.model, self.shares, build)
+        behaviour = check_separable(optimizer.local, optimizer.model, self.shares, build)
         if self.is_spread and behaviour.keeps_gradients:
             raise UsageError(
-                f"{type(tried.optimizer).__name__}.zero_grad keeps something of the gradients, or may: what of them on"
+                f"{type(optimizer.local).__name__}.zero_grad keeps something of the gradients, or may: what of them on"
                 " several workers is not known, and under this plan several have parameters",
                 hint="have step() keep it, in the state of each parameter; or train under a plan on one worker"
                 " (assigner solve --max-workers 1)",
             )
         return replace(self, behaviour=behaviour)
 
-    def tried_again(self, tried: Tried, changed: Mapping[tuple[int, str], Any]) -> Verdict:
+    def tried_again(self, optimizer: RankOptimizer, changed: Mapping[tuple[int, str], Any]) -> Verdict:
         """As `tried_out`, once for each kind of settings. One that fails so says nothing.
 
         It may be its own step that has noted these, which only go with a state that others have not.
@@ -116,10 +101,11 @@ class Verdict:
         if kinds in self.tried:
             return self
         behaviour = self.behaviour
-        builders = Memento((), [tried.workload.optimizer])  # it may keep what it makes: that is to be the one that runs
+        # the builder may keep what it makes: that is to be the one that runs
+        builders = Memento((), [optimizer.workload.optimizer])
         try:
             with contextlib.suppress(UntriedError), kept_python():
-                behaviour = behaviour.joined(self.tried_out(tried, changed).behaviour)
+                behaviour = behaviour.joined(self.tried_out(optimizer, changed).behaviour)
         except UsageError as error:
             places = [f"param_groups[{n}][{name!r}]" if n >= 0 else name for n, name in changed]
             set_since = f"as it was built it did not, but {', '.join(places[:MOST_TOLD])} was set since"
