@@ -28,7 +28,6 @@ from assigner.runtime.outsidevalues import OutsideValues
 from assigner.runtime.passes import of_one_batch, without_training
 from assigner.runtime.plangraph import check_alike, plan_graph
 from assigner.runtime.ranks.membership import Membership, outside_inference
-from assigner.runtime.ranks.memorycheck import check_memory
 from assigner.runtime.ranks.process import check_world, executed, start_computing
 from assigner.runtime.recording.memory import held_bytes
 from assigner.runtime.relocation import relocate, removals
@@ -155,7 +154,7 @@ class Pipeline(ModelState):
     def _check_room(self, remat: Rematerialisation, *, given_back: int = 0) -> None:
         if self._checks_memory and self._trains and remat.takes_planned_memory:
             with self._member.guarded("the check of the memory"):
-                check_memory(self.plan, self._member, given_back=given_back)
+                self._member.check_memory(self.plan, given_back=given_back)
 
     def _install(self, remat: Rematerialisation) -> Installation:
         """Build this rank's part of the plan and what executes it."""
@@ -590,9 +589,7 @@ class Pipeline(ModelState):
             WorkerError: another rank failed; the message has its error.
         """
         self._compare("trace()", "the start of a trace", shown=f"trace({str(path)!r})")
-        with traced(
-            Path(path), self.plan, self._member, self._installed.executor,
-            remat=self._remat, base_bytes=self._base_bytes, last=last, force=force,
-        ):  # fmt: skip
+        installed, base = self._installed, self._base_bytes
+        with traced(Path(path), installed, remat=self._remat, base_bytes=base, last=last, force=force):
             yield
             self._compare("the end of trace()", "the end of a trace")

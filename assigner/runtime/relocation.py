@@ -146,7 +146,7 @@ def relocate(
             found[partition] = RelocatedState.of(partition, share)
     for partition, source, target in removals(old, new):
         if rank == source:
-            send_value(member, RelocatedState.of(partition, share).packed(), target)
+            send_value(member, RelocatedState.of(partition, share).packed(), [target])
         elif rank == target:
             found[partition] = RelocatedState.unpacked(receive_value(member, source))
     after = updaters(graph, new)
@@ -157,7 +157,7 @@ def relocate(
             leaving = OptimizerState.of({name: share.updated[name] for name in names}, optimizer)
             tensors = {key: _bare(each) for key, each in leaving.tensors.items()}
             packed = PackedValue.of([tensors, json.dumps(leaving.plain)], "the optimizer's state")
-            send_value(member, packed, target)
+            send_value(member, packed, [target])
         elif rank == target:
             tensors, plain = receive_value(member, source).value
             moments.append(OptimizerState(tensors, json.loads(plain)))

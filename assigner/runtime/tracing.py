@@ -32,16 +32,14 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.formats.terms import RunRemat
+    from assigner.runtime.installation import Installation
     from assigner.runtime.ranks.membership import Membership
-    from assigner.runtime.step.executor import Executor
 
 
 @contextlib.contextmanager
 def traced(
     path: Path,
-    plan: Plan,
-    member: Membership,
-    executor: Executor,
+    installed: Installation,
     *,
     remat: RunRemat,
     base_bytes: int,
@@ -52,14 +50,13 @@ def traced(
 
     Args:
         path: The trace's file.
-        plan: The run's plan.
-        member: This process in the run.
-        executor: Runs the steps.
+        installed: What runs the plan.
         remat: What is rematerialised.
         base_bytes: What this process held before it built its partitions.
         last: How many steps are kept.
         force: Replace an existing file.
     """
+    plan, member, executor = installed.plan, installed.member, installed.executor
     if last < 1:
         raise UsageError(f"last={last}: a trace has one step or more")
     if executor.recorder is not None:

@@ -10,7 +10,7 @@ from example_plans import cut, make_plan, tiny
 
 import assigner
 from assigner.formats.prediction import Memory, Prediction, WorkerPrediction
-from assigner.runtime.ranks import memorycheck
+from assigner.runtime.ranks import membership
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
@@ -47,7 +47,7 @@ def test_a_plan_above_its_own_capacity_is_refused(plan: Plan, remat: str) -> Non
 
 def test_a_plan_above_what_is_free_now_is_refused(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was made for more memory than this machine has left."""
-    monkeypatch.setattr(memorycheck, "free_bytes", lambda _: 900_000)
+    monkeypatch.setattr(membership, "free_bytes", lambda _: 900_000)
     with pytest.raises(assigner.InfeasibleError, match=r"worker:0: the plan needs 977 KiB .* 879 KiB are free"):
         assigner.Pipeline(assigner.load_workload(ENTRY), plan, graph=cut(ENTRY))
 

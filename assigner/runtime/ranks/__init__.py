@@ -4,5 +4,4 @@ membership      its rank and worker, the messages to the others, and one end for
 process         process group, device, compute threads
 workergroups    workers that share a stage, as process groups of their own
 packedvalues    values that one rank hands to the others
-memorycheck     whether there is memory for what a plan puts on the workers
 """

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # without `__all__`
 
-from assigner.errors import FormatError, UsageError
+from assigner import formatting as fmt
+from assigner.errors import FormatError, InfeasibleError, UsageError
 from assigner.launch.failurereport import JOINED, leave_mark
 from assigner.launch.stopping import StopSignals
 from assigner.location import rank_of
@@ -29,6 +30,7 @@ from assigner.runtime.messages.sending import LostConnectionError
 from assigner.runtime.messages.transport import Transport
 from assigner.runtime.ranks.process import join_run, set_threads, worker_device
 from assigner.runtime.ranks.workergroups import WorkerGroups
+from assigner.runtime.recording.memory import free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -139,6 +141,36 @@ class Membership:
         if self._watch is not None:
             self._watch.worker = self.name
         self._open_groups(plan)
+
+    def check_memory(self, plan: Plan, *, given_back: int) -> None:
+        """Refuse a plan whose predicted peak is more than a worker has, before any of it is built; all ranks raise.
+
+        Args:
+            plan: What is to run; one without a prediction passes.
+            given_back: Bytes that this process holds now and will not hold then.
+
+        Raises:
+            InfeasibleError: the prediction is above the capacity that the plan was made for, or above what is free now.
+            LostConnectionError: another rank has left.
+        """
+        off = "check_memory=False tries it all the same"
+        predicted = {each.worker: each for each in plan.predicted.workers} if plan.predicted else {}
+        for each in predicted.values():
+            if each.peak_bytes > each.capacity_bytes:
+                raise InfeasibleError(
+                    f"{each.worker}: the plan needs {fmt.size(each.peak_bytes)} at its peak, and the worker has"
+                    f" {fmt.size(each.capacity_bytes)} for it",
+                    hint=f"assigner solve finds a plan that fits; {off}",
+                )
+        mine = predicted.get(self.worker or "")
+        here = (mine.peak_bytes if mine else 0.0, free_bytes(self.device) + given_back)
+        for rank, (peak, free) in self.numbers_of(dict.fromkeys(self.ranks, here)).items():
+            if peak > free:
+                raise InfeasibleError(
+                    f"worker:{rank}: the plan needs {fmt.size(peak)} at its peak, and {fmt.size(free)} are free there"
+                    " now",
+                    hint=f"free memory there, or profile and solve again; {off}",
+                )
 
     def settle(self) -> None:
         """This rank has its share of the plan: a call that fails on the only rank of a run leaves that as it is.

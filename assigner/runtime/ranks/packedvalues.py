@@ -119,29 +119,24 @@ def broadcast(member: Membership, source: int, parcel: PackedValue | None) -> Pa
         source: The rank that has it.
         parcel: None on the others.
     """
-    text = member.text_from(source, "" if parcel is None else parcel.text)
-    if parcel is not None:
-        for tensor in parcel.tensors:
-            send(member, tensor, member.ranks)
-        return parcel
-    return _with_tensors(member, source, text)
+    if parcel is None:
+        return receive_value(member, source)
+    send_value(member, parcel, member.others)
+    return parcel
 
 
-def send_value(member: Membership, parcel: PackedValue, target: int) -> None:
-    """Send a packed value to another rank; it has left when this returns."""
-    assert member.transport is not None
-    member.transport.put(parcel.text.encode(), target)
-    for tensor in parcel.tensors:
-        member.transport.put_tensor(tensor, target)
-    member.transport.flush()
+def send_value(member: Membership, parcel: PackedValue, targets: Iterable[int]) -> None:
+    """Send a packed value to some ranks but this one; it has left when this returns."""
+    if member.transport is not None:
+        for target in targets:
+            member.transport.put(parcel.text.encode(), target)
+            for tensor in parcel.tensors:
+                member.transport.put_tensor(tensor, target)
+        member.transport.flush()
 
 
 def receive_value(member: Membership, source: int) -> PackedValue:
     """The packed value that another rank sends."""
     assert member.transport is not None
-    return _with_tensors(member, source, member.transport.get(source).decode())
-
-
-def _with_tensors(member: Membership, source: int, text: str) -> PackedValue:
-    """A value whose text is there, once its tensors are."""
+    text = member.transport.get(source).decode()
     return PackedValue(text, tuple(receive(member, source, told) for told in json.loads(text)[1]))

@@ -255,9 +255,7 @@ def _brought(
         return found if member.rank in targets else None
     others = [rank for rank in targets if rank != maker]
     if found is not None and others:
-        packed = PackedValue.of(found, "the model's output")
-        for rank in others:
-            send_value(member, packed, rank)
+        send_value(member, PackedValue.of(found, "the model's output"), others)
     elif member.rank in others:
         received = receive_value(member, maker).value
         found = pytree.tree_map_only(torch.Tensor, lambda each: each.to(member.device), received)
