@@ -17,7 +17,6 @@ from assigner.model.deferred.modes import left_in_eval
 from assigner.model.deferred.originals import keep_moved
 from assigner.model.marking.casting import refuse_other_casting
 from assigner.runtime.checkpoints.wholestate import UnreadState
-from assigner.runtime.earliermemory import EarlierMemory
 from assigner.runtime.forward.lossvalues import LossValues
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.forward.remat import Rematerialisation
@@ -30,7 +29,7 @@ from assigner.runtime.plangraph import check_alike, plan_graph
 from assigner.runtime.ranks.membership import Membership, outside_inference
 from assigner.runtime.ranks.process import check_world, executed, start_computing
 from assigner.runtime.recording.memory import held_bytes
-from assigner.runtime.relocation import relocate, removals
+from assigner.runtime.relocation import EarlierMemory, relocate, removals
 from assigner.runtime.stages.updaters import holder_counts, shares_of
 from assigner.runtime.step.results import StepResult, check_trained, shared_result
 from assigner.runtime.tracing import traced
@@ -157,7 +156,6 @@ class Pipeline(ModelState):
                 self._member.check_memory(self.plan, given_back=given_back)
 
     def _install(self, remat: Rematerialisation) -> Installation:
-        """Build this rank's part of the plan and what executes it."""
         self._clock = StepClock(self.plan, self._remat)
         self._updated: bool | None = None  # as the last step had it; there is none: gradients are the script's own
         self._waiting = False

@@ -110,7 +110,6 @@ def _compare_clocks(member: Membership) -> ClockComparison:
 
 
 def _gathered(mine: WorkerTrace, member: Membership) -> list[WorkerTrace]:
-    """All ranks' traces, on rank 0; none on the others."""
     if member.transport is None:
         return [mine]
     data = json.dumps(encode(mine)).encode()
@@ -123,7 +122,6 @@ def _gathered(mine: WorkerTrace, member: Membership) -> list[WorkerTrace]:
 
 
 def _trace(plan: Plan, workers: Sequence[WorkerTrace], *, remat: RunRemat, steps: int) -> Trace:
-    """The whole trace, of all ranks' parts."""
     found = {each.worker: each for each in workers}
     return Trace.of_plan(
         plan,

@@ -3,6 +3,10 @@
 The weights are safetensors shards with the index that Hugging Face reads; optimizer state lies beside them, keyed
 `PARAMETER/STATE`, with the plain numbers among it and each parameter's settings (`lr`, ...) in its index. Nothing is
 pickled, so a checkpoint can run no code. All of it is read and checked before anything is overwritten.
+
+State that goes from batch to batch are tensors of the whole batch, keyed `INPUT/NUMBER`, by the leaf's number in the
+state. Their index has a section `dimensions`: in which dimension a tensor has its rows, or null; and the batch's rows
+in a section `batch`. Any plan cuts them again.
 """
 
 from __future__ import annotations
@@ -22,9 +26,9 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from assigner.errors import FormatError, UsageError
 from assigner.formats.document import Range, decode, shown
 from assigner.model.plainvalues import dtype_name, from_json, to_json
-from assigner.runtime.batch.recurrence import StatePart
+from assigner.runtime.batch.recurrence import StateLeaf, StatePart
+from assigner.runtime.batch.staterows import output_leaves
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
-from assigner.runtime.checkpoints.savedstate import read_state
 from assigner.runtime.checkpoints.shards import DAMAGED, SAVE, Index, index_of, read_json
 from assigner.runtime.checkpoints.swapping import leftovers
 from assigner.runtime.checkpoints.wholestate import extra_key
@@ -44,6 +48,7 @@ FACTS = "training.json"
 
 _PART = f".{_EXTRA_STATE_KEY_SUFFIX}"  # of a module's name: its extra state
 
+_CARRIED = "load it with the workload that wrote it: its Workload.carried says which inputs carry state"
 _COUNT = Annotated[int, Range(0, 2**63 - 1)]
 _SCALER = {
     "scale": Annotated[float, Range(5e-324, 3.5e38)],
@@ -271,6 +276,78 @@ def _extra_states(index: Index, found: Mapping[str, torch.Tensor], wanted: Itera
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             index.refuse(f"extra: {shown(path)}", told.get(path), f"what get_extra_state gave ({error!r})")
     return made
+
+
+def check_saved(state: StatePart | None, graph: PartitionGraph, places: Mapping[StatePlace, StatePlace]) -> None:
+    """A state is saved without its structure: it must be that of the model's output.
+
+    Raises:
+        UsageError: it has another one.
+    """
+    if state is not None and state.structures != {
+        place: output_leaves(graph.output.structure, source)[1] for place, source in places.items()
+    }:
+        raise UsageError(
+            "the carried state has another structure than with batches as Workload.batch makes them, and is not saved",
+            hint="save after a batch like those, or after pipeline.reset_carried()",
+        )
+
+
+def packed_state(state: StatePart, rank: int) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
+    """What a rank writes: the tensors that it is the first to hold, and sections of the index."""
+    mine = {key: leaf for key, leaf in _keyed(state) if leaf.holders and min(leaf.holders) == rank}
+    tensors = {key: leaf.value for key, leaf in mine.items()}
+    return tensors, {"dimensions": {key: leaf.dimension for key, leaf in mine.items()}, "batch": {"rows": state.rows}}
+
+
+def _keyed(state: StatePart) -> Iterator[tuple[str, StateLeaf]]:
+    for place in state.structures:
+        for number, leaf in enumerate(each for each in state.leaves if each.place == place):
+            yield f"{place}/{number}", leaf
+
+
+def read_state(folder: Path, graph: PartitionGraph, places: Mapping[StatePlace, StatePlace]) -> StatePart | None:
+    """The state of a checkpoint, with the values of all of it; None: there is none.
+
+    Raises:
+        FormatError: it is broken, or that of a workload which carries something else.
+    """
+    if not index_of(folder, "carried").is_file():
+        return None
+    index = Index.read(folder, "carried")
+    dimensions, given = index.section("dimensions"), index.section("batch").get("rows")
+    rows: int = given if type(given) is int and given > 0 else index.refuse("batch: rows", given, "a number of rows")
+    found = index.tensors(lambda _: True)
+    structures, leaves = {}, []
+    for place, source in places.items():
+        numbers, structures[place] = output_leaves(graph.output.structure, source)
+        for n, number in enumerate(numbers):
+            facts, key = graph.output.tensors[number], f"{place}/{n}"
+            if facts is None:
+                leaves.append(StateLeaf(place, graph.output.leaves[number], None, frozenset()))
+            elif key in found:
+                leaves.append(StateLeaf(place, found.pop(key), _dimension(index, dimensions, key), frozenset()))
+                _check_rows(index, key, leaves[-1], rows)
+            else:
+                raise FormatError(f"{index.path}: {key!r} is missing", hint=_CARRIED)
+    if found:
+        raise FormatError(f"{index.path}: {min(found)!r} is no state of this workload", hint=_CARRIED)
+    return StatePart(rows, structures, leaves)
+
+
+def _dimension(index: Index, dimensions: Mapping[str, Any], key: str) -> int | None:
+    found = dimensions.get(key)
+    if found is not None and (type(found) is not int or found < 0):
+        index.refuse(f"dimensions: {key!r}", found, "a dimension or null")
+    return found
+
+
+def _check_rows(index: Index, key: str, leaf: StateLeaf, rows: int) -> None:
+    dimension, shape = leaf.dimension, tuple(leaf.value.shape)
+    if dimension is not None and (dimension >= len(shape) or shape[dimension] != rows):
+        raise FormatError(
+            f"{index.path}: {key!r} has shape {shape}, without {rows} rows in dimension {dimension}", hint=DAMAGED
+        )
 
 
 @contextlib.contextmanager

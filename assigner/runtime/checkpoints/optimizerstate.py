@@ -186,7 +186,7 @@ class OptimizerState:
                 else:
                     group[key] = tuple(value) if isinstance(value, list) else value
         self.add(parameters, optimizer)  # its place depends on the settings
-        if optimizer.applied is not None and optimizer.memory.loads():
+        if optimizer.applied is not None and optimizer.memory.is_own("load_state_dict"):
             load_named_state(optimizer, named_state(optimizer))
 
     def add(self, parameters: Mapping[str, nn.Parameter], optimizer: RankOptimizer) -> None:

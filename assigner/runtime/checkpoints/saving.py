@@ -18,9 +18,8 @@ from safetensors import SafetensorError
 
 from assigner.errors import UsageError
 from assigner.files import room_hint
-from assigner.runtime.checkpoints.checkpoint import FACTS, check_places, extra_part
+from assigner.runtime.checkpoints.checkpoint import FACTS, check_places, check_saved, extra_part, packed_state
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
-from assigner.runtime.checkpoints.savedstate import check_saved, packed_state
 from assigner.runtime.checkpoints.shards import SAVE, nan_count, write_index, write_json, write_shard
 from assigner.runtime.checkpoints.swapping import SavingLock, flush, leftovers, part_of, put_in_place, remove
 from assigner.runtime.checkpoints.wholestate import extra_key
@@ -161,7 +160,6 @@ class Saving:
                 write_shard(self._part, f"{kind}-{self._rank:05}", self._number, held, told)
 
     def _complete(self) -> None:
-        """Rank 0 completes the folder and gives it its name."""
         if self._rank == 0:
             with _written(self._named):
                 for kind in ("model", "optimizer", *(("carried",) if self._state is not None else ())):

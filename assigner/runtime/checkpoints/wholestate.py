@@ -140,7 +140,8 @@ class WholeState:
                 raise UsageError(f"the model's own state_dict failed: {type(error).__name__}: {error}") from error
             for path, module in model.named_modules(remove_duplicate=False):
                 key = extra_key(path)
-                if key in state and (said := [extras[each] for each in _paths(model, module) if each in extras]):
+                names = (each for each, other in model.named_modules(remove_duplicate=False) if other is module)
+                if key in state and (said := [extras[each] for each in names if each in extras]):
                     state[key] = said[0]
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.is_meta:
@@ -151,7 +152,6 @@ class WholeState:
         return state
 
     def _fill(self, model: nn.Module, found: Mapping[str, torch.Tensor]) -> None:
-        """Put real tensors in the places of the model."""
         parameters = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in found.items()}
         filled = set()
         for path, module in model.named_modules(remove_duplicate=False):
@@ -206,7 +206,6 @@ class WholeState:
         return _IncompatibleKeys(gives["missing"], gives["unexpected"])
 
     def _check(self, gives: Mapping[str, Any], *, strict: bool) -> None:
-        """Refuse what does not fit what this rank holds."""
         for name, tensor in self.share.state().items():
             if name not in gives:
                 if strict:
@@ -297,22 +296,16 @@ def _same_state(source: int, gives: Mapping[str, Any], rank: int, others: Mappin
         )
 
 
-def _assignable(value: Any) -> Any:
-    """What may be a module's: a tensor that inference mode has made can be no trained parameter."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.detach().clone() if value.is_inference() else value.detach()
-
-
 def _with_every_name(model: nn.Module, state: Mapping[str, Any]) -> OrderedDict[str, Any]:
     """A state_dict with all names of each tensor that has several: files often have one of them.
 
     Raises:
         UsageError: the values under two of them differ.
     """
-    given = OrderedDict(
-        (key, _assignable(each) if isinstance(each, torch.Tensor) else each) for key, each in state.items()
-    )
+    given = OrderedDict(state)
+    for key, each in state.items():
+        if isinstance(each, torch.Tensor):  # one that inference mode has made can be no trained parameter
+            given[key] = each.detach().clone() if each.is_inference() else each.detach()
     if hasattr(state, "_metadata"):
         given._metadata = copy.deepcopy(state._metadata)  # type: ignore[attr-defined]  # torch notes there how it loads
     same: dict[int, list[str]] = defaultdict(list)
@@ -344,10 +337,6 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 def extra_key(path: str) -> str:
     """The key of a module's extra state in a state_dict, by the module's name."""
     return f"{path}.{_EXTRA_STATE_KEY_SUFFIX}" if path else _EXTRA_STATE_KEY_SUFFIX
-
-
-def _paths(model: nn.Module, module: nn.Module) -> list[str]:
-    return [path for path, each in model.named_modules(remove_duplicate=False) if each is module]
 
 
 @contextlib.contextmanager

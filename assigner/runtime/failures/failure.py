@@ -259,7 +259,6 @@ class FailureWatch:
         return Failure(last[1].worker, "", error, hint=_LATE_HINT)
 
     def _tell_doing(self) -> None:
-        """What the main thread does, for a rank that asks."""
         if self.doing is None or DOINGS.asked(self.store) is None:
             return
         busy = self.busy_since

@@ -3,7 +3,7 @@
 transport                   who sends what to whom, with receives posted ahead
 ordering                    the order in which messages without tags pass
 sending                     memory of sends, kept until they have left
-rendezvous, allgather       where ranks meet; the facts of each, on every rank
+rendezvous                  where ranks meet, and tell each other facts
 carriers, mpi               through the host: gloo, MPI
 nccl, handshake, directmessages
                             from GPU to GPU: only what both ends have announced is launched

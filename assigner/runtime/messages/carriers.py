@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch.distributed as dist
 
 from assigner.errors import UsageError
-from assigner.runtime.messages.allgather import all_gather
 from assigner.runtime.messages.mpi import open_mpi
-from assigner.runtime.messages.rendezvous import group_connections
+from assigner.runtime.messages.rendezvous import all_gather, group_connections
 
 if TYPE_CHECKING:
     from datetime import timedelta

@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 
 from assigner.machine.cgroup import free_memory
-from assigner.runtime.messages.allgather import all_gather
+from assigner.runtime.messages.rendezvous import all_gather
 from assigner.runtime.messages.sending import LostConnectionError
 
 if TYPE_CHECKING:

@@ -102,7 +102,6 @@ def open_mpi(connections: Connections | None, *, timeout_s: float) -> MpiCarrier
 
 
 def _begin(mpi: Any) -> None:
-    """Begin MPI, unless this process has."""
     if not mpi.Is_initialized():
         if not any(name in os.environ for name in _LAUNCHED):
             raise UsageError("backend 'mpi': no launcher of MPI's has started this process", hint=_START)

@@ -24,8 +24,8 @@ import torch.distributed as dist
 
 from assigner.errors import UsageError
 from assigner.location import Location, rank_of
-from assigner.runtime.messages.allgather import all_gather
 from assigner.runtime.messages.ordering import Posting, sending_orders
+from assigner.runtime.messages.rendezvous import all_gather
 from assigner.schedule.program import Payload
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import functools
 import itertools
+import json
 import os
 import re
 import socket
@@ -22,12 +23,14 @@ import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+import torch
 import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore, rendezvous  # type: ignore[attr-defined]
 
-from assigner.errors import AssignerError, UsageError, WorkerError
+from assigner.errors import AssignerError, FormatError, UsageError, WorkerError
+from assigner.formats.document import decode, encode
 from assigner.formats.terms import Backend
 from assigner.launch.failurereport import LEFT, LEFT_HINT
 from assigner.launch.hostnames import wait_for_name
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
     from assigner.launch.sockets import End
     from assigner.machine.launchedrank import Launched
+
+T = TypeVar("T")
 
 _BACKEND = "ASSIGNER_BACKEND"
 _PORTS = range(10_000, 30_000)  # below those that systems hand out for connections
@@ -68,8 +73,7 @@ _HELD = (
 _groups = itertools.count()  # the n-th group of every rank is the same one
 _smaller_groups = itertools.count()  # likewise, of those of some ranks
 _stores: dict[tuple[str, int, int, int], Store] = {}
-_current: list[Store] = []  # of the group that this process is in, where it was made here
-_opened: list[Connections] = []  # that group's
+_joined: list[tuple[Store, Connections]] = []  # of the group that this process is in, where it was made here
 _kept_here: dict[int, Store] = {}  # stores that this process hosts for its own host, by port
 
 
@@ -203,7 +207,7 @@ def join_group(place: Launched, timeout_s: float) -> None:
     except BaseException:
         opened.close()
         raise
-    _current[:], _opened[:] = [own], [opened]
+    _joined[:] = [(own, opened)]
 
 
 def _next_group(place: Launched) -> str:
@@ -344,9 +348,10 @@ def settle_group(ranks: Sequence[int]) -> None:
     Every rank of the run calls this; the ranks of the group tell each other their ends.
     """
     number, me = next(_smaller_groups), dist.get_rank()
-    if _opened and me in ranks:
-        store = PrefixStore(f"assigner/smaller group {number}", group_store())
-        _opened[0].settle(_ends_of_others(store, me, ranks, _opened[0].ends()))
+    if _joined and me in ranks:
+        (own, opened), *_ = _joined
+        store = PrefixStore(f"assigner/smaller group {number}", own)
+        opened.settle(_ends_of_others(store, me, ranks, opened.ends()))
 
 
 def asked_backend() -> Backend | None:
@@ -375,24 +380,60 @@ def check_backend(backend: Backend | None) -> None:
 
 def group_store() -> Store:
     """The store of the process group that this process is in."""
-    return _current[0] if _current else dist.distributed_c10d._get_default_store()
+    return _joined[0][0] if _joined else dist.distributed_c10d._get_default_store()
 
 
 def group_connections() -> Connections | None:
     """The connections of that group; None: it was not made here."""
-    return _opened[0] if _opened else None
+    return _joined[0][1] if _joined else None
 
 
 def leave_group() -> None:
     """Leave the group that `join_group` made; the run's store stays."""
     dist.destroy_process_group()
-    opened = _opened.pop()
+    _, opened = _joined.pop()
     opened.hang_up()  # an exception on its way may hold a message that is still awaited, and that the connections
     opened.close()
-    _current.clear()
 
 
 def farewell() -> Callable[[], None]:
     """What each rank calls once it has left the group for good: the one that hosts the store stays until all have."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     return functools.partial(take_leave, group_store(), ranks, stays=rank == 0, limit_s=_FAREWELL_S)
+
+
+def all_gather(kind: type[T], value: T) -> list[T]:
+    """Every rank's `value`, in their order, on every rank: JSON in tensors. All ranks call this at the same time.
+
+    Args:
+        kind: Their type, see `decode`.
+        value: This rank's.
+
+    Raises:
+        RuntimeError: a rank is gone, in torch's words.
+        WorkerError: a rank has sent something else.
+    """
+    mine = torch.frombuffer(bytearray(json.dumps(encode(value)).encode()), dtype=torch.uint8)
+    sizes = _gathered(torch.tensor([len(mine)], device="cpu"))
+    longest = max(int(size) for size in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
+    padded[: len(mine)] = mine
+    texts = [text[: int(size)] for text, size in zip(_gathered(padded), sizes, strict=True)]
+    return [_read(kind, bytes(text.tolist()), rank) for rank, text in enumerate(texts)]
+
+
+def _gathered(mine: torch.Tensor) -> list[torch.Tensor]:
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    return found
+
+
+def _read(kind: type[T], text: bytes, rank: int) -> T:
+    try:
+        found: Any = decode(kind, json.loads(text))
+    except (ValueError, RecursionError, FormatError) as error:
+        raise WorkerError(
+            f"worker:{rank} has told something else than was asked for ({type(error).__name__})",
+            hint="all hosts run one release of assigner",
+        ) from error
+    return found  # type: ignore[no-any-return]

@@ -229,7 +229,6 @@ class Transport:
                 self._posted[message] = self._follow(message, *posted.announced)
 
     def _follow(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> _Posted:
-        """Post what comes after its announcement."""
         return self._irecv(message, torch.empty(shape, dtype=dtype, device="cpu"))
 
     def _wait_for(self, message: Message, posted: _Posted) -> None:
@@ -268,7 +267,6 @@ class Transport:
         return buffer if staging is None or self._direct_of(message) is not None else staging.to_device(buffer)
 
     def _take_announced(self, message: Message, posted: _Posted) -> torch.Tensor:
-        """The message whose announcement is there."""
         assert self._memory is not None
         assert posted.announced is not None
         if is_elsewhere(posted.buffer):
@@ -309,7 +307,6 @@ class Transport:
             direct.decline(message, span)
 
     def _send_on_host(self, message: Message, data: torch.Tensor, span: RecordedSpan | None) -> None:
-        """Send a tensor that is on the CPU."""
         name, target, tag = message.route.target, rank_of(message.route.target), self._tag(message)
         if self._memory is not None and self._memory.carries(target, data.nbytes, sent=True):
             announcement = self._memory.put(target, data)

@@ -15,9 +15,8 @@ from assigner.formats.document import encode
 from assigner.launch.launcherwatch import end_with_launcher
 from assigner.location import Location
 from assigner.machine.launchedrank import launched
-from assigner.runtime.messages.allgather import all_gather
 from assigner.runtime.messages.nccl import check_workers, use_many_queues
-from assigner.runtime.messages.rendezvous import check_backend, join_group, leave_group
+from assigner.runtime.messages.rendezvous import all_gather, check_backend, join_group, leave_group
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan

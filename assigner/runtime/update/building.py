@@ -108,7 +108,6 @@ def _made(workload: Workload, whole: Mapping[str, nn.Parameter]) -> torch.optim.
 
 
 def _empty(optimizer: torch.optim.Optimizer) -> list[int]:
-    """The numbers of its groups without parameters."""
     return [number for number, group in enumerate(optimizer.param_groups) if not group["params"]]
 
 

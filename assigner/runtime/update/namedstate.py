@@ -30,7 +30,7 @@ def named_state(optimizer: RankOptimizer) -> dict[str, Any]:
             form than torch's, and the run has several ranks.
     """
     made = optimizer.local
-    tells = optimizer.memory.tells()
+    tells = optimizer.memory.is_own("state_dict")
     if optimizer.is_spread:
         optimizer.memory.check_told()
     elif tells and optimizer.applied is not None:

@@ -347,7 +347,6 @@ def _is_of_settings(of_class: property, handle: PipelineOptimizer, found: Any) -
 
 
 def _call(name: str, note: Callable[[str], None], method: Callable[..., Any], *args: Any, **settings: Any) -> Any:
-    """A method of the optimizer that runs, for the script."""
     note(f"optimizer.{name}()")
     return method(*args, **settings)
 

@@ -92,7 +92,7 @@ class OptimizerMemory:
         """
         if is_spread:
             self.check_loaded()
-        if is_known(self._optimizer) and not self.tells():
+        if is_known(self._optimizer) and not self.is_own("state_dict"):
             return
         changed = self._changed()
         found = [name for name in changed if not (self._is_made and not name.startswith(("state[", _GROUPS)))]
@@ -113,7 +113,7 @@ class OptimizerMemory:
         Raises:
             UsageError: it has one, or a hook on torch's.
         """
-        if self.loads():
+        if self.is_own("load_state_dict"):
             raise UsageError(
                 f"{type(self._optimizer).__name__} has a load_state_dict() of its own, or hooks on it, which would see"
                 " the parameters of one worker, and several have some",
@@ -121,17 +121,14 @@ class OptimizerMemory:
                 " --max-workers 1)",
             )
 
-    def tells(self) -> bool:
-        """Whether its `state_dict` is not torch's, or has hooks."""
-        return has_own(self._optimizer, "state_dict") or _has_hooks(self._optimizer, "state_dict")
-
-    def loads(self) -> bool:
-        """Whether its `load_state_dict` is not torch's, or has hooks."""
-        return has_own(self._optimizer, "load_state_dict") or _has_hooks(self._optimizer, "load_state_dict")
+    def is_own(self, method: str) -> bool:
+        """Whether its `state_dict` or `load_state_dict` is not torch's, or has hooks."""
+        hooks = (vars(self._optimizer).get(f"_optimizer_{method}_{when}_hooks") for when in ("pre", "post"))
+        return has_own(self._optimizer, method) or any(hooks)
 
     def _told(self) -> list[str]:
         """What its `state_dict` has, by a method of its own or a hook, that torch's has not."""
-        if not self.tells():
+        if not self.is_own("state_dict"):
             return []
         told, usual = self._optimizer.state_dict(), _usual(self._optimizer)
         if not isinstance(told, dict):
@@ -266,10 +263,6 @@ def _mementos(value: Any, beside: Iterable[Any]) -> Iterator[Memento]:
 def _of_torch() -> frozenset[str]:
     """What every optimizer has."""
     return frozenset((*vars(torch.optim.SGD([torch.zeros((), device="cpu")])), *_SECTIONS, "defaults"))
-
-
-def _has_hooks(optimizer: torch.optim.Optimizer, method: str) -> bool:
-    return any(vars(optimizer).get(f"_optimizer_{method}_{when}_hooks") for when in ("pre", "post"))
 
 
 def _usual(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

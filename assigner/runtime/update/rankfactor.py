@@ -163,7 +163,7 @@ class RankFactor:
             [each for each in some if id(each) in self._names]
             for some in (self._parameters, *(groups if len(groups) > 1 else ()))
         ]
-        found = [self._factor(each, seen) for each in held]
+        found = [_factor(each, seen, self._names) for each in held]
         mine = [*(factor for factor, _ in found), *itertools.chain(*(each.numbers for each in self._changes.found()))]
         told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
         for n, parameters in enumerate(held):
@@ -173,13 +173,6 @@ class RankFactor:
             check_changes(
                 subject, [RankChange.told(each[first : first + NUMBERS]) for each in told.values()], self._alike
             )
-
-    def _factor(
-        self, parameters: Sequence[nn.Parameter], seen: Sequence[tuple[nn.Parameter, int, float]]
-    ) -> tuple[float, list[nn.Parameter]]:
-        """Of some parameters of this rank, as `_factor`."""
-        among = {id(each) for each in parameters}
-        return _factor([each for each in seen if id(each[0]) in among], self._names)
 
     def _check(
         self,
@@ -249,16 +242,16 @@ def _refused(which: str, factors: Mapping[int, float]) -> UsageError:
 
 
 def _factor(
-    seen: Sequence[tuple[nn.Parameter, int, float]], names: Mapping[int, str]
+    parameters: Sequence[nn.Parameter], seen: Sequence[tuple[nn.Parameter, int, float]], names: Mapping[int, str]
 ) -> tuple[float, list[nn.Parameter]]:
     """By what one number gradients were multiplied, and which; no parameters: all of them.
 
     The number is NaN: nobody can say; infinite: there are several; below 0: it is of one parameter, or of all of one
     module and no others, which may be treated by themselves. Of three digits it is where no more are known of it.
     """
-    found = []
+    found, among = [], {id(each) for each in parameters}
     for parameter, at, before in seen:
-        if (values := _values(parameter)) is not None and at < len(values):
+        if id(parameter) in among and (values := _values(parameter)) is not None and at < len(values):
             found.append((float(values[at]) / before, parameter))
     if not found or not all(math.isfinite(each) for each, _ in found):
         return _UNKNOWN, []
@@ -292,7 +285,6 @@ def _are_module(some: Sequence[nn.Parameter], among: Sequence[nn.Parameter], nam
 
 
 def _norm(parameters: Sequence[nn.Parameter], kind: float) -> float:
-    """Of the gradients of some parameters."""
     gradients = [each.grad for each in parameters if each.grad is not None]
     dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
     norms = [torch.linalg.vector_norm(each, kind).double() for each in dense if each.numel()]
