@@ -113,11 +113,6 @@ class _Sample:
         return torch.equal(self._shown, self._values) or has_values_of(self._shown, self._values)
 
 
-def _version_of(tensor: torch.Tensor) -> int | None:
-    """Torch's count of the changes to it; None: it keeps none."""
-    return None if tensor.is_inference() else tensor._version
-
-
 class OutsideValues:
     """What each partition of the model can reach beside its own, and what the script can of the builder's modules.
 
@@ -210,7 +205,9 @@ class OutsideValues:
             The names of those, beside trained weights, that are no more as when this was called last, nor as built.
         """
         before, untrained = self._versions, {name: each for name, each in held.items() if not each.requires_grad}
-        self._versions = {name: (each, _version_of(each)) for name, each in untrained.items()}
+        self._versions = {
+            name: (each, None if each.is_inference() else each._version) for name, each in untrained.items()
+        }
         moved = []
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             for name, (tensor, version) in self._versions.items():

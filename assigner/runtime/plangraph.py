@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,6 @@ _OF_A_SET = (
     "the order of a set is another one in each process: go over sorted(...) of it, or a list; of texts, ranks that are"
     " started with the same PYTHONHASHSEED, as by assigner run, have the same one"
 )
-_MOST_COMPARED = 1 << 14
-"""So many numbers of places are told apart by name."""
 
 
 def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = None) -> PartitionGraph:
@@ -239,27 +238,25 @@ def _check_ordered(mine: Mapping[str, tuple[int, int]], member: Membership) -> N
     """
     places = {digest([f"{place}: {what}"]): place for place, (what, _) in mine.items()}
     pairs = zip(places, (how for _, how in mine.values()), strict=True)
-    known: dict[float, float] = {}
+    known: dict[int, int] = {}
     for rank, numbers in _told([each for pair in pairs for each in pair], member).items():
         for what, how in zip(numbers[::2], numbers[1::2], strict=True):
             if known.setdefault(what, how) != how:
                 raise UsageError(
-                    f"{places.get(int(what), 'a list, a dict or a forward has what is in it')} in another order on"
+                    f"{places.get(what, 'a list, a dict or a forward has what is in it')} in another order on"
                     f" worker:{rank} than on others: their parts would be of two models",
                     hint=_OF_A_SET,
                 )
 
 
-def _told(numbers: Sequence[int], member: Membership) -> dict[int, list[float]]:
-    """Numbers of all ranks, the first of them, however many each has."""
-    some = [float(each) for each in numbers[:_MOST_COMPARED]]
-    some += [0.0] * (_MOST_COMPARED - len(some))
-    return member.numbers_of(dict.fromkeys(member.ranks, some))
+def _told(numbers: Sequence[int], member: Membership) -> dict[int, list[int]]:
+    """Numbers of all ranks, however many each has."""
+    return {rank: json.loads(member.text_from(rank, json.dumps(numbers))) for rank in member.ranks}
 
 
 def _first_unlike(told: Mapping[int, Sequence[float]]) -> tuple[int | None, int]:
     """The first number in which a rank differs from the first rank, and that rank; None: there is none."""
-    for n, column in enumerate(zip(*told.values(), strict=True)):
+    for n, column in enumerate(itertools.zip_longest(*told.values(), fillvalue=0.0)):
         for rank, each in zip(told, column, strict=True):
             if each != column[0]:
                 return rank, n

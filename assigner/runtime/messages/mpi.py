@@ -172,18 +172,18 @@ class MpiMessage:
         """See `MessageUnderWay`."""
         begin = asked = time.monotonic()
         gone_since: float | None = None
-        looks, pause_s = 0, 0.0
+        looks, pause_s, connections = 0, 0.0, self._carrier.connections
         while not self.is_completed():
             now = time.monotonic()
             if self._carrier.closed.is_set():
                 raise RuntimeError("the run was left before the message was there")
-            if self._carrier.connections is not None and self._carrier.connections.run_failed:
+            if connections is not None and connections.run_failed:
                 raise RuntimeError("the run has failed")
             if now - begin > timeout.total_seconds():
                 raise RuntimeError(f"no message for {timeout.total_seconds():g} s")
             if now - asked > _ASK_S:
                 asked = now
-                if self._carrier.is_gone(self.peer):
+                if connections is not None and connections.has_ended(self.peer):
                     gone_since = gone_since or now
                     if now - gone_since > _GRACE_S:
                         raise RuntimeError("its connection is closed")
@@ -234,10 +234,6 @@ class MpiCarrier:
                 self._under_way.append(found)
                 self._some.set()
         return found
-
-    def is_gone(self, rank: int) -> bool:
-        """Whether a rank's process has left the run, as far as its connections say."""
-        return self.connections is not None and self.connections.has_ended(rank)
 
     def _move(self) -> None:
         """The thread that lets MPI move what is under way, whatever the others do."""

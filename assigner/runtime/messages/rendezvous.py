@@ -249,7 +249,8 @@ def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, wa
         UsageError: another rank has come that counts more ranks, or fewer; or a second process with this one's rank.
         WorkerError: some ranks did not come, or another one has failed.
     """
-    came, mine = [f"assigner/came {rank}" for rank in range(place.ranks)], _this_process(place)
+    came = [f"assigner/came {rank}" for rank in range(place.ranks)]
+    mine = f"{place.ranks} {clean(socket.gethostname())}:{os.getpid()}"  # how many it counts, and which process it is
     before = clean(store.compare_set(came[place.rank], "", mine).decode(errors="replace"))
     alone_at = 0.0
     if before != mine:  # of one that has died, or that is there
@@ -287,11 +288,6 @@ def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, wa
         raise failure if worker is None else WorkerError(f"{worker} {LEFT}", hint=LEFT_HINT)
     _check_alone(store, came[place.rank], mine, place, watch)
     _check_counts(store, dict(enumerate(came)), place, watch)
-
-
-def _this_process(place: Launched) -> str:
-    """What a rank says that comes: how many it counts, and which process it is."""
-    return f"{place.ranks} {clean(socket.gethostname())}:{os.getpid()}"
 
 
 def _check_alone(store: Store, name: str, mine: str, place: Launched, watch: FailureWatch) -> None:

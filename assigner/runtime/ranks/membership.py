@@ -101,7 +101,8 @@ class Membership:
         if dist.is_initialized():
             store = PrefixStore(f"pipeline {next(_count)}", group_store().clone())  # type: ignore[attr-defined]
             self._watch = FailureWatch(store, self.name, ranks=self.world, connections=group_connections())
-            self._watch.on_question, self._watch.doing = self._answer, self._doing
+            self._watch.on_question = self._answer
+            self._watch.doing = lambda: (str(self.at), awaited.get(self._thread, ""))
         with self.guarded("taking its place in the run"):
             self.take_place(plan)
             if self._watch is not None:
@@ -340,10 +341,6 @@ class Membership:
             return False
         CALLS.answer(store, self.rank, tuple(each.record() for each in calls))
         return True
-
-    def _doing(self) -> tuple[str, str]:
-        """What the main thread is at, and the worker that it waits for, as the watching thread tells of it."""
-        return str(self.at), awaited.get(self._thread, "")
 
     def numbers(self, number: float) -> list[float]:
         """Every rank's number, in the ranks' order, on every rank; this rank's has left when it returns."""

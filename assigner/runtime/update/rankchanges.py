@@ -230,7 +230,7 @@ class RankChanges:
             return _NOTHING
         if not bool((new.isfinite() & old.isfinite() & other.isfinite()).all()):
             return _UNEXPLAINED
-        touched = self._sums((new != old).double()) > 0
+        touched = _sums((new != old).double(), self._owner, len(self._held)) > 0
         cut = self._cut(old, new) if may_cut else torch.zeros_like(new, dtype=torch.bool)
         fit = _Fit(old, other, new, (self._owner, self._eps), cut)
         found = fit.numbers()
@@ -241,14 +241,11 @@ class RankChanges:
         by_itself = len(some) == 1 or (len(some) < len(able) and self._are_module(some))
         return RankChange(1.0 if by_itself else 2.0, *found)
 
-    def _sums(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(self._held), dtype=torch.float64, device="cpu").index_add_(0, self._owner, values)
-
     def _cut(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Which values lie at a bound: the largest ones, if they are in several parameters."""
         sizes = new.abs()
         cut = (sizes >= sizes.max() * (1 - 2 * self._eps)) & (new != old) & (sizes > 0)
-        is_bound = int(cut.sum()) >= _FEWEST and int((self._sums(cut.double()) > 0).sum()) > 1
+        is_bound = int(cut.sum()) >= _FEWEST and int((_sums(cut.double(), self._owner, len(self._held)) > 0).sum()) > 1
         return cut if is_bound else torch.zeros_like(cut)
 
 
@@ -284,7 +281,7 @@ class _Fit:
         self.is_small = not bool(self._tells.any()) and not bool(cut.any())
 
     def _sums(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(self._count, dtype=torch.float64, device="cpu").index_add_(0, self._owner, values)
+        return _sums(values, self._owner, self._count)
 
     def numbers(self) -> tuple[float, float, float] | None:
         """As `RankChange` has them; None: there are none that explain all that has changed."""
@@ -323,17 +320,14 @@ class _Fit:
         """The numbers by owner that leave the least squares; those of terms that have no part are 0."""
         kept = (self._kept if among is None else among).double()
         x, y = (kept * each for each in (self._old, self._other))
-
-        def sums(values: torch.Tensor) -> torch.Tensor:
-            return torch.zeros(count, dtype=torch.float64, device="cpu").index_add_(0, owner, values)
-
-        xx, yy, xd, yd = sums(x * x), sums(y * y), sums(x * self._change), sums(y * self._change)
+        products = x * x, y * y, x * self._change, y * self._change
+        xx, yy, xd, yd = (_sums(each, owner, count) for each in products)
         nothing = torch.zeros_like(xx)
         if terms == (True, False):
             return torch.where(xx > 0, xd / xx, nothing), nothing
         if terms == (False, True):
             return nothing, torch.where(yy > 0, yd / yy, nothing)
-        xy = sums(x * y)
+        xy = _sums(x * y, owner, count)
         determinant = xx * yy - xy * xy
         is_well = determinant > _COLLINEAR * xx * yy
         own, cross = (xd * yy - yd * xy) / determinant, (yd * xx - xd * xy) / determinant
@@ -437,3 +431,7 @@ def _some(tensor: torch.Tensor) -> torch.Tensor:
     values = values if values.is_contiguous() else values.contiguous()
     every = -(-values.numel() // _VALUES) or 1
     return values.as_strided((-(-values.numel() // every),), (every,), values.storage_offset())
+
+
+def _sums(values: torch.Tensor, owner: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.float64, device="cpu").index_add_(0, owner, values)
