@@ -35,7 +35,7 @@ from assigner.formats.terms import MOST_MICRO_BATCHES
 from assigner.location import rank_of
 from assigner.runtime.messages import nccl
 from assigner.runtime.messages.carriers import GlooCarrier, MessageUnderWay, open_carrier
-from assigner.runtime.messages.directmessages import DirectMessages
+from assigner.runtime.messages.handshake import DirectMessages
 from assigner.runtime.messages.hostmemory import host_memory, is_elsewhere, unannounced
 from assigner.runtime.messages.sending import LostConnectionError, PendingSends, checked
 from assigner.runtime.messages.staging import Staging
