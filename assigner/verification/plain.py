@@ -190,8 +190,8 @@ class PlainModel:
         return torch.tensor(exact_sum(losses), dtype=torch.float64, device="cpu")
 
     def _forward(self, place: int, cut: MicroBatch, *, trains: bool) -> Any:
-        if trains:
-            self._statistics.begin("", place)
+        for norms in self._statistics.partitions.values() if trains else ():
+            norms.begin(place)
         before = self._snapshot() if trains and place and self._watches else {}
         workload = self._exercise.workload
         inputs, structure = with_states(cut.inputs, cut.structure, self._states.get((trains, place), {}))

@@ -253,7 +253,7 @@ def test_one_forward_of_a_large_batch():
         plain(x)
         deferred = DeferredStatistics({"part": nn.Sequential(copied)}, "deferred")
         for n, rows in enumerate(x.split(3)):
-            deferred.begin("part", n)
+            deferred.partitions["part"].begin(n)
             copied(rows)
         assert int(copied.num_batches_tracked) == 0
         deferred.commit()

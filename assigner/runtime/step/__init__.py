@@ -8,7 +8,6 @@ readvalues                  what a forward may not do to a value that others hav
 backward                    what a backward finds of its partitions, and must leave
 stepvalues, stepmessages    what a step holds between its actions; what it sends and receives
 batchnorm, deferrednorm     running statistics as of the whole batch; one module, whose micro-batches leave theirs aside
-batchfigures                the figures of a batch's micro-batches, merged
 loss, metrics, outputs, results
                             what is made of the model's output, and what the script gets of it
 gradients                   those of a rank's parameters, and what all ranks do with theirs together

@@ -1,8 +1,7 @@
 """BatchNorm's running statistics as of the whole batch, though each micro-batch is normalised by its own.
 
 Plain BatchNorm would move its running values at every micro-batch. Here each micro-batch leaves its mean, variance and
-count aside, and the step's end merges them and moves the running values once, as one forward of the whole batch does
-(batchfigures.py).
+count aside, and the step's end merges them and moves the running values once, as one forward of the whole batch does.
 
 Where several workers share the partition, each has the figures of its own micro-batches; before the merge all get those
 of all, so that all move their running values alike.
@@ -18,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import nn
@@ -26,11 +25,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from assigner.errors import UsageError
 from assigner.runtime.stages.replicas import one_worker, sharers
-from assigner.runtime.step.batchfigures import BatchFigures, Move, merged, move
-from assigner.runtime.step.deferrednorm import MICRO_BATCH, DeferredNorm, NormBackward
+from assigner.runtime.step.deferrednorm import BatchFigures, DeferredNorm, Move, PartitionNorms, merged, move
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from assigner.runtime.ranks.workergroups import WorkerGroup
 
@@ -45,6 +43,9 @@ class DeferredStatistics:
         choice: "deferred"; with "micro_batch" every BatchNorm stays as torch made it.
         groups: Of the partitions that other workers hold too, those workers.
 
+    Attributes:
+        partitions: Those that have such modules, by name.
+
     Raises:
         UsageError: `choice` is none of the two, or a module cannot run in a pipeline.
     """
@@ -54,72 +55,29 @@ class DeferredStatistics:
     ) -> None:
         if choice not in get_args(BatchNorm):
             raise UsageError(f"batch_norm={choice!r} is not allowed", hint=f"one of {', '.join(get_args(BatchNorm))}")
-        self._norms: dict[str, list[DeferredNorm]] = {}
-        self._backwards: dict[str, NormBackward] = defaultdict(NormBackward)
+        self.partitions: dict[str, PartitionNorms] = {}
+        self._shared: dict[WorkerGroup, list[DeferredNorm]] = defaultdict(list)
         turns = itertools.count()
         for partition, held in modules.items():
             found = {name: each for name, each in held.named_modules() if isinstance(each, _BatchNorm)}
+            group = (groups or {}).get(partition)
             for name, each in found.items():
                 _check(name, each, choice)
-                if groups and partition in groups and choice == "micro_batch" and each.track_running_stats:
-                    _refuse_shared(partition, groups[partition].workers, name)
-            if choice == "deferred":
-                tracking = {name: each for name, each in found.items() if each.track_running_stats}
-                self._norms[partition] = [
-                    DeferredNorm(each, name, self._backwards[partition], turns)
-                    for name, each in tracking.items()
-                    if each.running_mean is not None
-                ]
-        self._shared: dict[WorkerGroup, list[DeferredNorm]] = {}
-        for partition, group in (groups or {}).items():
-            if self._norms.get(partition):
-                self._shared.setdefault(group, []).extend(self._norms[partition])
-
-    def has(self, partition: str) -> bool:
-        """Whether a partition's forwards are part of them."""
-        return bool(self._norms.get(partition))
-
-    def run_eagerly(self, partition: str) -> None:
-        """A partition is compiled, but for BatchNorms with forwards of the user's own."""
-        for norm in self._norms.get(partition, ()):
-            norm.run_eagerly()
-
-    def begin(self, partition: str, micro_batch: int) -> None:
-        """A forward of this micro-batch comes next, or its recompute."""
-        for norm in self._norms.get(partition, ()):
-            norm.begin(micro_batch)
-
-    def end(self, partition: str) -> None:
-        """That forward has run.
-
-        Raises:
-            UsageError: it has put other tensors in the places of running statistics.
-        """
-        for norm in self._norms.get(partition, ()):
-            if not norm.end():
-                _refuse_use(partition, "assigns", norm.name)
-
-    def begin_backward(self, partition: str, micro_batch: int) -> None:
-        """The backward of this micro-batch comes next, in which a checkpoint may run parts of the forward."""
-        self._backwards[partition].micro_batch = micro_batch
-
-    def end_backward(self, partition: str) -> None:
-        """That backward has run; errors as `end`."""
-        backward = self._backwards[partition]
-        begun, backward.begun, backward.micro_batch = backward.begun, [], None
-        for norm in begun:
-            if not norm.end():
-                _refuse_use(partition, "assigns", norm.name)
-
-    def check_used(self, partition: str, storages: Collection[int]) -> None:
-        """A forward of a partition has given these storages to operations that are no BatchNorm's.
-
-        Raises:
-            UsageError: running statistics are among them.
-        """
-        for norm in self._norms.get(partition, ()):
-            if not norm.storages().isdisjoint(storages):
-                _refuse_use(partition, "uses", norm.name)
+                if group is not None and choice == "micro_batch" and each.track_running_stats:
+                    raise UsageError(
+                        f"{sharers(partition, group.workers)}, and with batch_norm='micro_batch' every micro-batch"
+                        f" moves the running statistics of {name}: each of them would see its own alone",
+                        hint=f"use batch_norm='deferred', or {one_worker(partition)}",
+                    )
+            deferred = {
+                name: each
+                for name, each in found.items()
+                if choice == "deferred" and each.track_running_stats and each.running_mean is not None
+            }
+            if deferred:
+                self.partitions[partition] = PartitionNorms(partition, deferred, turns)
+                if group is not None:
+                    self._shared[group] += self.partitions[partition].norms
 
     def exchange(self, micro_batches: int) -> None:
         """A step's forwards have run, of so many micro-batches on all workers: have each worker know of all of them.
@@ -133,7 +91,7 @@ class DeferredStatistics:
     @torch.no_grad()
     def commit(self) -> None:
         """A step's forwards have run: move the running values, once for each call that a forward makes."""
-        norms = [each for some in self._norms.values() for each in some]
+        norms = [each for some in self.partitions.values() for each in some.norms]
         storages = [each.own_storages() for each in norms]
         holders = Counter(itertools.chain.from_iterable(storages))
         shared = [each for each, held in zip(norms, storages, strict=True) if any(holders[n] > 1 for n in held)]
@@ -147,26 +105,8 @@ class DeferredStatistics:
 
     def forget(self) -> None:
         """The step is over, or has failed: the running values stay as they are."""
-        for backward in self._backwards.values():
-            backward.micro_batch, backward.begun = None, []
-        if used := [tensor for norms in self._norms.values() for norm in norms for tensor in norm.forget()]:
+        if used := [tensor for norms in self.partitions.values() for tensor in norms.forget()]:
             torch._foreach_zero_(used)
-
-
-def _refuse_use(partition: str, does: str, name: str) -> NoReturn:
-    raise UsageError(
-        f"the forward of partition {partition!r} {does} the running statistics of {name}, which are the whole batch's:"
-        " they are known at the end",
-        hint=MICRO_BATCH,
-    )
-
-
-def _refuse_shared(partition: str, workers: Sequence[str], name: str) -> NoReturn:
-    raise UsageError(
-        f"{sharers(partition, workers)}, and with batch_norm='micro_batch' every micro-batch moves the running"
-        f" statistics of {name}: each of them would see its own alone",
-        hint=f"use batch_norm='deferred', or {one_worker(partition)}",
-    )
 
 
 def _move_together(norms: Sequence[DeferredNorm], call: int) -> None:

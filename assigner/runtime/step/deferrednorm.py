@@ -2,18 +2,24 @@
 
 There is no second pass over the data: the module's own forward runs on a twin that shares its weights, has momentum 1,
 and whose running values are the place where the micro-batch's figures belong. A recompute writes the same figures into
-the same place again, so it does not count.
+the same place again, so it does not count. They are merged, and moved into the running values:
+
+    N = sum n_m      mean = sum n_m mean_m / N      M2 = sum (n_m - 1) var_m + n_m (mean_m - mean)^2
+    running_mean <- (1 - a) running_mean + a mean        running_var <- (1 - a) running_var + a M2 / (N - 1)
+
+Source: Chan, Golub, LeVeque, Updating formulae and a pairwise algorithm for computing sample variances, 1979.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import is_
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -22,12 +28,9 @@ from assigner.errors import AssignerError, UsageError
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
 from assigner.runtime.forward.randomness import kept_generators
-from assigner.runtime.step.batchfigures import BatchFigures, move
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch.nn.modules.batchnorm import _BatchNorm
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 _OF_TWINS = frozenset(("training", "momentum", "forward", "_buffers", *_RUNNING))
@@ -36,16 +39,59 @@ MICRO_BATCH = "use batch_norm='micro_batch': each micro-batch then moves them, a
 
 
 @dataclass(slots=True)
-class NormBackward:
-    """The backward of a partition that runs, in which a checkpoint may call its norms once more.
+class BatchFigures:
+    """What one call saw of one micro-batch: mean and unbiased variance of each channel, and values in a channel."""
 
-    Args:
-        micro_batch: Of this micro-batch; None: none runs.
-        begun: The norms that it has called.
+    mean: torch.Tensor
+    variance: torch.Tensor
+    count: int = 0
+
+
+def merged(parts: Sequence[Sequence[BatchFigures]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Mean and unbiased variance of all values, from those of parts, of several modules that have as many parts.
+
+    They are computed as one: an operation takes longer than the figures of a module are worth.
     """
+    columns = [*zip(*parts, strict=True)]
+    means = torch.stack([torch.cat([each.mean for each in column]) for column in columns]).double()
+    variances = torch.stack([torch.cat([each.variance for each in column]) for column in columns]).double()
+    sizes = [len(each[0].mean) for each in parts]
+    counts = means.new_tensor([[each.count for each in column] for column in columns])
+    counts = counts.repeat_interleave(counts.new_tensor(sizes, dtype=torch.long), dim=1)
+    total = counts.sum(0)
+    mean = (counts * means).sum(0) / total
+    squares = ((counts - 1) * variances + counts * (means - mean).square()).sum(0)
+    return [*zip(torch.split(mean, sizes), torch.split(squares / (total - 1), sizes), strict=True)]
 
-    micro_batch: int | None = None
-    begun: list[DeferredNorm] = field(default_factory=list)
+
+Move = tuple[_BatchNorm, torch.Tensor, torch.Tensor]
+"""A module, and the mean and variance of a batch."""
+
+
+@torch.no_grad()
+def move(moves: Sequence[Move], momentum: float | None) -> None:
+    """Have the running values of modules, no tensor of which is another's, moved as torch's forward does."""
+    tracked = [each.num_batches_tracked for each, *_ in moves if each.num_batches_tracked is not None]
+    if tracked:
+        torch._foreach_add_(tracked, 1)
+    if momentum is None:  # the mean of all batches: each module has its own number of them
+        for module, mean, variance in moves:
+            number = module.num_batches_tracked
+            _move_by(0.0 if number is None else 1.0 / float(number), [(module, mean, variance)])
+    else:
+        _move_by(momentum, moves)
+
+
+def _move_by(share: float, moves: Sequence[Move]) -> None:
+    pairs = [
+        (running, new)
+        for module, mean, variance in moves
+        for running, new in ((module.running_mean, mean), (module.running_var, variance))
+        if running is not None
+    ]
+    running = [each for each, _ in pairs]
+    torch._foreach_mul_(running, 1 - share)
+    torch._foreach_add_(running, [new.to(each.dtype) for each, new in pairs], alpha=share)
 
 
 class _ValuesOf(TorchFunctionMode):
@@ -83,12 +129,12 @@ class DeferredNorm:
     Args:
         module: The pipeline's own copy of it.
         name: In the model.
-        backward: Of its partition.
+        partition: Whose it is.
         turns: Counts the calls of all modules.
     """
 
-    def __init__(self, module: _BatchNorm, name: str, backward: NormBackward, turns: Iterator[int]) -> None:
-        self.module, self.name, self._backward, self._turns = module, name, backward, turns
+    def __init__(self, module: _BatchNorm, name: str, partition: PartitionNorms, turns: Iterator[int]) -> None:
+        self.module, self.name, self._partition, self._turns = module, name, partition, turns
         self._is_own = not type(module).__module__.startswith("torch.")
         self.twins: list[_BatchNorm] = []
         self.seen: list[dict[int, BatchFigures]] = []  # for each twin, by micro-batch
@@ -122,12 +168,6 @@ class DeferredNorm:
         self._held = self._statistics()
         self._point()
 
-    def _begin_again(self, micro_batch: int) -> None:
-        """A checkpoint in the backward of this micro-batch calls once more, and counts as in torch."""
-        self.begin(micro_batch)
-        self.called = self.calls.get(micro_batch, 0)
-        self._backward.begun.append(self)
-
     def _point(self) -> None:
         """Have the twins write where this micro-batch's figures belong."""
         micro_batch = self.micro_batch
@@ -151,8 +191,10 @@ class DeferredNorm:
         if not (self.module.training and self.recording and self.module.track_running_stats):
             self._check_evaluated()
             return type(self.module).forward(self.module, *args, **kwargs)
-        if not self.under_way and self._backward.micro_batch is not None:
-            self._begin_again(self._backward.micro_batch)
+        if not self.under_way and (micro_batch := self._partition.backward_of) is not None:
+            self.begin(micro_batch)  # of a checkpoint in that backward, which calls once more, and counts as in torch
+            self.called = self.calls.get(micro_batch, 0)
+            self._partition.begun.append(self)
         if not self.under_way and len(self.seen[0]) > 1:
             raise UsageError(
                 "a BatchNorm runs again in a backward in two parts (torch.utils.checkpoint): which micro-batch's"
@@ -327,6 +369,77 @@ class DeferredNorm:
         for figures in used:
             figures.count = 0
         return [tensor for figures in used for tensor in (figures.mean, figures.variance)]
+
+
+class PartitionNorms:
+    """The BatchNorm modules of one partition whose running statistics are deferred.
+
+    Args:
+        partition: Its name.
+        modules: They, by name.
+        turns: Counts the calls of all modules.
+
+    Attributes:
+        norms: Each of them.
+        backward_of: The micro-batch whose backward runs, in which a checkpoint may call them once more; None: none.
+        begun: Those that this backward has called.
+    """
+
+    def __init__(self, partition: str, modules: Mapping[str, _BatchNorm], turns: Iterator[int]) -> None:
+        self.partition = partition
+        self.norms = [DeferredNorm(each, name, self, turns) for name, each in modules.items()]
+        self.backward_of: int | None = None
+        self.begun: list[DeferredNorm] = []
+
+    def run_eagerly(self) -> None:
+        """The partition is compiled, but for BatchNorms with forwards of the user's own."""
+        for norm in self.norms:
+            norm.run_eagerly()
+
+    def begin(self, micro_batch: int) -> None:
+        """A forward of this micro-batch comes next, or its recompute."""
+        for norm in self.norms:
+            norm.begin(micro_batch)
+
+    def end(self) -> None:
+        """That forward has run.
+
+        Raises:
+            UsageError: it has put other tensors in the places of running statistics.
+        """
+        self._end(self.norms)
+
+    def _end(self, norms: Sequence[DeferredNorm]) -> None:
+        for norm in norms:
+            if not norm.end():
+                self._refuse("assigns", norm)
+
+    def end_backward(self) -> None:
+        """The backward that `backward_of` names has run; errors as `end`."""
+        begun, self.begun, self.backward_of = self.begun, [], None
+        self._end(begun)
+
+    def check_used(self, storages: Collection[int]) -> None:
+        """A forward has given these storages to operations that are no BatchNorm's.
+
+        Raises:
+            UsageError: running statistics are among them.
+        """
+        for norm in self.norms:
+            if not norm.storages().isdisjoint(storages):
+                self._refuse("uses", norm)
+
+    def _refuse(self, does: str, norm: DeferredNorm) -> NoReturn:
+        raise UsageError(
+            f"the forward of partition {self.partition!r} {does} the running statistics of {norm.name}, which are the"
+            " whole batch's: they are known at the end",
+            hint=MICRO_BATCH,
+        )
+
+    def forget(self) -> list[torch.Tensor]:
+        """As `DeferredNorm.forget`, of all of them."""
+        self.backward_of, self.begun = None, []
+        return [tensor for norm in self.norms for tensor in norm.forget()]
 
 
 def _are_close(some: Sequence[Any], others: Sequence[Any]) -> bool:

@@ -136,7 +136,8 @@ class Executor:
             piece, module, self.device, remat is not None and name in remat.partitions, gradients,
             self.states.get(name) or PartitionState(module), finish, go_on,
             run=compiled(module, name, workload.compile), keep_last=remat is not None and remat.keeps_last,
-            statistics=self.statistics, stores=self.stores, differentiates=differentiates, graphs=self._graphs,
+            statistics=None if self.statistics is None else self.statistics.partitions.get(name),
+            stores=self.stores, differentiates=differentiates, graphs=self._graphs,
             draws=self.graph.deferred.vocabulary.draws, shared=shared,
             handed_on=self._handed_on,
         )  # fmt: skip

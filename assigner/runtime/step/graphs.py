@@ -91,13 +91,13 @@ def differentiate(
     roots, gradients = given(graph, output_gradients)
     if not roots:
         return
-    counting = [(each.statistics, each.piece.name) for each in runners if each.statistics is not None]
-    for statistics, name in counting:
-        statistics.begin_backward(name, micro_batch)
+    counting = [each.statistics for each in runners if each.statistics is not None]
+    for statistics in counting:
+        statistics.backward_of = micro_batch
     with as_single_process(), NOTHING if graph.overwritten is None else in_words(graph.overwritten):
         # what torch.autograd.backward calls, without its checks of what a user gives
         _engine_run_backward(
             tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
         )
-    for statistics, name in counting:
-        statistics.end_backward(name)
+    for statistics in counting:
+        statistics.end_backward()

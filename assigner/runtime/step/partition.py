@@ -49,7 +49,7 @@ from assigner.runtime.forward.splitbackward import input_part
 from assigner.runtime.forward.state import ForwardStart, LateWrites, PartitionState
 from assigner.runtime.forward.usercode import has_user_code
 from assigner.runtime.step.backward import in_words, overwritten_error, restored, unchanged_by_backward
-from assigner.runtime.step.batchnorm import DeferredStatistics
+from assigner.runtime.step.deferrednorm import PartitionNorms
 from assigner.runtime.step.graphs import NOTHING, ForwardPlace, Graph, Graphs, differentiate, given
 from assigner.runtime.step.readvalues import ReadValue, check_hooks, check_unchanged, facts_of, written_in_words
 
@@ -81,7 +81,7 @@ class PartitionRunner:
         go_on: Has the generators go on behind what the loss of a micro-batch has drawn in a backward of its own.
         run: What runs its forward in the place of the module: the module, compiled; None: it is not.
         keep_last: The step's last micro-batch keeps its graph all the same.
-        statistics: Of its BatchNorm modules, where they are deferred.
+        statistics: Of its BatchNorm modules, where they are deferred; None: it has none.
         stores: What they store once a step.
         differentiates: Something that it reads gets a gradient back.
         draws: Code of the user's in it may draw from Python's generator or NumPy's.
@@ -100,7 +100,7 @@ class PartitionRunner:
     go_on: Callable[[int], None] | None = None
     run: Forward | None = None
     keep_last: bool = False
-    statistics: DeferredStatistics | None = None
+    statistics: PartitionNorms | None = None
     stores: StepStores = field(default_factory=StepStores)
     differentiates: bool = True
     draws: bool = True
@@ -116,12 +116,10 @@ class PartitionRunner:
 
     def __post_init__(self) -> None:
         count_code()
-        if self.statistics is not None and not self.statistics.has(self.piece.name):
-            self.statistics = None
         # nobody hooks into a partition itself, and its __call__ takes time
         self._call: Forward = self.run or self.module.forward
         if self.run is not None and self.statistics is not None:
-            self.statistics.run_eagerly(self.piece.name)
+            self.statistics.run_eagerly()
         self.shared = self.shared or (False,) * len(self.piece.reads)
         self._reads = tuple(map(ReadValue, self.piece.reads, self.shared))
         has_code = has_user_code(self.module)
@@ -364,7 +362,7 @@ class PartitionRunner:
                 " --micro-batches 1) and assigner.partition(..., rematerialise='never')",
             )
         if self.statistics is not None:
-            self.statistics.check_used(self.piece.name, writes.used)
+            self.statistics.check_used(writes.used)
         if self.rematerialise and self.state.tensors.gradients() != gradients:
             raise UsageError(
                 f"the forward of partition {self.piece.name!r} adds to its own parameters' gradients (.backward()), and"
@@ -405,7 +403,7 @@ class PartitionRunner:
             seed_python(seed)
             before = GeneratorStates.now() if self._draws is None else None
         if self.statistics is not None:
-            self.statistics.begin(self.piece.name, place.micro_batch)
+            self.statistics.begin(place.micro_batch)
         self.stores.enter(first=place.micro_batch == 0)
         try:
             outputs: tuple[torch.Tensor, ...] = (
@@ -416,7 +414,7 @@ class PartitionRunner:
                 raise told from error
             raise
         if self.statistics is not None:
-            self.statistics.end(self.piece.name)
+            self.statistics.end()
         if before is not None:
             self._draws = self.rematerialise or GeneratorStates.now() != before
         return outputs
