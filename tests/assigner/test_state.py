@@ -32,8 +32,7 @@ from workloads import WIDTH, Reference, graph_of, make_plan, pipeline_of, worklo
 from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred.reach import reach
 from assigner.model.marking import partition_graph
-from assigner.runtime.forward.state import WrittenTensors
-from assigner.runtime.forward.usercode import has_user_code
+from assigner.runtime.forward.state import WrittenTensors, has_user_code
 from assigner.runtime.stages.localpartitions import LocalPartitions
 
 if TYPE_CHECKING:

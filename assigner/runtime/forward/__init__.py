@@ -4,9 +4,8 @@ remat                   which forwards run again before their backward
 randomness              draws that do not depend on the placement
 compiling               `torch.compile`, one graph for each partition
 nodes, splitbackward    torch's graphs; a backward in two parts: of what was read, and of the weights
-usercode                whether code of the user's runs in it
 heldtensors             tensors as they were at one time
-moduletensors, state    its parameters and buffers, and which of them forwards write
+state                   its parameters and buffers, and which of them forwards write; whether it runs the user's code
 attributes              Python attributes that a forward changes
 lossvalues              plain values that a loss can read, and whether it keeps something
 """

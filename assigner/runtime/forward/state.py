@@ -15,28 +15,32 @@ begins later finds no copy, and what earlier micro-batches under way started fro
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from assigner.errors import UsageError
 from assigner.model.deferred.caches import cached_functions
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.reach import kept_objects
+from assigner.model.deferred.ownership import is_users
+from assigner.model.deferred.reach import kept_objects, reach
 from assigner.model.members import buffers, parameters
 from assigner.runtime.forward.heldtensors import HeldTensor, apart_from, as_they_were, is_strided, on_copies
-from assigner.runtime.forward.moduletensors import ModuleTensors
-from assigner.runtime.forward.usercode import changeable_modules
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from assigner.model.deferred.caches import Cached
+
+
+_version = operator.attrgetter("_version")
 
 
 class WrittenTensors:
@@ -50,7 +54,8 @@ class WrittenTensors:
     def __init__(self, modules: Iterable[nn.Module], elsewhere: Mapping[int, tuple[str, str]] | None = None) -> None:
         self._elsewhere = elsewhere or {}
         families: dict[int, list[torch.Tensor]] = defaultdict(list)
-        for tensor in {id(each): each for module in modules for each in _tensors(module)}.values():
+        tensors = (each for module in modules for each in itertools.chain(parameters(module), buffers(module)))
+        for tensor in {id(each): each for each in tensors}.values():
             families[storage_of(tensor)].append(tensor)
         self._family = {id(tensor): family for family in families.values() for tensor in family}
         self._found: dict[int, torch.Tensor] = {}
@@ -82,6 +87,79 @@ class WrittenTensors:
     def drop(self, tensor: torch.Tensor) -> None:
         """No module holds this one any more."""
         self._found.pop(id(tensor), None)
+
+
+class ModuleTensors:
+    """The parameters and buffers of a partition, whichever its modules hold now: a forward may assign others to them.
+
+    Args:
+        module: The partition.
+
+    Attributes:
+        modules: Its modules, each once.
+        now: Those whose memory can be replaced and whose changes torch counts, as `renewed` found them; each once.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self.modules = list(module.modules())
+        self._spaces: list[dict[str, Any]] = [
+            space for each in self.modules for space in (each._parameters, each._buffers)
+        ]
+        self._values = [space.values() for space in self._spaces]
+        self._places: list[tuple[int, str]] = []
+        self._held: list[torch.Tensor | None] = []
+        self.now: list[torch.Tensor] = []
+
+    def renewed(self) -> list[torch.Tensor] | None:
+        """See which tensors the modules hold now.
+
+        Returns:
+            Those that they no longer hold; None: the modules hold what they did.
+        """
+        held = list(itertools.chain.from_iterable(self._values))
+        if len(held) == len(self._held) and all(map(operator.is_, held, self._held)):
+            return None
+        before = {id(each): each for each in self._held if each is not None}
+        present = {id(each): each for each in held if each is not None}
+        self._places, self._held = [(id(space), name) for space in self._spaces for name in space], held
+        self.now = [each for each in present.values() if is_strided(each)]
+        return [each for key, each in before.items() if key not in present]
+
+    def places(self) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
+        """Where modules held each of `now` when `renewed` looked: a key that the next tensor there has too."""
+        known = {id(each) for each in self.now}
+        for place, tensor in zip(self._places, self._held, strict=True):
+            if tensor is not None and id(tensor) in known:
+                yield place, tensor
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one of them."""
+        return any(each is tensor for each in self.now)
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """Where the modules hold a tensor, in words."""
+        for name, module in self._module.named_modules():
+            for key, each in (module._parameters | module._buffers | module.__dict__).items():
+                if each is tensor:
+                    return f"{name}.{key}" if name else key
+        return "a tensor that its modules keep"
+
+    def gradients(self) -> list[tuple[int, int]]:
+        """Which gradients the parameters have, and torch's count of the changes to them."""
+        found = [each.grad for each in self.now if isinstance(each, nn.Parameter)]
+        return [(0, 0) if each is None else (id(each), each._version) for each in found]
+
+    def counts(self) -> list[int]:
+        """What torch counts of changes, and where values lie: `.data = ` counts as no change."""
+        return [*map(_version, self.now), *map(torch.Tensor.data_ptr, self.now)]
+
+    def changed(self, before: list[int], after: list[int]) -> list[torch.Tensor]:
+        """The tensors whose counts differ; both lists are of the same tensors."""
+        half = len(self.now)
+        return [
+            tensor for n, tensor in enumerate(self.now) if (before[n], before[half + n]) != (after[n], after[half + n])
+        ]
 
 
 @dataclass(slots=True)
@@ -292,7 +370,8 @@ class PartitionState:
         if not self.written:
             return outputs
         storages = {storage_of(each) for each in self.tensors.now if each in self.written}
-        return tuple([_uncoupled(each) if storage_of(each) in storages else each for each in outputs])
+        lie = [(each, storage_of(each) in storages) for each in outputs]
+        return tuple([each.data.requires_grad_(each.requires_grad) if is_held else each for each, is_held in lie])
 
     def lent(self, outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """What a forward returns where nothing is trained: copies of what lies in tensors that its modules hold.
@@ -380,10 +459,28 @@ def _uncounted(module: nn.Module) -> list[torch.Tensor]:
     return [each for each, size in zip(found, sizes, strict=True) if sizes.count(size) > 1]
 
 
-def _uncoupled(output: torch.Tensor) -> torch.Tensor:
-    return output.data.requires_grad_(output.requires_grad)
+def changeable_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules of a partition whose Python values its forwards may change, by name."""
+    if not has_user_code(module):
+        return []
+    return [(name, each) for name, each in module.named_modules() if not isinstance(each, fx.GraphModule)]
 
 
-def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    yield from parameters(module)
-    yield from buffers(module)
+def has_user_code(module: nn.Module) -> bool:
+    """Whether code of the user's runs in a partition: it may draw, keep values, and do anything else that Python can.
+
+    It is a class, a hook or a function that is not torch's own: a layer may be given one.
+    """
+    layers = [(name, each) for name, each in module.named_modules() if not isinstance(each, fx.GraphModule)]
+    return any(
+        not type(each).__module__.startswith("torch.")
+        or each._forward_pre_hooks
+        or each._forward_hooks
+        or each._backward_pre_hooks
+        or each._backward_hooks
+        or "forward" in each.__dict__
+        for each in module.modules()
+    ) or any(
+        callable(each) and isinstance(of := getattr(each, "__module__", None), str) and is_users(of)
+        for _, each in reach({}, layers)
+    )

@@ -46,8 +46,7 @@ from assigner.runtime.forward.heldtensors import apart_from, as_they_were
 from assigner.runtime.forward.nodes import are_made_here, code_so_far, count_code, edge_of, hooks_so_far, nodes_so_far
 from assigner.runtime.forward.randomness import backward_seed, partition_seed, seed_device, seed_python
 from assigner.runtime.forward.splitbackward import input_part
-from assigner.runtime.forward.state import ForwardStart, LateWrites, PartitionState
-from assigner.runtime.forward.usercode import has_user_code
+from assigner.runtime.forward.state import ForwardStart, LateWrites, PartitionState, has_user_code
 from assigner.runtime.step.backward import in_words, overwritten_error, restored, unchanged_by_backward
 from assigner.runtime.step.deferrednorm import PartitionNorms
 from assigner.runtime.step.graphs import NOTHING, ForwardPlace, Graph, Graphs, differentiate, given
