@@ -2,10 +2,8 @@
 
 executor                    the rank's part of the program, with tensors
 partition                   one partition at work: forward, recompute and backward of a micro-batch
-graphs                      what is kept of a forward for its backward, and the backward through it
+graphs                      what is kept of a forward for its backward, the backward, and what both may not change
 joined                      partitions that keep one graph, at work
-readvalues                  what a forward may not do to a value that others have made
-backward                    what a backward finds of its partitions, and must leave
 stepvalues, stepmessages    what a step holds between its actions; what it sends and receives
 batchnorm, deferrednorm     running statistics as of the whole batch; one module, whose micro-batches leave theirs aside
 loss, metrics, outputs, results

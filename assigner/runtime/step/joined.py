@@ -17,12 +17,19 @@ import torch
 
 from assigner.model.marking import PartitionGraph, Value
 from assigner.model.marking.gradients import check_asked
-from assigner.runtime.forward.heldtensors import as_they_were
 from assigner.runtime.forward.nodes import code_so_far, edge_of, hooks_so_far, is_leaf
 from assigner.runtime.forward.state import LateWrites, PartitionState
-from assigner.runtime.step.backward import Watched, restored, unchanged_by_backward
-from assigner.runtime.step.graphs import NOTHING, ForwardPlace, Graph, differentiate
-from assigner.runtime.step.readvalues import ReadValue, check_hooks, check_unchanged, facts_of
+from assigner.runtime.step.graphs import (
+    NOTHING,
+    ForwardPlace,
+    Graph,
+    ReadValue,
+    Watched,
+    check_hooks,
+    check_unchanged,
+    facts_of,
+    unchanged_by_backward,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -178,8 +185,7 @@ class JoinedPartitions:
             piece = each.piece
             made = [Value(piece.name, n) for n in range(len(each.gradients) if each.finish is None else 0)]
             reads = tuple([place[value] for value in piece.reads])
-            pairs = zip(piece.reads, each.shared, strict=True)
-            watched = [ReadValue(value, value in elsewhere or is_shared) for value, is_shared in pairs]
+            watched = [ReadValue(value, value in elsewhere or is_shared) for value, is_shared in each.read_values]
             watched = [each for each in watched if each.value in elsewhere or each.value.partition not in self._names]
             lent = tuple([place[value] for value, _ in watched])
             place.update([(value, len(place) + n) for n, value in enumerate(made)])
@@ -296,11 +302,10 @@ class JoinedPartitions:
                     if not is_leaf(node):
                         node.register_prehook(functools.partial(self._come, n))
         with (
-            restored(graph.values) if graph.values else NOTHING,
-            as_they_were(graph.held) if graph.held else NOTHING,
+            graph.as_left() if graph.values or graph.held else NOTHING,
             unchanged_by_backward(self._watched(graph, place, output_gradients), self.state),
         ):
-            differentiate(graph, output_gradients, self._counting, place.micro_batch)
+            graph.differentiate(output_gradients, self._counting, place.micro_batch)
 
     def _come(self, number: int, _: Any = None) -> None:
         """As a node's hook, which goes with the graph whose only backward this is.

@@ -42,15 +42,26 @@ from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import as_single_process
 from assigner.runtime.forward.attributes import let_go
 from assigner.runtime.forward.compiling import Forward
-from assigner.runtime.forward.heldtensors import apart_from, as_they_were
+from assigner.runtime.forward.heldtensors import apart_from
 from assigner.runtime.forward.nodes import are_made_here, code_so_far, count_code, edge_of, hooks_so_far, nodes_so_far
 from assigner.runtime.forward.randomness import backward_seed, partition_seed, seed_device, seed_python
 from assigner.runtime.forward.splitbackward import input_part
 from assigner.runtime.forward.state import ForwardStart, LateWrites, PartitionState, has_user_code
-from assigner.runtime.step.backward import in_words, overwritten_error, restored, unchanged_by_backward
 from assigner.runtime.step.deferrednorm import PartitionNorms
-from assigner.runtime.step.graphs import NOTHING, ForwardPlace, Graph, Graphs, differentiate, given
-from assigner.runtime.step.readvalues import ReadValue, check_hooks, check_unchanged, facts_of, written_in_words
+from assigner.runtime.step.graphs import (
+    NOTHING,
+    ForwardPlace,
+    Graph,
+    Graphs,
+    ReadValue,
+    check_hooks,
+    check_unchanged,
+    facts_of,
+    in_words,
+    overwritten_error,
+    unchanged_by_backward,
+    written_in_words,
+)
 
 if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
@@ -119,8 +130,7 @@ class PartitionRunner:
         self._call: Forward = self.run or self.module.forward
         if self.run is not None and self.statistics is not None:
             self.statistics.run_eagerly()
-        self.shared = self.shared or (False,) * len(self.piece.reads)
-        self._reads = tuple(map(ReadValue, self.piece.reads, self.shared))
+        self.read_values = tuple(map(ReadValue, self.piece.reads, self.shared or (False,) * len(self.piece.reads)))
         has_code = has_user_code(self.module)
         # cuDNN's dropout between layers has a generator of its own, which nothing seeds anew
         self._seeds_no_dropout = self.device.type == "cuda" and any(
@@ -172,7 +182,7 @@ class PartitionRunner:
             if self.is_users:
                 outputs = self.state.lent(outputs)
             outputs = self.finished(outputs, place, reads)
-            check_unchanged(self.piece, self._reads, reads, before)
+            check_unchanged(self.piece, self.read_values, reads, before)
             return tuple(map(_apart, outputs))
         runs_again, hooks, code = self.recomputes(place), hooks_so_far(), code_so_far()
         before = [facts_of(each) for each in reads]
@@ -187,7 +197,7 @@ class PartitionRunner:
             self.overwrite(late)
         can_run_again = late is None and not self.state.has_made(start)
         outputs = self.finished(outputs, place, reads, runs_again=runs_again and can_run_again)
-        check_unchanged(self.piece, self._reads, reads, before, runs_again=runs_again and can_run_again)
+        check_unchanged(self.piece, self.read_values, reads, before, runs_again=runs_again and can_run_again)
         is_hooked = hooks_so_far() != hooks
         if is_hooked:
             check_hooks(self.piece, reads)
@@ -253,8 +263,7 @@ class PartitionRunner:
             is_checked = self.is_checked(place, bool(graph.held))
             checked = [(self, self.shows_values(graph, output_gradients))] if is_checked else []
             with (
-                restored(graph.values) if graph.values else NOTHING,
-                as_they_were(graph.held) if graph.held else NOTHING,
+                graph.as_left() if graph.values or graph.held else NOTHING,
                 unchanged_by_backward(checked),
             ):
                 self._differentiate(place, graph, output_gradients, split=split)
@@ -263,7 +272,7 @@ class PartitionRunner:
             with self.state.again(start), as_single_process():
                 hooks, code, before = hooks_so_far(), code_so_far(), [facts_of(each) for each in reads]
                 outputs = self.finished(self.call(place, reads, sizes), place, reads)
-                check_unchanged(self.piece, self._reads, reads, before, runs_again=True)
+                check_unchanged(self.piece, self.read_values, reads, before, runs_again=True)
                 held = self.state.left() if split else []
                 graph = Graph(self.roots(outputs), held, is_hooked=hooks_so_far() != hooks)
                 graph.draws = graph.is_hooked or code_so_far() != code
@@ -277,10 +286,7 @@ class PartitionRunner:
             self.backward(place, *graph)
         elif graph is not None and graph.rest is not None:
             checked = [(self, False)] if self.is_checked(place, bool(graph.held)) else []
-            with (
-                as_single_process(), restored(graph.values), as_they_were(graph.held), unchanged_by_backward(checked),
-                in_words(graph.overwritten),
-            ):  # fmt: skip
+            with as_single_process(), graph.as_left(), unchanged_by_backward(checked), in_words(graph.overwritten):
                 if graph.draws:
                     self.seed_backward(place)
                 graph.rest.run()
@@ -311,7 +317,7 @@ class PartitionRunner:
 
         That of a constant loss, or behind one, runs nothing.
         """
-        if not self.is_users or not given(graph, output_gradients)[0]:
+        if not self.is_users or not graph.given(output_gradients)[0]:
             return False
         is_first, self.was_watched_back = not self.was_watched_back, True
         return is_first or graph.is_hooked
@@ -325,9 +331,9 @@ class PartitionRunner:
             if self.go_on is not None:
                 self.go_on(place.micro_batch)
         if not split:
-            differentiate(graph, output_gradients, [self], place.micro_batch)
+            graph.differentiate(output_gradients, [self], place.micro_batch)
             return
-        roots, gradients = given(graph, output_gradients)
+        roots, gradients = graph.given(output_gradients)
         if not roots:
             return
         with as_single_process(), in_words(graph.overwritten):
