@@ -2,6 +2,6 @@
 
 microbatch, division        a batch in micro-batches; a tree of values cut along the rows
 needs, callcomparison       what each rank needs; whether all make the same call, and what they are told of the rest
-variants, headers           the graphs that batches run through; shapes that depend on data, sent ahead
+variants                    the graphs that batches run through
 staterows, recurrence       state that goes from batch to batch, and its rows
 """

@@ -24,15 +24,14 @@ from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
 from assigner.formats.orders import written_order
 from assigner.formats.plan import Plan
 from assigner.location import rank_of
-from assigner.model.marking import PartitionGraph
+from assigner.model.marking import PartitionGraph, Value
 from assigner.model.marking.cut import UNREAD, lent, recut
 from assigner.model.marking.domain import InputKey, input_key
 from assigner.model.marking.modules import TOO_FEW_VALUES
-from assigner.runtime.batch.headers import header_routes
 from assigner.runtime.batch.microbatch import MicroBatch
 from assigner.runtime.messages.transport import Transport
 from assigner.runtime.stages.replicas import check_stores
-from assigner.schedule.program import Program, build_forward_program, build_program
+from assigner.schedule.program import Payload, Program, Route, build_forward_program, build_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -76,7 +75,13 @@ class Variant:
             edges, ties = self.graph.edges, self.graph.ties
             program = build_program(plan, edges, ties) if training else build_forward_program(plan, edges)
             if self.transport is not None:
-                self.transport.know((*program.routes, *header_routes(self.graph, program)))
+                headers = [
+                    header_route(route)
+                    for route in program.routes
+                    if route.payload is Payload.ACTIVATION
+                    and self.graph.values[Value(route.partition, route.output)].shape is None
+                ]
+                self.transport.know((*program.routes, *headers))
             self._programs[count, training] = program
         return self._programs[count, training]
 
@@ -251,6 +256,11 @@ class Variants:
             for partition, some in lending.items()
         }
         return graph.rebuild(self.planned.modules, self.member.device, constants, others, unread)
+
+
+def header_route(route: Route) -> Route:
+    """The route of the shapes of a route's values, which depend on data and go ahead of them."""
+    return route._replace(payload=Payload.SHAPE)
 
 
 def _check_kind(given: InputKey, example: InputKey, error: AssignerError) -> None:

@@ -4,7 +4,7 @@ executor                    the rank's part of the program, with tensors
 partition                   one partition at work: forward, recompute and backward of a micro-batch
 graphs                      what is kept of a forward for its backward, the backward, and what both may not change
 joined                      partitions that keep one graph, at work
-stepvalues, stepmessages    what a step holds between its actions; what it sends and receives
+stepmessages                what a step holds between its actions, sends and receives
 batchnorm, deferrednorm     running statistics as of the whole batch; one module, whose micro-batches leave theirs aside
 loss, metrics, outputs, results
                             what is made of the model's output, and what the script gets of it

@@ -26,8 +26,7 @@ from assigner.runtime.step.graphs import ForwardPlace, Graphs
 from assigner.runtime.step.joined import Island, JoinedPartitions, island
 from assigner.runtime.step.loss import StepLoss
 from assigner.runtime.step.partition import PartitionRunner
-from assigner.runtime.step.stepmessages import COMPUTE, StepMessages, posted_ahead
-from assigner.runtime.step.stepvalues import Key, StepValues
+from assigner.runtime.step.stepmessages import COMPUTE, Key, StepMessages, StepValues, posted_ahead
 from assigner.runtime.update.separability import is_known, step_in_parts
 from assigner.schedule.orders import ActionKind, Step, reduced_within
 from assigner.schedule.program import Action, Program

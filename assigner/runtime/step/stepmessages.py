@@ -1,34 +1,50 @@
-"""What one rank's step sends to other ranks and receives from them: values, gradients, those of shared parameters."""
+"""What one rank's step holds between its actions, sends to other ranks and receives from them.
+
+That is values, gradients, and those of shared parameters. Where a value's shape depends on data, and its receiver
+cannot work it out, the shape goes ahead of it, as a header:
+
+    sender     shape (1, 8, ...)   value                    the header on a route of its own, right before the value
+    receiver   waits for the shape, posts the value, waits for the value
+
+Its gradient needs no header on the way back: whoever made the value knows its shape.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import torch
 
 from assigner.errors import MarkingError
 from assigner.model.marking import PartitionGraph, Value
-from assigner.runtime.batch.headers import post_header, receive_header, send_header
+from assigner.runtime.batch.microbatch import MicroBatch
+from assigner.runtime.batch.variants import header_route
 from assigner.runtime.messages.ordering import Message
 from assigner.runtime.recording.ranges import range_of
+from assigner.runtime.stages.reduction import Reduction
+from assigner.runtime.step.joined import Island
 from assigner.schedule.orders import LETTERS, ActionKind
 from assigner.schedule.program import Action, Payload, Program, Route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
-    import torch
-
-    from assigner.runtime.batch.microbatch import MicroBatch
     from assigner.runtime.messages.transport import Transport
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.recording.recorder import RecordedSpan, Recorder
-    from assigner.runtime.step.stepvalues import StepValues
 
 COMPUTE = frozenset(LETTERS)
 """The actions that compute."""
+Key = tuple[Value, int]
+"""A value of one micro-batch."""
 _AHEAD = 2
 _SMALL_AHEAD = 4
 _SMALL_BYTES = 1 << 18
+_MOST_DIMENSIONS = 16
 
 
 def unlike_shape(value: Value, shape: tuple[int, ...], captured: tuple[int, ...]) -> MarkingError:
@@ -39,6 +55,65 @@ def unlike_shape(value: Value, shape: tuple[int, ...], captured: tuple[int, ...]
         hint="give it a size of the inputs, as pad_packed_sequence(..., total_length=x.shape[0]), or mark a larger"
         " module that contains what reads it",
     )
+
+
+@dataclass
+class StepValues:
+    """Of one step.
+
+    Args:
+        number: The batch's number in training.
+        micro_batches: The batch, cut.
+        places: Their numbers in the whole batch.
+        counts: How many partitions of this rank read a value in the step.
+        leaves: The values that partitions of this rank read, by value and micro-batch; their gradients are in `.grad`.
+        readers: How many backwards of this rank still need a leaf.
+        gradients: Gradients that came from other ranks.
+        outbox: What the last forward made for others.
+        islands: By stage and micro-batch, what its forward has run, in the stage's order.
+        reduction: Adds up the gradients of stages that several workers share; None: not before the step's end.
+        shapes: Of what this rank has sent, where shapes depend on data; the gradients have the same.
+    """
+
+    number: int
+    micro_batches: Sequence[MicroBatch]
+    places: Sequence[int]
+    counts: Counter[Key]
+    leaves: dict[Key, torch.Tensor] = field(default_factory=dict)
+    readers: Counter[Key] = field(default_factory=Counter)
+    gradients: dict[Key, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
+    outbox: dict[Key, torch.Tensor] = field(default_factory=dict)
+    islands: dict[tuple[int, int], list[Island]] = field(default_factory=dict)
+    shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
+    reduction: Reduction | None = None
+
+    def keep(self, key: Key, tensor: torch.Tensor, *, differentiable: bool, readers: int) -> None:
+        """Make a value a leaf, for the partitions of this rank that read it and have it from nowhere else.
+
+        Args:
+            key: Which value.
+            tensor: It; of this rank's own, it requires a gradient as its forward left it.
+            differentiable: A gradient comes back for it.
+            readers: How many such partitions there are; there is one at least.
+        """
+        self.leaves[key] = tensor.detach().requires_grad_(differentiable)
+        self.readers[key] = readers
+
+    def read(self, keys: Iterable[Key]) -> None:
+        """Each of these leaves has had one of its readers; behind the last one it goes."""
+        for key in keys:
+            self.readers[key] -= 1
+            if not self.readers[key]:
+                del self.leaves[key]
+
+    def gradient(self, key: Key) -> torch.Tensor | None:
+        """The gradient of a value that this rank made: of its readers here, and of those elsewhere."""
+        leaf, total = self.leaves.pop(key, None), None
+        if leaf is not None:
+            total = leaf.grad
+        for part in self.gradients.pop(key, ()):
+            total = part if total is None else total + part
+        return total
 
 
 class StepMessages:
@@ -98,7 +173,9 @@ class StepMessages:
         self._check_shape(value, step.micro_batches[micro_batch], tensor)
         if route.payload is Payload.ACTIVATION and self.graph.values[value].shape is None:
             step.shapes[value, micro_batch] = tuple(tensor.shape)
-            send_header(self.transport, Message(route, micro_batch), tensor.shape)
+            header = torch.zeros(1 + _MOST_DIMENSIONS, dtype=torch.int64, device="cpu")
+            header[: 1 + tensor.dim()] = torch.tensor([tensor.dim(), *tensor.shape], device="cpu")
+            self.transport.send(Message(header_route(route), micro_batch), header)
         self.transport.send(Message(route, micro_batch), tensor, span)
 
     def _check_shape(self, value: Value, micro_batch: MicroBatch, tensor: torch.Tensor) -> None:
@@ -116,7 +193,7 @@ class StepMessages:
         if sizes is not None:
             self.transport.post(message, sizes, shape.dtype)
         elif route.payload is Payload.ACTIVATION:
-            post_header(self.transport, message)
+            self.transport.post(Message(header_route(route), message.micro_batch), (1 + _MOST_DIMENSIONS,), torch.int64)
 
     def receive(self, action: Action, step: StepValues, span: RecordedSpan | None) -> None:
         """Have what arrives among the step's values, ready to be read, or among its gradients.
@@ -136,8 +213,10 @@ class StepMessages:
         message, value = Message(route, micro_batch), Value(route.partition, route.output)
         shape = self.graph.values[value]
         if shape.shape is None:
-            known = step.shapes.get((value, micro_batch))
-            self.transport.post(message, known or receive_header(self.transport, message), shape.dtype)
+            if (sizes := step.shapes.get((value, micro_batch))) is None:
+                dimensions, *found = self.transport.receive(Message(header_route(route), micro_batch)).tolist()
+                sizes = tuple(found[:dimensions])
+            self.transport.post(message, sizes, shape.dtype)
         if route.payload is not Payload.GRADIENT:
             tensor = shape.laid_out(self.transport.receive(message, span))
             if readers := step.counts[value, micro_batch]:
