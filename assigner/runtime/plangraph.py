@@ -22,7 +22,7 @@ from assigner.model.marking.domain import input_key, input_structure
 from assigner.model.marking.rows import EXAMPLE_ROWS
 from assigner.model.workload import call_arguments, entry_settings
 from assigner.runtime.batch.staterows import check_carried
-from assigner.runtime.stages.replicas import check_replicas
+from assigner.runtime.stages.replicas import check_shared, obstacles
 from assigner.runtime.step.loss import check_schedule
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = No
     graph = known if known is not None and _fits(plan, known) else _found(workload, plan)
     check_mode(workload, graph.deferred)
     check_carried(workload, graph)
-    check_replicas(workload, plan, graph)
+    if plan.is_replicated:
+        check_shared(plan, obstacles(workload, graph))
     check_schedule(workload, plan, graph)
     _check_storages(plan, graph)
     obstacle = workload.fineness.obstacle(plan.micro_batches, plan.workload.batch_size)

@@ -30,7 +30,7 @@ from assigner.model.marking.domain import InputKey, input_key
 from assigner.model.marking.modules import TOO_FEW_VALUES
 from assigner.runtime.batch.microbatch import MicroBatch
 from assigner.runtime.messages.transport import Transport
-from assigner.runtime.stages.replicas import check_stores
+from assigner.runtime.stages.replicas import check_shared, storing
 from assigner.schedule.program import Payload, Program, Route, build_forward_program, build_program
 
 if TYPE_CHECKING:
@@ -222,8 +222,8 @@ class Variants:
         try:
             graph = recut(base, key.structure, leaves, training=training)
             lending = lending_under(self.plan, graph, base, training=training)
-            check_stores(self.plan, graph)
-            modules = self._around(graph, graph.constants_beside(base), lending)
+            check_shared(self.plan, storing(graph))
+            modules = self._around(graph, lending)
         except (MarkingError, FormatError) as error:
             _check_kind(key, base.domain.example, error)
             _check_values(key, error)
@@ -243,9 +243,7 @@ class Variants:
             ) from error
         return variant
 
-    def _around(
-        self, graph: PartitionGraph, constants: frozenset[str], lending: Mapping[str, Mapping[str, str]]
-    ) -> dict[str, fx.GraphModule]:
+    def _around(self, graph: PartitionGraph, lending: Mapping[str, Mapping[str, str]]) -> dict[str, fx.GraphModule]:
         """This rank's partitions of a graph."""
         by = {name: each for partition in self.planned.modules for name, each in lending.get(partition, {}).items()}
         first = {name: self.planned.graph.canonical.get(name, name) for name, each in by.items() if each == UNREAD}
@@ -255,6 +253,7 @@ class Variants:
             partition: {name: each for name, each in some.items() if each != UNREAD}
             for partition, some in lending.items()
         }
+        constants = graph.constants_beside(self.planned.graph)
         return graph.rebuild(self.planned.modules, self.member.device, constants, others, unread)
 
 
@@ -297,6 +296,8 @@ def lending_under(
 ) -> dict[str, dict[str, str]]:
     """What partitions of a graph are lent under a plan, as `lent` has it; in training nothing.
 
+    They use that, what the plan's own graph has them hold, and nothing else.
+
     Args:
         plan: For `base`.
         graph: `base` cut again.
@@ -304,30 +305,16 @@ def lending_under(
         training: The mode of `graph`.
 
     Raises:
-        MarkingError: a partition would need what another worker may hold.
+        MarkingError: a partition would need a module or a tensor that another worker may hold.
     """
     lending = {} if training else lent(graph, base, plan.holders)
-    _check_ownership(graph, base, graph.constants_beside(base), None if training else lending)
-    return lending
-
-
-def _check_ownership(
-    graph: PartitionGraph,
-    base: PartitionGraph,
-    constants: frozenset[str],
-    lending: Mapping[str, Mapping[str, str]] | None,
-) -> None:
-    """A partition may use what the plan's own graph has it hold, what it is lent (None: in training), and nothing else.
-
-    Raises:
-        MarkingError: it would need a module or a tensor that another worker may hold.
-    """
+    constants = graph.constants_beside(base)
     for piece in graph.pieces:
-        planned, given = base.piece[piece.name], {} if lending is None else lending[piece.name]
+        planned, given = base.piece[piece.name], lending.get(piece.name, {})
         strange = {*piece.state, *piece.called} - {*planned.state, *planned.called} - constants - given.keys()
         buffers = strange & set(piece.buffers) - _within(graph, piece.name)
         where, hint = "", None
-        if strange and lending is not None:
+        if strange and not training:
             where, hint = _elsewhere(min(buffers or strange), graph, base)
         if buffers:
             raise MarkingError(
@@ -344,6 +331,7 @@ def _check_ownership(
                 or "mark a larger module that contains what differs, as one whose forward picks among the heads in"
                 " its nn.ModuleDict, or a smaller one of its own for it",
             )
+    return lending
 
 
 def _elsewhere(name: str, graph: PartitionGraph, base: PartitionGraph) -> tuple[str, str | None]:

@@ -60,32 +60,22 @@ def obstacles(workload: Workload, graph: PartitionGraph) -> dict[str, str]:
     found = dict.fromkeys(graph.piece, "the workload carries state from batch to batch") if workload.carried else {}
     if _trains(workload.loss):
         found.setdefault(graph.last.name, "Workload.loss has parameters that are trained")
-    found = {**_storing(graph), **found}
+    found = {**storing(graph), **found}
     if workload.loss_over == "batch":
         found.setdefault(graph.last.name, "the loss is over the whole batch")
     return found
 
 
-def check_replicas(workload: Workload, plan: Plan, graph: PartitionGraph) -> None:
-    """Refuse replicas of a partition that several workers cannot share, as `obstacles` says.
+def check_shared(plan: Plan, why: Mapping[str, str]) -> None:
+    """Refuse replicas of partitions that several workers cannot share.
+
+    Args:
+        plan: Who shares them.
+        why: Of such partitions, in words; see `obstacles`.
 
     Raises:
-        UsageError: naming it, and why.
+        UsageError: naming one, and why.
     """
-    if plan.is_replicated:
-        _check_shared(plan, obstacles(workload, graph))
-
-
-def check_stores(plan: Plan, graph: PartitionGraph) -> None:
-    """Refuse replicas of a partition whose forward stores, as its graph says.
-
-    Raises:
-        UsageError: a forward stores into a buffer or parameter.
-    """
-    _check_shared(plan, _storing(graph))
-
-
-def _check_shared(plan: Plan, why: Mapping[str, str]) -> None:
     for name, workers in replicated(plan, why).items():
         raise UsageError(
             f"{sharers(name, workers)}, and {why[name]}: each of them would see its own micro-batches alone",
@@ -93,7 +83,7 @@ def _check_shared(plan: Plan, why: Mapping[str, str]) -> None:
         )
 
 
-def _storing(graph: PartitionGraph) -> dict[str, str]:
+def storing(graph: PartitionGraph) -> dict[str, str]:
     """Of the partitions whose forwards store into a buffer or parameter, the first one, in words."""
     found: dict[str, str] = {}
     for piece in graph.pieces:
@@ -221,7 +211,7 @@ class ReplicaWatch:
     """
 
     def __init__(self, share: LocalPartitions, plan: Plan, workload: Workload, last: str, member: Membership) -> None:
-        self._share, self._workload, self._last = share, workload, last
+        self._share, self._plan, self._workload, self._last = share, plan, workload, last
         self.copies = CopyComparison(share, plan, member)
         self._shared = replicated(plan, share.partitions)
         self._mementos: dict[str, Memento] = {}
@@ -263,11 +253,7 @@ class ReplicaWatch:
                 if name
                 else "Workload.loss or one of Workload.metrics keeps something from call to call"
             )
-            raise UsageError(
-                f"{sharers(partition, self._shared[partition])}, and {what}: each of them would see its own"
-                " micro-batches alone",
-                hint=one_worker(partition),
-            )
+            check_shared(self._plan, {partition: what})
         self.copies.end()
 
     def forget(self) -> None:
