@@ -383,9 +383,9 @@ class ModelState:
         call = f"reset_carried(training={training}, evaluation={evaluation})"
         self._compare(call, "the reset of the carried state")
         if training:
-            self._installed.training.carried.reset()
+            self._installed.training.carried.put(None)
         if evaluation:
-            self._installed.inference.carried.reset()
+            self._installed.inference.carried.put(None)
 
     def save(self, folder: Path | str, state: Any = None, *, force: bool = False) -> None:
         """Write a checkpoint: every rank its own part, weights and optimizer state, keyed by the model's names.
@@ -457,7 +457,7 @@ class ModelState:
         with self._member.guarded(f"loading {folder}"):
             found.put(share, unread, trains)
             self._installed.training.carried.put(found.carried)
-            self._installed.inference.carried.reset()
+            self._installed.inference.carried.put(None)
             self.steps, self._batches = found.progress.steps, found.progress.batches
             self._installed.gradients.drop()
             self._scaling.load(found.progress.scaler)

@@ -14,7 +14,7 @@ cut again.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -37,7 +37,7 @@ from assigner.runtime.batch.staterows import (
 from assigner.runtime.ranks.packedvalues import copy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
@@ -168,10 +168,10 @@ class CarriedState:
                 if not value.partition:
                     readers.setdefault(value.index, set()).add(_rank(plan, piece.name))
         for place, cut in zip(group.places, group.micro_batches, strict=True):
-            for n, (number, leaf) in enumerate(self._numbered(cut, self.parts[place])):
+            for number, leaf in self._numbered(cut, self.parts[place]):
                 missing = readers.get(number, set()) - leaf.holders
                 if isinstance(leaf.value, torch.Tensor):
-                    yield from (_Want(place, n, min(leaf.holders), target) for target in sorted(missing))
+                    yield from (_Want(leaf, min(leaf.holders), target) for target in sorted(missing))
 
     def keep(self, groups: Sequence[tuple[VariantGroup, Made]]) -> None:
         """What the batch has made is the state from now on; all ranks call this.
@@ -235,10 +235,10 @@ class CarriedState:
         """Have one rank hold each leaf of the state for all micro-batches; all ranks call this."""
         first = self.parts[0].leaves if self.parts else []
         wants = [
-            _Want(place, n, min(part.leaves[n].holders), min(leaf.holders))
+            _Want(part.leaves[n], min(part.leaves[n].holders), min(leaf.holders))
             for n, leaf in enumerate(first)
             if leaf.holders
-            for place, part in enumerate(self.parts)
+            for part in self.parts
             if min(leaf.holders) not in part.leaves[n].holders
         ]
         self._exchange(wants)
@@ -291,24 +291,23 @@ class CarriedState:
             for n, rows in enumerate(sizes)
         ]
 
-    def _exchange(self, wants: Iterable[_Want]) -> None:
+    def _exchange(self, wants: Sequence[_Want]) -> None:
         """Send what others want and receive what this rank wants; all ranks know of all."""
         transport, rank = self._member.transport, self._member.rank
-        ways = [(want, self.parts[want.place].leaves[want.leaf]) for want in wants]
-        if transport is None or not ways:
+        if transport is None or not wants:
             return
         self._member.at = "the transfer of the carried state"
-        for want, leaf in ways:
-            if want.source == rank:
-                transport.put_tensor(copy_of(leaf.value), want.target)
-        for want, leaf in ways:
-            if want.target == rank:
-                leaf.value = self._here(transport.get_tensor(want.source, tuple(leaf.value.shape), leaf.value.dtype))
-            leaf.holders |= {want.target}
+        for leaf, source, target in wants:
+            if source == rank:
+                transport.put_tensor(copy_of(leaf.value), target)
+        for leaf, source, target in wants:
+            if target == rank:
+                leaf.value = self._here(transport.get_tensor(source, tuple(leaf.value.shape), leaf.value.dtype))
+            leaf.holders |= {target}
         transport.flush()
 
     def put(self, part: StatePart | None) -> None:
-        """Go on from a state that all ranks have; None: begin anew."""
+        """Go on from a state that all ranks have; None: the next batch begins with the state that it has itself."""
         everyone = frozenset(self._member.ranks)
         self.parts = []
         if part is not None:
@@ -318,24 +317,11 @@ class CarriedState:
     def _here(self, value: Any) -> Any:
         return value.to(self._member.device) if isinstance(value, torch.Tensor) else value
 
-    def reset(self) -> None:
-        """The next batch begins with the state that it has itself."""
-        self.parts = []
 
+class _Want(NamedTuple):
+    """A leaf of the state that a rank, `target`, needs of another one."""
 
-@dataclass(frozen=True)
-class _Want:
-    """A leaf of the state that a rank needs of another one.
-
-    Args:
-        place: The micro-batch.
-        leaf: Its number.
-        source: The rank that has it.
-        target: The rank that needs it.
-    """
-
-    place: int
-    leaf: int
+    leaf: StateLeaf
     source: int
     target: int
 

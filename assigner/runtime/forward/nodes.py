@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch.autograd.graph import Node
 
@@ -90,17 +90,14 @@ def nodes_so_far() -> int:
 
 def are_made_here(roots: Sequence[GradientEdge | None], numbers: range) -> bool:
     """Whether all nodes of a graph but its leaves were made by this thread, as the nodes of these numbers."""
-    return all(node._sequence_nr() in numbers for node in _nodes_of(roots))
-
-
-def _nodes_of(roots: Sequence[GradientEdge | None]) -> Iterator[Node]:
-    """The nodes of a graph but its leaves, each once."""
     seen: set[Node] = set()
     waiting = [root.node for root in roots if root is not None]
     while waiting:
         node = waiting.pop()
         if node in seen or is_leaf(node):
             continue
+        if node._sequence_nr() not in numbers:
+            return False
         seen.add(node)
-        yield node
         waiting += [each for each, _ in node.next_functions if each is not None]
+    return True

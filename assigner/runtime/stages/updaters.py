@@ -6,7 +6,7 @@ what partitions of several stages share, and what wants no gradient: no state is
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from assigner.location import Location
@@ -54,21 +54,15 @@ def shares_of(graph: PartitionGraph, plan: Plan) -> list[frozenset[str]]:
     return [frozenset(found[worker]) for worker in plan.workers if worker in found]
 
 
-def first_holders(graph: PartitionGraph, plan: Plan) -> dict[str, str]:
-    """The worker that counts for each parameter where all workers count once, by the model's own names."""
-    found: dict[str, str] = {}
+def holders_of(graph: PartitionGraph, plan: Plan) -> dict[str, tuple[str, ...]]:
+    """The workers that hold each parameter, by the model's own names; the first counts where all count once."""
+    found: dict[str, tuple[str, ...]] = {}
     for piece in graph.pieces:
-        for each in piece.parameters:
-            found.setdefault(graph.canonical[each], plan.holders[piece.name][0])
+        for name in dict.fromkeys(graph.canonical[each] for each in piece.parameters):
+            found[name] = tuple(dict.fromkeys((*found.get(name, ()), *plan.holders[piece.name])))
     return found
 
 
-def holder_counts(graph: PartitionGraph, plan: Plan) -> Counter[str]:
+def holder_counts(graph: PartitionGraph, plan: Plan) -> dict[str, int]:
     """How many workers hold each parameter."""
-    held = {
-        (graph.canonical[each], worker)
-        for piece in graph.pieces
-        for each in piece.parameters
-        for worker in plan.holders[piece.name]
-    }
-    return Counter(name for name, _ in held)
+    return {name: len(workers) for name, workers in holders_of(graph, plan).items()}

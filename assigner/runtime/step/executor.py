@@ -147,7 +147,7 @@ class Executor:
         micro_batches: Sequence[MicroBatch],
         number: int,
         *,
-        places: Sequence[int] | None = None,
+        places: Sequence[int],
         loss_factor: float = 1.0,
         outputs: BatchOutputs | None = None,
         reduction: Reduction | None = None,
@@ -158,7 +158,7 @@ class Executor:
             program: What to do.
             micro_batches: The batch, cut, or some of it.
             number: The batch's number in training.
-            places: Numbers of these micro-batches in the whole batch; None: they are all of it.
+            places: Numbers of these micro-batches in the whole batch.
             loss_factor: What the loss's gradient is multiplied by.
             outputs: Where the model's outputs are kept; None: nobody wants them.
             reduction: Adds up the gradients of stages that several workers share; None: not before the step's end.
@@ -167,7 +167,6 @@ class Executor:
             Loss, weight and metrics of the micro-batches that this rank runs the last partition for; see
             `assigner.runtime.step.results`.
         """
-        places = range(len(micro_batches)) if places is None else places
         self.made = {}
         actions = [
             action

@@ -35,7 +35,7 @@ from assigner.model.members import named_parameters
 from assigner.model.singleprocess import as_single_process
 from assigner.runtime.forward.randomness import partition_seed, seed_device, seed_python
 from assigner.runtime.stages.reduction import Reduction, SharedStage
-from assigner.runtime.stages.updaters import first_holders
+from assigner.runtime.stages.updaters import holders_of
 from assigner.runtime.update.rankfactor import RankFactor
 from assigner.schedule.replication import is_exchanged
 
@@ -77,13 +77,13 @@ class Gradients:
     ) -> None:
         self.parameters, self.scaling = parameters, scaling
         self._member, self._graph = member, graph
-        self._shared: dict[int, nn.Parameter] = {}
-        self._tied: dict[int, str] = {}
-        self._counting = first_holders(graph, plan)
+        self._tied = {
+            n: tie.parameter
+            for n, tie in enumerate(graph.ties)
+            if is_exchanged(plan, tie) and tie.parameter in parameters
+        }
+        self._holders = holders_of(graph, plan)
         self._left_out: dict[tuple[str, ...], Set[str]] = {}
-        for n, tie in enumerate(graph.ties):
-            if is_exchanged(plan, tie) and tie.parameter in parameters:
-                self._shared[n], self._tied[n] = parameters[tie.parameter], tie.parameter
         self._wanted = {name: each.requires_grad for name, each in parameters.items()}
         self.reduction = Reduction(dict(self._reduced(graph, plan)))
         listed = {name: each for name, each in parameters.items() if name not in self._unlisted}
@@ -112,7 +112,7 @@ class Gradients:
 
     def counts(self, name: str) -> bool:
         """Whether this rank counts a parameter, which others may hold too."""
-        return self._counting[name] == self._member.worker
+        return self._holders[name][0] == self._member.worker
 
     def named(self) -> dict[str, torch.Tensor]:
         """Gradients by parameter name, without the loss's scale."""
@@ -147,7 +147,7 @@ class Gradients:
         self._before = {
             name: (each.grad, 0 if each.grad is None else each.grad._version) for name, each in self.parameters.items()
         }
-        apart = {*(self._tied[n] for n in self._shared), *self.reduction.names, *self._hooks}
+        apart = {*self._tied.values(), *self.reduction.names, *self._hooks}
         self._aside = {name: self.parameters[name].grad for name in apart}
         for name in apart:
             self.parameters[name].grad = None
@@ -220,12 +220,11 @@ class Gradients:
 
         It is dense: a holder cannot know whether the others' are sparse (`nn.Embedding(sparse=True)`).
         """
-        added = {n: _dense(each.grad) for n, each in self._shared.items() if each.grad is not None}
-        for n, parts in executor.messages.exchange_ties(program, self._shared, added, executor.recorder).items():
+        shared = {n: self.parameters[name] for n, name in self._tied.items()}
+        added = {n: _dense(each.grad) for n, each in shared.items() if each.grad is not None}
+        for n, parts in executor.messages.exchange_ties(program, shared, added, executor.recorder).items():
             alone = len(parts) == 1  # perhaps still on its way to others, and changed in place next
-            self._shared[n].grad = (
-                (parts[0].clone() if alone else functools.reduce(torch.add, parts)) if parts else None
-            )
+            shared[n].grad = (parts[0].clone() if alone else functools.reduce(torch.add, parts)) if parts else None
 
     def _check_wanted(self) -> None:
         """Which values between partitions get gradients was settled when the model was captured.
