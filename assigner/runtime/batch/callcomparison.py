@@ -185,14 +185,7 @@ class CallComparison:
     def _compare(
         self, mine: CallSums, *, root: int | None = None, key: int = 0, weights: Sequence[float] | None = None
     ) -> tuple[_CallHashes, list[float]]:
-        """What a rank tells, of the call and the weights, after it was found to be this rank's own.
-
-        Args:
-            mine: Of this rank.
-            root: Who tells; None: the one that has the inputs.
-            key: Of the inputs' outline, on that rank.
-            weights: What the micro-batches count for, on that rank; None: it cannot say.
-        """
+        """What `root` tells (None: who has the inputs), after it was found to be this rank's own; it gives the rest."""
         root = self._needs.inputs_rank if root is None else root
         leaves = mine.calls[-1].name == LEAVING
         own = _CallHashes(
@@ -310,7 +303,11 @@ def inputs_of(text: str, worker: str) -> Any:
                 hint="give every rank the inputs, or such values in plain tensors, numbers and text, in tuples, lists"
                 " and dicts",
             )
-        return from_json(found["inputs"], [_without_values(*layout) for layout in found["tensors"]])
+        tensors = [
+            torch.empty_strided(sizes, strides, dtype=DTYPES[dtype], device="meta")
+            for dtype, sizes, strides in found["tensors"]
+        ]
+        return from_json(found["inputs"], tensors)
     except UsageError:
         raise
     except (FormatError, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
@@ -324,7 +321,3 @@ def _layout_of(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, .
     if tensor.is_nested or tensor.layout is not torch.strided:
         raise UsageError(f"one of the inputs is {'nested' if tensor.is_nested else f'of layout {tensor.layout}'}")
     return dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride()
-
-
-def _without_values(dtype: str, sizes: list[int], strides: list[int]) -> torch.Tensor:
-    return torch.empty_strided(sizes, strides, dtype=DTYPES[dtype], device="meta")

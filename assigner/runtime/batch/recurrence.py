@@ -156,7 +156,6 @@ class CarriedState:
                         cut.inputs[number] = leaf.value
 
     def _numbered(self, cut: MicroBatch, part: StatePart) -> Iterator[tuple[int, StateLeaf]]:
-        """The state's leaves by their numbers among a micro-batch's inputs."""
         numbers = [number for place in part.structures for number in input_leaves(cut.structure, place)]
         yield from zip(numbers, part.leaves, strict=True)
 

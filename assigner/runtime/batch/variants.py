@@ -244,7 +244,6 @@ class Variants:
         return variant
 
     def _around(self, graph: PartitionGraph, lending: Mapping[str, Mapping[str, str]]) -> dict[str, fx.GraphModule]:
-        """This rank's partitions of a graph."""
         by = {name: each for partition in self.planned.modules for name, each in lending.get(partition, {}).items()}
         first = {name: self.planned.graph.canonical.get(name, name) for name, each in by.items() if each == UNREAD}
         values = self._unread(first.values(), self.member.device)
@@ -263,11 +262,7 @@ def header_route(route: Route) -> Route:
 
 
 def _check_kind(given: InputKey, example: InputKey, error: AssignerError) -> None:
-    """Inputs that the model cannot take, and that are of another kind than the workload's own, are most likely wrong.
-
-    Raises:
-        UsageError: structure, types, numbers of dimensions or plain values differ from the example's.
-    """
+    """Inputs that the model cannot take, and of another kind than the workload's own, are most likely wrong."""
     if not given.is_like(example):
         raise UsageError(
             f"the model cannot take inputs ({given.signature()}): {error.message}; the workload's own are"
@@ -278,11 +273,7 @@ def _check_kind(given: InputKey, example: InputKey, error: AssignerError) -> Non
 
 
 def _check_values(given: InputKey, error: AssignerError) -> None:
-    """BatchNorm in training needs two values of a channel: a micro-batch of one row may have one.
-
-    Raises:
-        UsageError: this is what the capture failed of.
-    """
+    """BatchNorm in training needs two values of a channel: a micro-batch of one row may have one."""
     if TOO_FEW_VALUES in error.message:
         raise UsageError(
             f"a micro-batch ({given}) has one value of each channel, which BatchNorm cannot normalise in training",

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 Forward = Callable[..., Any]
 
-_EAGER_RANDOM = {"fallback_random": True}
-_NO_GRAPHS = {"triton.cudagraphs": False}
-
 
 def compiled(module: fx.GraphModule, name: str, options: CompileOptions) -> Forward | None:
     """What runs a partition's forward in its place; None: it is not compiled.
@@ -65,7 +62,7 @@ def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     inner = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(given.pop("options", None) or {})}
     if inner.get("triton.cudagraphs"):
         raise ValueError("CUDA graphs keep the outputs of one micro-batch only, and several are in flight")
-    return {**given, "options": {**inner, **_EAGER_RANDOM, **_NO_GRAPHS}}
+    return {**given, "options": {**inner, "fallback_random": True, "triton.cudagraphs": False}}
 
 
 def _beginning(error: BaseException) -> str:

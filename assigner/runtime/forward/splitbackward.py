@@ -240,7 +240,6 @@ class _BackwardGraph:
         return found
 
     def _in_a_row(self, products: Sequence[Node]) -> bool:
-        """One of them lies behind another one."""
         bits = 0
         for node in products:
             bits |= self._bit[node]

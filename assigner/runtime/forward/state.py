@@ -313,7 +313,6 @@ class PartitionState:
         return LateWrites(late, loose, any(versions.get(id(each)) == each._version for each in late))
 
     def _made(self) -> list[int]:
-        """The objects that cached functions have made."""
         return [id(each) for cached in self._cached or () for each in kept_objects(cached)]
 
     def has_made(self, start: ForwardStart) -> bool:
@@ -331,7 +330,6 @@ class PartitionState:
         return [each for pair in beside for each in pair if each is not None and id(each) not in known]
 
     def _learn(self, new: Sequence[torch.Tensor]) -> None:
-        """Note tensors that a forward was found to write."""
         for tensor in new:
             self.writes.update((id(each), each) for each in self.written.add(tensor))
         known = {id(tensor) for tensor in new}

@@ -119,7 +119,6 @@ class _ValuesOf(TorchFunctionMode):
 
 
 def _values(given: torch.Tensor) -> int:
-    """How many there are of each channel."""
     return given.numel() // given.shape[1]
 
 
@@ -266,7 +265,6 @@ class DeferredNorm:
         return output
 
     def _copy(self) -> _BatchNorm:
-        """The module with buffers of its own."""
         copied = copy.copy(self.module)
         copied.__dict__.pop("forward", None)
         with _disable_current_modes(), torch.no_grad():

@@ -49,13 +49,7 @@ if TYPE_CHECKING:
 
 
 class _Place(NamedTuple):
-    """What a worker is doing, in words when somebody asks.
-
-    Args:
-        what: A part of a step.
-        runner: Of partitions; it knows which of them is being run.
-        micro_batch: The micro-batch's number in the batch.
-    """
+    """What a worker is doing, in words when somebody asks: the runner knows which partition is being run."""
 
     what: str
     runner: PartitionRunner | JoinedPartitions
@@ -330,7 +324,6 @@ class Executor:
         return self._islands[key]
 
     def _forwards(self, action: Action, held: Sequence[str]) -> None:
-        """Those of a stage's partitions."""
         step, place = self._stepped, self._place(action.micro_batch)
         step.outbox.clear()
         step.islands[action.stage, action.micro_batch] = islands = self._islands_of(action, held, place)
@@ -338,7 +331,6 @@ class Executor:
             self._forward(each, action.micro_batch, place)
 
     def _inputs(self, island: Island, micro_batch: int) -> tuple[list[torch.Tensor], list[Any]]:
-        """The values that partitions read of others, and their numbers."""
         step = self._stepped
         reads = [self._read(value, micro_batch, step) for value in island.reads]
         inputs = step.micro_batches[micro_batch].inputs
@@ -386,7 +378,6 @@ class Executor:
                 self.made[value, place] = kept(output)
 
     def _backwards(self, action: Action, held: Sequence[str]) -> None:
-        """Those of a stage's partitions, or a part of them."""
         step = self._stepped
         step.outbox.clear()
         if action.kind is ActionKind.BACKWARD_WEIGHT:

@@ -227,11 +227,7 @@ class Gradients:
             shared[n].grad = (parts[0].clone() if alone else functools.reduce(torch.add, parts)) if parts else None
 
     def _check_wanted(self) -> None:
-        """Which values between partitions get gradients was settled when the model was captured.
-
-        Raises:
-            UsageError: a parameter wants a gradient now and did not then; one that does not want it any more may.
-        """
+        """Which values between partitions get gradients was settled at the capture: what wants none now may so."""
         for name, parameter in self.parameters.items():
             if parameter.requires_grad and not self._wanted[name]:
                 raise UsageError(
@@ -241,11 +237,6 @@ class Gradients:
                 )
 
     def _check_still_wanted(self) -> None:
-        """A forward leaves `requires_grad` alone.
-
-        Raises:
-            UsageError: it has changed that of a parameter.
-        """
         for name, parameter in self.parameters.items():
             if parameter.requires_grad != self._wanting[name]:
                 raise UsageError(

@@ -279,13 +279,11 @@ class StepLoss:
             self._remembers = memory.has_changed()
 
     def _differentiate(self, value: torch.Tensor) -> None:
-        """Have the leaves behind a loss get their gradients."""
         if value.requires_grad:
             with torch.autocast(self._device.type, enabled=False):
                 torch.autograd.backward([value], [self._gradient()])
 
     def _leaf(self, output: Any) -> Any:
-        """An output without its graph."""
         if not isinstance(output, torch.Tensor):
             return output
         return output.detach().requires_grad_(self._training and output.requires_grad)
@@ -370,12 +368,9 @@ def one_number(value: Any) -> torch.Tensor:
 
 
 def _given(targets: Any, device: torch.device, *, copied: bool) -> Any:
-    """Targets where the outputs are.
+    """Targets where the outputs are; `copied`: what code of the user's writes there stays in its call.
 
-    Args:
-        targets: A micro-batch's: views of the script's own tensors, whose changes torch counts as one.
-        device: Where to.
-        copied: As copies: what code of the user's writes there stays in its call.
+    A micro-batch's are views of the script's own tensors, whose changes torch counts as one.
     """
     copies: dict[int, torch.Tensor] = {}
 

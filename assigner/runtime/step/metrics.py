@@ -61,7 +61,8 @@ class StepMetrics:
             seed_python(seed)
             for name, metric in self._metrics.items():
                 mine = pytree.tree_map_only(torch.Tensor, _detached, (outputs, targets))
-                given = [each for each in pytree.tree_leaves(mine) if _is_counted(each)]
+                tensors = (each for each in pytree.tree_leaves(mine) if isinstance(each, torch.Tensor))
+                given = [each for each in tensors if not each.is_inference()]
                 before = [each._version for each in given]
                 with user_code(f"Workload.metrics[{name!r}]", hint=_HINT):
                     made = metric(*mine)
@@ -80,10 +81,6 @@ class StepMetrics:
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
     """Without its graph; a copy where torch counts no writes: in its inference mode, and through NumPy on the CPU."""
     return tensor.detach().clone() if tensor.is_inference() or tensor.device.type == "cpu" else tensor.detach()
-
-
-def _is_counted(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and not leaf.is_inference()
 
 
 def _total(values: list[tuple[float, Number, Number | None]]) -> MetricTotal:

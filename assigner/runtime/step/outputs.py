@@ -24,7 +24,7 @@ from assigner.runtime.step.results import exact_sum
 from assigner.schedule.replication import takers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
 
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
@@ -176,7 +176,9 @@ class BatchOutputs:
             place: The micro-batch's number in the batch.
             cut: The micro-batch.
         """
-        self._put(graph, made if self.alone else [_copied(each) for each in made], place, cut)
+        if not self.alone:
+            made = [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in made]
+        self._put(graph, made, place, cut)
 
     def _put(self, graph: PartitionGraph, kept: Sequence[Any], place: int, cut: MicroBatch) -> None:
         weight = cut.weight if self._counts else None
@@ -205,26 +207,15 @@ class BatchOutputs:
         """Have the first of the workers that share the last stage get the micro-batches' outputs of the others."""
         first = self._makers[0]
         for group in self._groups:
-            graph = group.variant.graph
-            for place, cut, maker in _maker_of(group):
-                if maker != first:
+            graph, plan = group.variant.graph, group.variant.program(len(group.places), training=False).plan
+            last = next(n for n, stage in enumerate(plan.stages) if graph.last.name in stage.partitions)
+            for place, cut, worker in zip(group.places, group.micro_batches, takers(plan, last), strict=True):
+                if (maker := rank_of(worker)) != first:
                     part = self._parts.pop(place, None)
                     leaves = None if part is None else part.leaves
                     kept = _brought(leaves, graph, maker=maker, targets=[first], member=member)
                     if kept is not None:
                         self._put(graph, kept, place, cut)
-
-
-def _maker_of(group: VariantGroup) -> Iterator[tuple[int, MicroBatch, int]]:
-    """(number, micro-batch, rank that makes its output) of each micro-batch."""
-    plan = group.variant.program(len(group.places), training=False).plan
-    last = next(n for n, stage in enumerate(plan.stages) if group.variant.graph.last.name in stage.partitions)
-    for place, cut, worker in zip(group.places, group.micro_batches, takers(plan, last), strict=True):
-        yield place, cut, rank_of(worker)
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _brought(
@@ -235,20 +226,10 @@ def _brought(
     targets: Collection[int],
     member: Membership,
 ) -> list[Any] | None:
-    """Bring an output's leaves to the ranks that want them; every rank calls this.
-
-    Args:
-        leaves: On the rank that has made the output, all of them; None elsewhere.
-        graph: Whose output.
-        maker: The rank that has made it.
-        targets: The ranks that want it.
-        member: This process in the run.
+    """Bring an output's leaves, which only `maker` has, to the ranks that want them; every rank calls this.
 
     Returns:
         Where they are wanted those that the last partition returns, else None.
-
-    Raises:
-        UsageError: a tensor is not plain and dense.
     """
     found = None if leaves is None else [leaves[index] for index in graph.output.made]
     if member.transport is None:

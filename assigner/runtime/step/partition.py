@@ -325,7 +325,6 @@ class PartitionRunner:
     def _differentiate(
         self, place: ForwardPlace, graph: Graph, output_gradients: Sequence[torch.Tensor | None], *, split: bool
     ) -> None:
-        """A backward, or its input part."""
         if graph.draws:
             self.seed_backward(place)
             if self.go_on is not None:

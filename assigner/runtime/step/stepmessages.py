@@ -267,7 +267,6 @@ class StepMessages:
     def _send_gradient(
         self, message: Message, gradient: torch.Tensor | None, like: torch.Tensor, span: RecordedSpan | None
     ) -> None:
-        """Send the gradient of a tensor, or that there is none."""
         if gradient is None:
             self.transport.send_missing(message, like, span)
         else:
