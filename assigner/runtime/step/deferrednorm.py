@@ -399,23 +399,20 @@ class PartitionNorms:
         for norm in self.norms:
             norm.begin(micro_batch)
 
-    def end(self) -> None:
-        """That forward has run.
+    def end(self, begun: Sequence[DeferredNorm] | None = None) -> None:
+        """That forward has run, or a backward that has begun some of them.
 
         Raises:
             UsageError: it has put other tensors in the places of running statistics.
         """
-        self._end(self.norms)
-
-    def _end(self, norms: Sequence[DeferredNorm]) -> None:
-        for norm in norms:
+        for norm in self.norms if begun is None else begun:
             if not norm.end():
                 self._refuse("assigns", norm)
 
     def end_backward(self) -> None:
         """The backward that `backward_of` names has run; errors as `end`."""
         begun, self.begun, self.backward_of = self.begun, [], None
-        self._end(begun)
+        self.end(begun)
 
     def check_used(self, storages: Collection[int]) -> None:
         """A forward has given these storages to operations that are no BatchNorm's.
