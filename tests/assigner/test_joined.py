@@ -305,7 +305,7 @@ def test_sums_begin_within_a_joined_backward(monkeypatch):
         executor._cuts.clear()
         cut = pipeline._installed.cutting.split(made.make_batch(8, 0), 2)
         groups = training.variants.groups(cut, training=True)
-        executor.run(program, groups[0].micro_batches, 0, reduction=Spy({}))
+        executor.run(program, groups[0].micro_batches, 0, places=groups[0].places, reduction=Spy({}))
         left = {name: {n: p.grad for n, p in held.items()} for name, held in parameters.items()}
     assert [behind for behind, _ in seen] == ["head", "blocks.2", "blocks.1", "blocks.0"]
     for behind, found in seen[1:]:  # the head's own weight is that of the tokens, which come last
