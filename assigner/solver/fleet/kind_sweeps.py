@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from assigner.solver.fleet.assignment import WorkerAssignment
+from assigner.solver.fleet.option_arrays import OptionArrays
 from assigner.solver.fleet.path_program import ServerPrices
 from assigner.solver.fleet.relaxation import KindRelaxation
-from assigner.solver.fleet.step_loads import DepthLoads, StagePrices, TripLoads
+from assigner.solver.fleet.step_loads import StepLoads
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import ROUNDING
 
@@ -34,29 +35,21 @@ if TYPE_CHECKING:
     from assigner.solver.problem.prices import PriceTable
 
 
-class PlaceStages(Protocol):
-    """Takes pipelines that are worth a look."""
-
-    def __call__(self, stages: Sequence[tuple[int, int]], depths: tuple[int, ...] = ()) -> object:
-        """Look at one.
-
-        Args:
-            stages: Where each starts, with the group of its worker.
-            depths: Micro-batches in flight that would do; empty: nothing is said of them.
-        """
-
-
 class KindSweeps:
     """The sweeps of one micro-batch count, over a chain.
 
     Args:
         table: What is to be placed.
         objective: What is made small: "step", "throughput" or "latency".
-        place: Takes what is found.
+        place: Takes pipelines that are worth a look: where each stage starts, with the group of its worker, and the
+            micro-batches in flight that would do; none: nothing is said of them.
         large: It is so large that less is told apart.
     """
 
-    def __init__(self, table: PriceTable, objective: Objective, *, place: PlaceStages, large: bool = False) -> None:
+    def __init__(
+        self, table: PriceTable, objective: Objective, *,
+        place: Callable[[Sequence[tuple[int, int]], tuple[int, ...]], object], large: bool = False,
+    ) -> None:  # fmt: skip
         self._table, self._objective, self._place, self._large = table, objective, place, large
         self._many, self._last = table.micro_batches, (math.inf, 0.0)
         self._fleet = KindRelaxation(table, server="forward" if objective == "latency" else "both")
@@ -86,8 +79,8 @@ class KindSweeps:
         servers, loads = self._servers(prices), None
         if self._objective == "step":
             trips = self._fleet.sweep.trips(servers, limit, limit)
-            bands = [(self._prices(limit, least), most) for least, most in self._bands]
-            loads = TripLoads(bands, self._many, trips)
+            least, most = zip(*self._bands, strict=True)
+            loads = StepLoads([self._prices(limit, each) for each in least], most, trips)
         found = self._fleet.sweep.least(servers, limit, limit, loads=loads)
         if found is None:
             return below
@@ -149,30 +142,29 @@ class KindSweeps:
         behind = np.maximum(np.arange(trips.workers.max() + 1) - 1, 0)
         deepest = np.array([most for _, most in self._bands])
         depths = deepest[np.searchsorted(deepest, np.minimum(1 + np.ceil(more * behind), many))]
-        each = {depth: self._prices(limit, depth) for depth in set(depths.tolist())}
-        loads = DepthLoads(depths, each, many, trips)
+        each, which = np.unique(depths[trips.workers], return_inverse=True)
+        loads = StepLoads([self._prices(limit, depth) for depth in each.tolist()], each.tolist(), trips, which)
         found = self._fleet.sweep.least(servers, limit, limit, loads=loads)
         if found is not None:
             self._realise(prices, found, depths[len(found.steps) : 0 : -1].tolist())
         return found is not None
 
-    def _prices(self, limit: float, in_flight: int = 1) -> StagePrices:
+    def _prices(self, limit: float, in_flight: int = 1) -> OptionArrays:
         """Of all intervals whose worker has no more than `limit` seconds to do for a micro-batch."""
         fleet = self._fleet
-        return StagePrices.of(self._table, fleet.kinds, fleet.reach(limit), fleet.links, in_flight)
+        return OptionArrays(self._table, fleet.kinds, fleet.reach(limit), fleet.links, in_flight)
 
-    def _servers(self, prices: StagePrices) -> ServerPrices:
+    def _servers(self, prices: OptionArrays) -> ServerPrices:
         """What a sweep adds up, and the seconds of a micro-batch that are held to limits."""
-        arrays, many = prices.arrays, self._many
-        seconds = arrays.forward if self._objective == "latency" else arrays.stages.seconds
+        seconds = prices.forward if self._objective == "latency" else prices.stages.seconds
         last = self._objective == "step"  # nothing waits for what the last messages of a step keep busy
-        pace = arrays.forward + arrays.backward + sum(prices.busy) * (many - last) / many
+        pace = prices.forward + prices.backward + sum(prices.busy) * (self._many - last) / self._many
         return ServerPrices(seconds, pace, np.zeros_like(pace))
 
-    def _realise(self, prices: StagePrices, found: KindPipeline, depths: Sequence[int] = ()) -> None:
+    def _realise(self, prices: OptionArrays, found: KindPipeline, depths: Sequence[int] = ()) -> None:
         """Hand on the workers' line for a pipeline of kinds."""
-        slowest = prices.arrays.stages.slowest(found.steps)
-        groups = WorkerAssignment(self._fleet, *prices.arrays.by_worker()).line(found.steps, slowest)
+        slowest = prices.stages.slowest(found.steps)
+        groups = WorkerAssignment(self._fleet, *prices.by_worker()).line(found.steps, slowest)
         line = [(step.first, group) for step, group in zip(found.steps, groups, strict=True)]
         key = tuple(line), tuple(depths)
         if key not in self._handed:

@@ -37,7 +37,7 @@ class OptionArrays:
         kinds: Workers that count as alike; each interval has the least of their prices.
         longest: Partitions in the longest interval.
         links: The messages.
-        in_flight: Micro-batches that a stage keeps at least, by its first position; None: all, as under GPipe.
+        in_flight: Micro-batches that a stage keeps at least; None: all, as under GPipe.
 
     Attributes:
         options: The stage options, priced one by one.
@@ -48,10 +48,10 @@ class OptionArrays:
 
     def __init__(
         self, table: PriceTable, kinds: Sequence[WorkerKind], longest: int, links: HopArrays,
-        in_flight: Floats | None = None,
+        in_flight: int | None = None,
     ) -> None:  # fmt: skip
         self.table, self.kinds, self.longest, self._links = table, tuple(kinds), longest, links
-        self._in_flight = np.full(len(table.problem.order), table.micro_batches) if in_flight is None else in_flight
+        self._in_flight = in_flight or table.micro_batches
         self.options = table.gpipe
         rows = [self._kind(kind) for kind in self.kinds]
         self.forward: Floats = np.stack([row[0] for row in rows])
@@ -82,6 +82,20 @@ class OptionArrays:
             seconds[:, 0] += self.update[:, 0]
         busy_f, busy_b = (_at_ends(*busy, self.longest) for busy in links.busy(self.kinds))
         return ServerPrices(seconds, forward + busy_f, backward + busy_b)
+
+    @cached_property
+    def busy(self) -> tuple[Floats, Floats]:
+        """Seconds of a forward and a backward in which messages keep the worker from computing, at least."""
+        forward, backward = known(self.forward), known(self.backward)
+        return known(self.stages.forward) - forward, known(self.stages.backward) - backward
+
+    @property
+    def load(self) -> Floats:
+        """Seconds of a step in which the worker is busy."""
+        many = self.table.micro_batches
+        loads: Floats = many * (self.forward + self.backward) + (many - 1) * sum(self.busy)
+        loads[:, 0] += self.update[:, 0]
+        return loads
 
     def _window(self, values: Floats) -> Floats:
         """Sums of each interval."""
@@ -137,7 +151,7 @@ class OptionArrays:
         nowhere = np.isinf(figures[0])
         f, b, u, a, w, r = np.where(nowhere, 0.0, figures)
         state, read, messages = self._bytes
-        kept = self._in_flight[:, None]
+        kept = self._in_flight
         fixed = state + kept * read + self._running_max(w) + messages
         again, settled = least_recompute_s(
             (r, a), self.table.problem.remat_rules, self.table.capacity(group) * (1 + ROUNDING) - fixed, kept,
@@ -161,6 +175,11 @@ class OptionArrays:
         if any(self.table.problem.spine.backward[first : first + length]):
             self.stages.seconds[at] += more
             self.stages.backward[at] += more
+
+
+def known(seconds: Floats) -> Floats:
+    """Seconds, 0 where there is no stage."""
+    return np.where(np.isfinite(seconds), seconds, 0.0)
 
 
 def _at_ends(left: Floats, right: Floats, longest: int) -> Floats:

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -58,18 +59,10 @@ class ServerPrices:
         return float(self.forward[at].max()), float(self.backward[at].max())
 
 
-class StageLoads(Protocol):
-    """Seconds that a step takes for a stage and those behind it, by what these are."""
-
-    def __call__(self, kind: int, first: int, length: int, numbers: slice) -> Floats:
-        """Seconds [length, number] of the stages of up to `length` partitions from a position on.
-
-        Args:
-            kind: Of their worker.
-            first: Where they start.
-            length: Partitions of the longest.
-            numbers: Numbers of the workers used by kind from the stage on, it included.
-        """
+StageLoads = Callable[[int, int, int, slice], Floats]
+"""Seconds [length, number] that a step takes for stages and those behind them, from what these are: the kind of their
+worker, where they start, partitions of the longest, and numbers of the workers used by kind from the stage on, with it.
+"""
 
 
 class LeastTrips:

@@ -318,7 +318,7 @@ _TOO_MANY = 1e100
 
 
 def least_recompute_s(
-    costs: tuple[Floats, Floats], rules: Sequence[RematRule | None], room: Floats, in_flight: Floats, *,
+    costs: tuple[Floats, Floats], rules: Sequence[RematRule | None], room: Floats, in_flight: int, *,
     sums: Callable[[Floats], Floats], largest: Callable[[Floats], Floats],
 ) -> tuple[Floats, Flags]:  # fmt: skip
     """The knapsack of many intervals at once: least seconds of recomputing, as a lower bound, and where it is exact.
@@ -330,7 +330,7 @@ def least_recompute_s(
         costs: Of each position the seconds of its recompute and the bytes that it keeps per micro-batch.
         rules: Per position "never" or "always" where there is no choice.
         room: Bytes for activations of each interval: [first, length - 1].
-        in_flight: Micro-batches kept at once, by first position: as `room`, or [first, 1].
+        in_flight: Micro-batches kept at once.
         sums: From values by position to their sum over each interval.
         largest: From values by position to the largest of each interval.
 
