@@ -27,9 +27,9 @@ from assigner.solver.free.row_timing import row_step_s
 from assigner.solver.free.starts import orders, starts
 from assigner.solver.limits import tuning
 from assigner.solver.problem.hints import resolve
+from assigner.solver.problem.prices import bits
 from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.set_memory import SetMemory
-from assigner.solver.problem.set_prices import bits
 from assigner.solver.search.search import candidates_of
 
 KINDS = {"gpipe": ConvexCandidate, "interleaved": FreeCandidate}

@@ -1,6 +1,6 @@
 """Placements of any shape: branches of a graph on different workers, several stages a worker.
 
-Problem ── SetPrices ── SetMemory (what is rematerialised) ─┬─ Exhaustive ── StageOrders   small: proven optimum
+Problem ── PriceTable ── SetMemory (what is rematerialised) ─┬─ Exhaustive ── StageOrders   small: proven optimum
                                                             ├─ starts ── Annealing         larger: good plans
                                                             └─ Bounds, PlacementModel      larger: a lower bound
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from assigner.solver.limits import tuning
 from assigner.solver.methods.local_search import local_search
-from assigner.solver.problem.set_prices import bits
+from assigner.solver.problem.prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

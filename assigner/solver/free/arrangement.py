@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
+from assigner.solver.problem.prices import PriceTable, bits
 from assigner.solver.problem.set_memory import Masks, SetMemory
-from assigner.solver.problem.set_prices import SetPrices, bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Arrangement:
         value_s: The step time, or that of M micro-batches in the steady state, in seconds.
     """
 
-    table: SetPrices
+    table: PriceTable
     stages: Stages
     again: Masks
     value_s: float

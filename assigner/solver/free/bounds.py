@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from assigner.solver.problem.perfect_split import split_among
-from assigner.solver.problem.set_prices import bits
+from assigner.solver.problem.prices import bits
 
 if TYPE_CHECKING:
     from assigner.solver.problem.set_memory import SetMemory

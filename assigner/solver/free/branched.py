@@ -25,9 +25,9 @@ from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime, SolveClock
 from assigner.solver.pipelines.ranking import PipelineCandidate
+from assigner.solver.problem.prices import bits
 from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.set_memory import SetMemory
-from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

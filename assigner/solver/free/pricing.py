@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from assigner.solver.free.arrangement import Arrangement, again_s, cheapest_again
 from assigner.solver.free.bounds import Bounds
 from assigner.solver.free.row_timing import row_step_s
-from assigner.solver.problem.set_prices import bits
+from assigner.solver.problem.prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from assigner.schedule.timing import MessageTime
-    from assigner.solver.problem.set_prices import SetPrices, TravellingValue
+    from assigner.solver.problem.prices import PriceTable, TravellingValue
 
     Messages = list[list[tuple[int, MessageTime]]]
 
@@ -30,7 +30,7 @@ class RowTiming:
     Args:
         table: The prices.
         where: The worker of each position.
-        values: The values that travel (`SetPrices.travelling`).
+        values: The values that travel (`PriceTable.travelling`).
 
     Attributes:
         free: When each worker is free.
@@ -38,7 +38,7 @@ class RowTiming:
         there: When each activation arrives, by way and micro-batch.
     """
 
-    def __init__(self, table: SetPrices, where: Sequence[int], values: Sequence[TravellingValue]) -> None:
+    def __init__(self, table: PriceTable, where: Sequence[int], values: Sequence[TravellingValue]) -> None:
         self.table, self.where, self.values = table, where, values
         count = len(table.names)
         self.free = [0.0] * count
@@ -139,7 +139,7 @@ class RowTiming:
         return max(free[worker] + longer for worker, longer in seconds.items())
 
 
-def row_step_s(table: SetPrices, stages: Row, again_s: Sequence[float]) -> float | None:
+def row_step_s(table: PriceTable, stages: Row, again_s: Sequence[float]) -> float | None:
     """The step time of a whole row, in seconds; None: a link is missing.
 
     Args:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from assigner.solver.free.arrangement import Arrangement, again_s, held_stages, joined
 from assigner.solver.free.row_timing import RowTiming
-from assigner.solver.problem.set_prices import bits
+from assigner.solver.problem.prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from assigner.solver.free.bounds import Turn
+    from assigner.solver.problem.prices import TravellingValue
     from assigner.solver.problem.set_memory import Masks, SetMemory
-    from assigner.solver.problem.set_prices import TravellingValue
 
 
 class StageOrders:

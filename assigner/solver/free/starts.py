@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.solver.free.arrangement import Stages
+    from assigner.solver.problem.prices import PriceTable
     from assigner.solver.problem.problem import Problem
-    from assigner.solver.problem.set_prices import SetPrices
 
 
-def starts(state: SearchState, table: SetPrices, *, loops: bool) -> Iterator[Stages]:
+def starts(state: SearchState, table: PriceTable, *, loops: bool) -> Iterator[Stages]:
     """Placements worth a look, some of which may not fit.
 
     Args:
@@ -52,7 +52,7 @@ def of_plan(problem: Problem, plan: Plan) -> Stages:
     )
 
 
-def orders(table: SetPrices) -> list[tuple[int, ...]]:
+def orders(table: PriceTable) -> list[tuple[int, ...]]:
     """A few topological orders: the profile's, and branch by branch in two ways; those that differ."""
     n = len(table.problem.order)
     found = [tuple(range(n))]
@@ -63,7 +63,7 @@ def orders(table: SetPrices) -> list[tuple[int, ...]]:
     return found
 
 
-def _by_branches(table: SetPrices, *, backwards: bool) -> tuple[int, ...]:
+def _by_branches(table: PriceTable, *, backwards: bool) -> tuple[int, ...]:
     """The order that follows a branch as far as it can before it takes the next (depth first)."""
     waits = [before.bit_count() for before in table.before]
     ready = [i for i, count in enumerate(waits) if not count]
@@ -82,7 +82,7 @@ def _by_branches(table: SetPrices, *, backwards: bool) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _pipelines(state: SearchState, table: SetPrices, order: Sequence[int], seconds: float) -> Iterator[Stages]:
+def _pipelines(state: SearchState, table: PriceTable, order: Sequence[int], seconds: float) -> Iterator[Stages]:
     """The pipeline solver's first plan of those whose stages are intervals of an order."""
     problem = table.problem
     ordered = replace(
@@ -95,7 +95,7 @@ def _pipelines(state: SearchState, table: SetPrices, order: Sequence[int], secon
         yield of_plan(problem, candidate.best.plan)
 
 
-def loop(table: SetPrices, times: int) -> Stages:
+def loop(table: PriceTable, times: int) -> Stages:
     """The partitions in their order, in pieces of about equal work, dealt to all workers `times` times."""
     workers = [w for w, row in enumerate(table.prices) if any(row)]
     workers = workers[: table.most_workers]

@@ -25,7 +25,7 @@ import numpy as np
 
 from assigner.solver.free.arrangement import Arrangement
 from assigner.solver.problem.perfect_split import split_among
-from assigner.solver.problem.set_prices import bits
+from assigner.solver.problem.prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -33,8 +33,8 @@ import pulp
 
 from assigner.solver.ilp.linear import LinearModel, add
 from assigner.solver.limits import tuning
+from assigner.solver.problem.prices import bits
 from assigner.solver.problem.problem import heaviest_paths
-from assigner.solver.problem.set_prices import bits
 
 if TYPE_CHECKING:
     from assigner.schedule.cost import PartitionCost

@@ -15,7 +15,7 @@ from assigner.solver.free.arrangement import Arrangement, cheapest_again, held_s
 from assigner.solver.limits import tuning
 from assigner.solver.orders.listing import QUICK, list_schedule
 from assigner.solver.orders.tasks import PlacedTasks
-from assigner.solver.problem.set_prices import bits
+from assigner.solver.problem.prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -125,9 +125,10 @@ class PipelineCandidate(SimulatedCandidate):
 
     def improve_from(self, stages: Sequence[tuple[str, int]]) -> None:
         """Local search from stages along the order: the worker of each, and how many partitions it has."""
-        groups = {name: number for number, group in enumerate(self.table.groups) for name in group}
         starts = itertools.accumulate((count for _, count in stages[:-1]), initial=0)
-        pipeline = self._stages([(start, groups[name]) for start, (name, _) in zip(starts, stages, strict=True)])
+        pipeline = self._stages(
+            [(start, self.table.group_of[name]) for start, (name, _) in zip(starts, stages, strict=True)]
+        )
         if pipeline is not None:
             self._improve(self.simulate(pipeline, found_by=LOCAL), pipeline)
 

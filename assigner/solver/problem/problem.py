@@ -22,7 +22,7 @@ from assigner.schedule.timing import step_s
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
 from assigner.solver.problem.options import SolveOptions
-from assigner.solver.problem.set_prices import SetPrices
+from assigner.solver.problem.prices import PriceTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -118,9 +118,9 @@ class Problem:
         return {name: i for i, name in enumerate(self.order)}
 
     @cached_property
-    def prices(self) -> Callable[[int], SetPrices]:
+    def prices(self) -> Callable[[int], PriceTable]:
         """From a micro-batch count to what everything costs at it: one table for all who ask."""
-        return cache(partial(SetPrices, self))
+        return cache(partial(PriceTable, self))
 
     @cached_property
     def workload(self) -> WorkloadReference:

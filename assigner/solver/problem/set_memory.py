@@ -15,7 +15,7 @@ import numpy as np
 
 from assigner.solver.limits import tuning
 from assigner.solver.problem.memory import HeldPartitions, fitting_sets, undominated
-from assigner.solver.problem.set_prices import bits
+from assigner.solver.problem.prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,7 +64,6 @@ class StageRemat:
         self._rows: dict[tuple[object, ...], _Row] = {}
         self._sets: dict[tuple[object, ...], _RematSets] = {}
         self._choices: dict[tuple[object, ...], RematChoices] = {}
-        self._group = cache(self._groups)
 
     def choices(self, plan: Plan, n: int) -> RematChoices:
         """The sets for stage n of a plan, whatever it rematerialises there.
@@ -89,16 +88,12 @@ class StageRemat:
         stored = sum(size[name] for name in stage.partitions if name not in stage.rematerialise)
         largest = max((size[name] for name in stage.rematerialise), default=0.0)
         room = _room(self._problem, plan, worker) + deep * stored + largest
-        key = (stage.partitions, plan.micro_batches, self._group(plan.micro_batches)[worker], deep, room)
+        group = self._problem.prices(plan.micro_batches).group_of[worker]
+        key = (stage.partitions, plan.micro_batches, group, deep, room)
         if key not in self._rows:
             rules = [_rule(self._problem, name) for name in stage.partitions]
             self._rows[key] = _Row(HeldPartitions(tuple(costs), rules, room, 0.0), deep)
         return self._rows[key]
-
-    def _groups(self, micro_batches: int) -> dict[str, int]:
-        """The number of each worker's group of like ones."""
-        groups = self._problem.prices(micro_batches).groups
-        return {worker: number for number, group in enumerate(groups) for worker in group}
 
 
 class _Row:
