@@ -18,11 +18,10 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict, prediction_of, step_s, worker_memory
 from assigner.solver.candidates.state import SearchState
 from assigner.solver.free.annealing import Annealing
-from assigner.solver.free.arrangement import Arrangement, again_s, held_stages, joined
 from assigner.solver.free.bounds import Bounds
 from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
 from assigner.solver.free.exhaustive import Exhaustive
-from assigner.solver.free.pricing import StepPricing
+from assigner.solver.free.pricing import Arrangement, StepPricing, again_s, held_stages, joined
 from assigner.solver.free.row_timing import row_step_s
 from assigner.solver.free.starts import orders, starts
 from assigner.solver.limits import tuning

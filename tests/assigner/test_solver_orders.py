@@ -22,8 +22,7 @@ from assigner.schedule.simulate import overfull, predict, step_s
 from assigner.solver import SolveOptions, solve
 from assigner.solver.limits import tuning
 from assigner.solver.orders.bounds import least_of_all_s, least_step_s
-from assigner.solver.orders.every import EveryOrder
-from assigner.solver.orders.exchanges import Exchanges
+from assigner.solver.orders.exchanges import EveryOrder, Exchanges
 from assigner.solver.orders.listing import RULES, list_schedule, made_to_fit, rules_for, zero_bubble
 from assigner.solver.orders.search import best_orders, named_orders
 from assigner.solver.orders.tasks import PlacedTasks

@@ -22,7 +22,7 @@ from assigner.schedule.simulate import overfull, predict, prediction_of
 from assigner.solver import solve
 from assigner.solver.candidates.state import SearchState
 from assigner.solver.free.branched import SteadyCandidate
-from assigner.solver.free.steady import SteadyPricing
+from assigner.solver.free.pricing import SteadyPricing
 from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.limits import tuning
 from assigner.solver.problem.hints import resolve

@@ -23,8 +23,7 @@ from assigner.solver.problem.prices import bits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from assigner.solver.free.arrangement import Arrangement, Stages
-    from assigner.solver.free.pricing import Pricing
+    from assigner.solver.free.pricing import Arrangement, Pricing, Stages
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from assigner.solver.candidates.state import BASELINE, EXHAUSTIVE, LOCAL, Search
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
 from assigner.solver.free.exhaustive import Exhaustive
+from assigner.solver.free.pricing import SteadyPricing
 from assigner.solver.free.starts import of_plan, orders
-from assigner.solver.free.steady import SteadyPricing
 from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime, SolveClock
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Schedule
-    from assigner.solver.free.arrangement import Arrangement, Stages
-    from assigner.solver.free.pricing import BoundedPricing
+    from assigner.solver.free.pricing import Arrangement, BoundedPricing, Stages
 
 
 class SteadyCandidate(FreeCandidate):

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.terms import Schedule
     from assigner.solver.candidates.state import SearchState
-    from assigner.solver.free.arrangement import Arrangement, Stages
-    from assigner.solver.free.pricing import BoundedPricing
+    from assigner.solver.free.pricing import Arrangement, BoundedPricing, Stages
 
 
 class FreeCandidate(CandidateSearch):

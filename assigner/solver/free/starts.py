@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.solver.free.arrangement import Stages
+    from assigner.solver.free.pricing import Stages
     from assigner.solver.problem.prices import PriceTable
     from assigner.solver.problem.problem import Problem
 
