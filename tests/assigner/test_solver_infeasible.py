@@ -21,8 +21,7 @@ from assigner.solver.limits import tuning
 from assigner.solver.problem.hints import resolve
 from assigner.solver.search.search import Search
 from assigner.solver.why import explain, ways_out
-from assigner.solver.why.case import Case
-from assigner.solver.why.enquiry import Enquiry
+from assigner.solver.why.case import Case, Enquiry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

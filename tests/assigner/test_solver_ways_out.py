@@ -9,14 +9,10 @@ from builders import make_profile
 
 from assigner.errors import InfeasibleError
 from assigner.solver import SolveOptions, solve
-from assigner.solver.why.amounts import ceiled, figure, floored, grain, least_figure
-from assigner.solver.why.case import Case
-from assigner.solver.why.choices import Batch, FewerInFlight, Remat, StepLimit
-from assigner.solver.why.dropped import Hints, MostWorkers
-from assigner.solver.why.enquiry import Enquiry
-from assigner.solver.why.family import combined, least, least_set
-from assigner.solver.why.fleet import MoreLinks, OneMore
-from assigner.solver.why.memory import MoreMemory, Reserve
+from assigner.solver.why.case import Case, Enquiry
+from assigner.solver.why.choices import Batch, FewerInFlight, Hints, MostWorkers, Remat, StepLimit
+from assigner.solver.why.family import ceiled, combined, figure, floored, grain, least, least_figure, least_set
+from assigner.solver.why.fleet import MoreLinks, MoreMemory, OneMore, Reserve
 
 FAMILIES = (
     FewerInFlight(),

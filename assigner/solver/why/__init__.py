@@ -1,11 +1,10 @@
 """Why nothing fits, and the cheapest ways out: constraints are relaxed, one kind at a time, and the search asked again.
 
-case.py, enquiry.py       a problem as the user states it; is there a plan for it?
-family.py                 a kind of constraints; how little of it has to go; several where one is not enough
-choices.py, dropped.py    schedule, micro-batches, remat, step time, batch; hints
-memory.py, fleet.py       reserve and memory; links and one more worker
-obstacle.py               the tightest obstacle in one sentence
-amounts.py                bytes as the figures that a flag takes
+case.py         a problem as the user states it; is there a plan for it?
+family.py       a kind of constraints; how little of it has to go; several where one is not enough
+choices.py      schedule, micro-batches, remat, step time, batch; hints
+fleet.py        reserve and memory; links and one more worker
+obstacle.py     the tightest obstacle in one sentence
 """
 
 from __future__ import annotations
@@ -15,13 +14,10 @@ from typing import TYPE_CHECKING, Literal
 from assigner import errors
 from assigner import formatting as fmt
 from assigner.solver.limits import tuning
-from assigner.solver.why.case import Case
-from assigner.solver.why.choices import Batch, FewerInFlight, Remat, StepLimit
-from assigner.solver.why.dropped import Hints, MostWorkers
-from assigner.solver.why.enquiry import Enquiry
+from assigner.solver.why.case import Case, Enquiry
+from assigner.solver.why.choices import Batch, FewerInFlight, Hints, MostWorkers, Remat, StepLimit
 from assigner.solver.why.family import combined
-from assigner.solver.why.fleet import MoreLinks, OneMore
-from assigner.solver.why.memory import MoreMemory, Reserve
+from assigner.solver.why.fleet import MoreLinks, MoreMemory, OneMore, Reserve
 from assigner.solver.why.obstacle import obstacle, summed_obstacle, unmeasured_sizes
 
 if TYPE_CHECKING:

@@ -1,22 +1,29 @@
-"""What is asked, and asked again: a profile with options in the user's own words, and the plan that an answer is."""
+"""What is asked, and asked again: a profile with options in the user's own words; is there a plan for it?"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from assigner.formats.plan import Plan
+from assigner.errors import UsageError
 from assigner.formats.profile import Profile
 from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import prediction_of
+from assigner.solver.limits import tuning
+from assigner.solver.limits.clock import SolveClock
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.options import SolveOptions
+from assigner.solver.search.search import Search
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from assigner.formats.plan import Plan
     from assigner.formats.profile import Worker
+    from assigner.formats.terms import Objective
 
 
 @dataclass(frozen=True)
@@ -85,16 +92,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change, and a plan that was found with it.
-
-    Args:
-        change: What to change.
-        plan: A plan of the changed case.
-        step_s: Its step time, in seconds.
-    """
+    """A change, and the step time in seconds of a plan that was found with it."""
 
     change: Change
-    plan: Plan
     step_s: float
 
 
@@ -113,3 +113,88 @@ def together(changes: Iterable[Change]) -> Change:
 def short(worker: str) -> str:
     """`worker:1` of `worker:1/cpu`: what the hints take."""
     return worker.partition("/")[0]
+
+
+class Enquiry:
+    """Asks for plans until its time is over; then the answer is that none was found.
+
+    Args:
+        seconds: For all questions together.
+
+    Attributes:
+        undecided: Some question since this was last set to False had no answer in its time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._clock = self._share = SolveClock(seconds)
+        self.undecided = False
+
+    @property
+    def over(self) -> bool:
+        """True once all time is spent."""
+        return self._clock.over
+
+    def share(self, parts: int) -> None:
+        """Give the questions that follow one of `parts` shares of what is left: twice an equal one, for most need less.
+
+        Args:
+            parts: The shares still to be given, with this one.
+        """
+        self._share = SolveClock(self._clock.left_s * min(1.0, 2 / parts), within=self._clock)
+        self.undecided = False
+
+    def plan(self, case: Case) -> Plan | None:
+        """The first plan that is found; None: there is none, or none was found in the time."""
+        return self._ask(case, first_plan=True)
+
+    def fastest(self, case: Case) -> Plan | None:
+        """The plan with the least step time that is found; None: none was found."""
+        return self._ask(case.with_options(max_step_s=None), first_plan=False)
+
+    def _ask(self, case: Case, *, first_plan: bool) -> Plan | None:
+        try:
+            return self._search(case, first_plan=first_plan)
+        except UsageError:  # with one hint less, or a smaller batch, others may no longer make sense
+            return None
+        except KeyboardInterrupt:  # that there is no plan is known, and so are the ways out so far
+            self._clock.stop_within(0.0)
+            self.undecided = True
+            return None
+
+    def _search(self, case: Case, *, first_plan: bool) -> Plan | None:
+        """A plan by its step time, where the objective has no say in whether there is one: a steady state's has."""
+        profile, options = case.resolved
+        objective: Objective = "throughput" if options.objective == "throughput" else "step"
+        limit = options.max_step_s or math.inf
+        for last in (not first_plan, True):
+            left_s = min(tuning.QUESTION_S, self._share.left_s)
+            if left_s <= 0:
+                break
+            search = Search(profile, replace(options, objective=objective, max_step_s=None, time_limit=left_s))
+            search.state.cutoff = limit
+            search.run(first_plan=not last)
+            if search.state.interrupted:
+                raise KeyboardInterrupt
+            best = search.state.best
+            if best is not None and best.value <= limit:
+                return best.plan
+            if search.decided and (best is None or search.bound >= limit):
+                return None
+            if last or best is None:
+                break
+        self.undecided = True
+        return None
+
+    def way_out(self, case: Case, change: Change, plan: Plan | None = None) -> tuple[Remedy, ...]:
+        """The change, if there is a plan with it; else none.
+
+        Args:
+            case: Before the change.
+            change: To be tried.
+            plan: A plan of the changed case, where one is known already.
+        """
+        changed = change.apply(case)
+        plan = plan or self.plan(changed)
+        if plan is None:
+            return ()
+        return (Remedy(change, prediction_of(plan, changed.cost).step_s),)

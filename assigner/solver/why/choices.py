@@ -1,22 +1,26 @@
-"""Ways out by what is chosen freely otherwise: schedule, micro-batches, rematerialisation, step time, batch."""
+"""Ways out by what is chosen freely otherwise: schedule, micro-batches, rematerialisation, step time, batch; hints."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.solver.limits import tuning
 from assigner.solver.problem.options import divisors
-from assigner.solver.why.case import Case, Change
-from assigner.solver.why.family import Family, least
+from assigner.solver.why.case import Case, Change, together
+from assigner.solver.why.family import Family, figure, least, least_set
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.solver.why.case import Remedy
-    from assigner.solver.why.enquiry import Enquiry
+    from assigner.formats.profile import Partition
+    from assigner.solver.why.case import Enquiry, Remedy
 
 
 def chosen(what: str, how: str, **options: Any) -> Change:
@@ -146,3 +150,158 @@ class Batch(Family):
         """Smaller batch sizes, smallest first."""
         count = case.options.micro_batches or 1
         return [size for size in divisors(case.options.batch(case.profile))[:-1] if size % count == 0]
+
+
+class Hints(Family):
+    """What each flag of the hints asks for, and what the marks in the model do."""
+
+    title = "dropping a hint"
+
+    def opened(self, case: Case) -> Case | None:
+        """No hints."""
+        found = hints(case)
+        return together(found).apply(case) if found else None
+
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
+        """Single hints; a least set of them only where no single one does it."""
+        found = hints(case)
+        if len(found) <= tuning.HINTS_TRIED:
+            singles = [way for hint in found for way in enquiry.way_out(case, hint)]
+            if singles:
+                yield from sorted(singles, key=lambda way: way.step_s)[: tuning.HINTS_AT_ONCE]
+                return
+        if not found or (plan := enquiry.plan(together(found).apply(case))) is None:
+            return
+        needed = least_set(found, lambda some: enquiry.plan(together(some).apply(case)) is not None)
+        change = together(needed)
+        if len(needed) > tuning.HINTS_NAMED:
+            what = f"{len(needed)} of {len(found)} hints dropped"
+            change = Change(what, f"drop {named([title(hint) for hint in needed])}", change.apply)
+        yield from enquiry.way_out(case, change, plan if len(needed) == len(found) else None)
+
+
+class MostWorkers(Family):
+    """More workers than were allowed."""
+
+    title = "a larger --max-workers"
+
+    def opened(self, case: Case) -> Case | None:
+        """All of them."""
+        most = case.options.max_workers
+        return None if most is None or most >= len(case.workers) else case.with_options(max_workers=None)
+
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
+        """The least number that has a plan."""
+        opened = self.opened(case)
+        plan = None if opened is None else enquiry.plan(opened)
+        if plan is None:
+            return
+        most = case.options.max_workers
+        assert most is not None
+        for number in range(most + 1, len(plan.workers) + 1):
+            change = chosen(f"{number} workers instead of {most}", f"--max-workers {number}", max_workers=number)
+            found = enquiry.way_out(case, change, plan if number == len(plan.workers) else None)
+            if found:
+                yield from found
+                return
+
+
+def hints(case: Case) -> list[Change]:
+    """Every hint, as the change of dropping it."""
+    return [*_flags(case), *_marks(case)]
+
+
+def limits(case: Case) -> list[Change]:
+    """The largest number of workers, if there is one, as the change of dropping it."""
+    most = case.options.max_workers
+    if most is None:
+        return []
+    return [_dropped("any number of workers", f"--max-workers {most}", partial(Case.with_options, max_workers=None))]
+
+
+def named(titles: Sequence[str]) -> str:
+    """Hints in a list, cut off where it grows long."""
+    if len(titles) == 1:
+        return titles[0]
+    *first, last = (
+        [*titles[: tuning.HINTS_NAMED], f"{len(titles) - tuning.HINTS_NAMED} more"]
+        if len(titles) > tuning.HINTS_NAMED
+        else titles
+    )
+    return f"{', '.join(first)} and {last}"
+
+
+def title(hint: Change) -> str:
+    """The hint itself, of the change that drops it."""
+    return hint.how.removeprefix("drop ")
+
+
+def _flags(case: Case) -> Iterator[Change]:
+    options = case.options
+    for pattern, pin in options.pins.items():
+        yield _less("pins", pattern, f"{pattern} not pinned to {pin}", f"--pin {quote(f'{pattern}={pin}')}")
+    for pair in options.forbid:
+        yield _less("forbid", pair, f"{pair[0]} allowed on {pair[1]}", f"--forbid {quote('='.join(pair))}")
+    for spec, size in options.memory.items():
+        yield _less("memory", spec, f"all the memory of {spec}", f"--memory {quote(f'{spec}={figure(size)}')}")
+    for group in options.together:
+        names = ",".join(group)
+        yield _less("together", group, f"{names} on any workers", f"--together {quote(names)}")
+    for group in options.apart:
+        names = ",".join(group)
+        yield _less("apart", group, f"{names} on one worker or more", f"--apart {quote(names)}")
+    if options.order:
+        flag = f"--order {quote(','.join(options.order))}"
+        yield _dropped("workers in any order", flag, partial(Case.with_options, order=()))
+    if options.only:
+        flag = " ".join(f"--only {quote(each)}" for each in options.only)
+        yield _dropped("any workers used", flag, partial(Case.with_options, only=()))
+    for pattern, rule in options.rematerialise.items():
+        yield _less(
+            "rematerialise", pattern, f"{pattern} rematerialised as it suits", f"--{rule}-remat {quote(pattern)}"
+        )
+
+
+def _dropped(what: str, flag: str, apply: Callable[[Case], Case]) -> Change:
+    return Change(what, f"drop {flag}", apply)
+
+
+def _less(field: str, item: object, what: str, flag: str) -> Change:
+    """One entry less of an option: of a mapping the one with this key, of others this one."""
+
+    def apply(case: Case) -> Case:
+        given = getattr(case.options, field)
+        kept = tuple(each for each in given if each != item)
+        return case.with_options(**{field: {key: given[key] for key in kept} if isinstance(given, Mapping) else kept})
+
+    return _dropped(what, flag, apply)
+
+
+def _marks(case: Case) -> Iterator[Change]:
+    """The hints that stand in the model's code, and so in the profile."""
+    for field, what in (("pin", "not pinned to {}"), ("rematerialise", "rematerialised as it suits")):
+        for partition in case.profile.partitions:
+            value = getattr(partition, field)
+            if value is not None:
+                yield _unmarked(field, value, [partition], what.format(value))
+    for field, what in (("colocate", "on any workers"), ("apart", "on one worker or more")):
+        labels = dict.fromkeys(getattr(each, field) for each in case.profile.partitions)
+        for label in labels:
+            held = [each for each in case.profile.partitions if getattr(each, field) == label]
+            if label is not None and len(held) > 1:
+                yield _unmarked(field, label, held, what)
+
+
+def _unmarked(field: str, value: str, held: list[Partition], what: str) -> Change:
+    names = {each.name for each in held}
+    nothing: dict[str, Any] = {field: None}
+
+    def apply(case: Case) -> Case:
+        return case.with_profile(
+            partitions=tuple(
+                replace(each, **nothing) if each.name in names else each for each in case.profile.partitions
+            )
+        )
+
+    whose, be = fmt.ranges([each.name for each in held]), "is" if len(held) == 1 else "are"
+    return _dropped(f"{whose} {what}", f'{field}="{value}" where {whose} {be} marked', apply)

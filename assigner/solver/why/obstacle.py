@@ -17,19 +17,16 @@ from assigner import formatting as fmt
 from assigner.solver.problem.options import samples_in_each
 from assigner.solver.search.search import Search
 from assigner.solver.why.case import short, together
-from assigner.solver.why.choices import StepLimit
-from assigner.solver.why.dropped import Hints, MostWorkers, hints, limits, named, title
+from assigner.solver.why.choices import Hints, MostWorkers, StepLimit, hints, limits, named, title
 from assigner.solver.why.family import Family, least_set, opened
-from assigner.solver.why.fleet import MoreLinks
-from assigner.solver.why.memory import MoreMemory
+from assigner.solver.why.fleet import MoreLinks, MoreMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.formats.profile import Worker
     from assigner.solver.problem.problem import Problem
-    from assigner.solver.why.case import Case, Change
-    from assigner.solver.why.enquiry import Enquiry
+    from assigner.solver.why.case import Case, Change, Enquiry
 
 
 def summed_obstacle(case: Case) -> str | None:
