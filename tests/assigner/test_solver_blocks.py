@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from assigner.solver.baselines.blocks import least_largest_blocks
+from assigner.solver.baselines.splits import least_largest_blocks
 
 
 def every_cut(n, blocks):

@@ -12,10 +12,10 @@ from builders import make_profile, single
 from assigner.solver import SolveOptions, solve
 from assigner.solver.candidates.state import ENUMERATION
 from assigner.solver.pipelines.depth_search import DepthSearch
-from assigner.solver.pipelines.depths import falling
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.pipelines.share_search import ShareSearch
 from assigner.solver.pipelines.shared import SharedCandidate
+from assigner.solver.pipelines.simulated import falling
 from assigner.solver.problem.hints import resolve
 from assigner.solver.search.search import Search
 from benchmarks.solver.clusters import cluster

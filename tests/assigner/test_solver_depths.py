@@ -10,7 +10,7 @@ from assigner.formats.profile import load_profile
 from assigner.schedule.cost import CostModel
 from assigner.schedule.timing import step_s
 from assigner.solver import solve
-from assigner.solver.pipelines.depths import falling, fitting, nearby
+from assigner.solver.pipelines.simulated import falling, fitting, nearby
 
 PROFILES = Path(__file__).parent.parent.parent / "profiles"
 

@@ -15,8 +15,7 @@ from assigner.errors import FormatError
 from assigner.schedule.simulate import predict
 from assigner.solver import SolveOptions, baselines, solve
 from assigner.solver.robust import robustness
-from assigner.solver.robust.rivals import neighbours, resolver
-from assigner.solver.robust.robustness import Robustness, assess
+from assigner.solver.robust.robustness import Robustness, assess, neighbours, resolver
 from assigner.solver.robust.spreads import QUARTILE, Coverage, slow_end
 
 if TYPE_CHECKING:

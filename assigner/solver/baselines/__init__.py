@@ -5,7 +5,6 @@
     data_parallel.py  the whole model on every worker, in equal shares or by speed
     greedy.py       list scheduling by earliest finish
     weighted.py     softmax descent on a weighted sum of memory, compute and bandwidth (machin)
-    blocks.py       a line of times cut so that the largest block is least
     prices.py       what all of them are priced by
 
 Each takes the micro-batch count that suits it best by its step time under GPipe (of one stage under 1F1B, which keeps

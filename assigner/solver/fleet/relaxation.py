@@ -2,7 +2,7 @@
 
 Workers of one kind count as alike, each interval and each message at the least price of any of them, so no plan is
 faster than the best pipeline of kinds. Within two limits on the slowest servers that pipeline is a
-path (path_program.py), and a search over the limits bounds the step time (bottlenecks.py).
+path (path_program.py), and a search over the limits bounds the step time (hierarchy.py).
 """
 
 from __future__ import annotations

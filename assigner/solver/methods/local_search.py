@@ -1,8 +1,8 @@
 """Local search, one for all candidates: from a point to a better neighbour, as long as there is one and room to look.
 
 What a point is, which neighbours it has and what it is worth, the candidate says. Pipelines have the moves below; the
-warm-up depths of one pipeline those of `depths.nearby`; placements of any shape those of `free/annealing.py`, which
-also accepts a worse neighbour now and then.
+warm-up depths of one pipeline those of `nearby` (pipelines/simulated.py); placements of any shape those of
+`free/annealing.py`, which also accepts a worse neighbour now and then.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from assigner.solver.problem.arrays import Columns, Floats, Ints
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.solver.pipelines.depths import Depths
+    from assigner.solver.pipelines.simulated import Depths
     from assigner.solver.problem.stage_options import StageOption, StageOptions
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from assigner.solver.candidates.state import SearchState
     from assigner.solver.limits.clock import SolveClock
     from assigner.solver.methods.dynamic_program import PricedPipelines
-    from assigner.solver.pipelines.depths import Depths
+    from assigner.solver.pipelines.simulated import Depths
     from assigner.solver.problem.problem import Problem
     from assigner.solver.problem.stage_options import StageOption
 

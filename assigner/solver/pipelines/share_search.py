@@ -20,16 +20,15 @@ from assigner.schedule.timing import Instead, step_s
 from assigner.solver.candidates.state import ENUMERATION
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import TIE
-from assigner.solver.pipelines.depths import falling
+from assigner.solver.pipelines.simulated import falling
 from assigner.solver.problem.stage_remat import with_remat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.solver.pipelines.depths import Depths
     from assigner.solver.pipelines.shared import SharedCandidate
-    from assigner.solver.pipelines.simulated import Pipeline
+    from assigner.solver.pipelines.simulated import Depths, Pipeline
     from assigner.solver.problem.stage_options import StageOption
     from assigner.solver.problem.stage_remat import RematChoices
 

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.solver.pipelines.depths import Depths
-    from assigner.solver.pipelines.simulated import Pipeline, Point
+    from assigner.solver.pipelines.simulated import Depths, Pipeline, Point
     from assigner.solver.problem.objectives import PipelineObjective
     from assigner.solver.problem.stage_options import StageOption
     from assigner.solver.problem.stage_remat import RematChoices

@@ -3,6 +3,9 @@
 Under 1F1B a stage's memory depends on how many stages lie behind it, and its warm-up may be deeper than that where
 memory allows: deeper hides a slow wire (Yan et al., HAPT, arXiv 2509.24859). A pipeline is worth what it takes at the
 best warm-up depths that were tried.
+
+In a chain depths never grow from stage to stage: a stage that warms up deeper than the one in front of it would wait
+for ever.
 """
 
 from __future__ import annotations
@@ -23,19 +26,20 @@ from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime
 from assigner.solver.limits.tuning import TIE
 from assigner.solver.methods.local_search import is_better, local_search, pipeline_moves
-from assigner.solver.pipelines.depths import falling, falling_count, fitting, nearby
 from assigner.solver.problem.objectives import GPipeStep, Latency, OneFOneBStep, SteadyState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from assigner.formats.terms import Objective, Schedule
     from assigner.solver.candidates.state import SearchState
     from assigner.solver.methods.local_search import Intervals
-    from assigner.solver.pipelines.depths import Depths
     from assigner.solver.problem.objectives import PipelineObjective
     from assigner.solver.problem.problem import Problem
     from assigner.solver.problem.stage_options import StageOption, StageOptions
+
+    Depths = tuple[int, ...]
+    """Of a pipeline, first stage first: how many micro-batches each stage starts before its first backward."""
 
     Pipeline = tuple[StageOption, ...]
     Point = tuple[Pipeline, Depths]
@@ -150,10 +154,7 @@ class SimulatedCandidate(CandidateSearch):
         return choices <= self.most_depths * self.effort
 
     def _depths(self, pipeline: Sequence[StageOption]) -> Iterator[tuple[int, ...]]:
-        """Warm-up depths to try: the usual ones first, then all, or, of too many, those of a few policies.
-
-        In a chain, a stage that warms up deeper than the one in front of it would wait for ever.
-        """
+        """Warm-up depths to try: the usual ones first, then all, or, of too many, those of a few policies."""
         ranges = self.ranges(pipeline)
         if not all(ranges):
             return
@@ -347,3 +348,48 @@ class SimulatedCandidate(CandidateSearch):
 def pipeline_key(pipeline: Sequence[StageOption]) -> _Key:
     """What tells pipelines apart that are simulated by themselves."""
     return tuple((option.first, option.group, option.rematerialise) for option in pipeline)
+
+
+def falling(ranges: Sequence[range], most: int) -> Iterator[Depths]:
+    """Every choice, one of each range, that never grows, and starts at `most` or less."""
+    if not ranges:
+        yield ()
+        return
+    for first in ranges[0]:
+        if first <= most:
+            yield from ((first, *rest) for rest in falling(ranges[1:], first))
+
+
+def falling_count(ranges: Sequence[range], most: int) -> int:
+    """How many choices `falling` gives."""
+    ways = [1] * (most + 1)  # by the greatest depth that the next stage may have
+    for allowed in reversed(ranges):
+        ways = list(itertools.accumulate(ways[depth] if depth in allowed else 0 for depth in range(len(ways))))
+    return ways[-1]
+
+
+def fitting(policies: Iterable[Sequence[int]], ranges: Sequence[range]) -> Iterator[Depths]:
+    """Each policy's depths, held to the ranges and never growing; those that cannot be are left out."""
+    found: dict[Depths, None] = {}
+    for depths in policies:
+        held = (max(allowed.start, min(depth, allowed.stop - 1)) for depth, allowed in zip(depths, ranges, strict=True))
+        found[tuple(itertools.accumulate(held, min))] = None
+    for depths in found:
+        if all(depth in allowed for depth, allowed in zip(depths, ranges, strict=True)):
+            yield depths
+
+
+def nearby(depths: Depths, ranges: Sequence[range]) -> Iterator[Depths]:
+    """Depths that differ from the given ones by one stage made deeper or shallower, the nearest first.
+
+    By 1, 2, 4, ...: one micro-batch more may change nothing where several do. Stages in front of it follow a deeper
+    one, those behind it a shallower one.
+    """
+    widest = max((len(allowed) for allowed in ranges), default=0)
+    changes = itertools.takewhile(lambda change: change < widest, (2**power for power in itertools.count()))
+    moved = (
+        (*(max(each, depths[n] + change) for each in depths[:n]), depths[n] + change,
+         *(min(each, depths[n] + change) for each in depths[n + 1 :]))
+        for size in changes for change in (size, -size) for n in range(len(depths))
+    )  # fmt: skip
+    return (each for each in fitting(moved, ranges) if each != depths)
