@@ -18,8 +18,7 @@ Each of these imports those below it alone:
                 simulator, the ILP
     fleet/      chains of any size, by kinds of workers and hosts: of GPipe, branch and bound over the slowest servers
     baselines/  simpler placements
-    candidates/ what all candidates have in common: the clock, the solver, the best plan
-    methods/    the dynamic program, the local search
+    methods/    the dynamic program, the local search; what all candidates have in common
     ilp/        the integer programs that state the problem, in PuLP
     problem/    what is asked for, and what everything costs, what fits
     limits/     what each search may spend, and when it ends

@@ -20,9 +20,9 @@ from assigner.files import put
 from assigner.formats.graph import topological_order
 from assigner.schedule.cost import CostModel
 from assigner.schedule.timing import step_s
-from assigner.solver.candidates.state import Proposal, SearchState
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime
+from assigner.solver.methods.candidate import Proposal, SearchState
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.answer import Progress

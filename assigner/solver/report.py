@@ -11,8 +11,8 @@ from assigner.errors import AssignerError, InfeasibleError, LimitError
 from assigner.formats.solverreport import Candidate, SolverReport
 from assigner.schedule.objective import objective_value
 from assigner.schedule.simulate import overfull, prediction_of
-from assigner.solver.candidates.state import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
 from assigner.solver.limits.tuning import ROUNDING
+from assigner.solver.methods.candidate import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
 from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.problem.answer import Solution
 from assigner.solver.why import explain
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from assigner.formats.prediction import Prediction
     from assigner.formats.profile import Profile
     from assigner.solver.baselines import FoundBaseline
-    from assigner.solver.candidates.candidate import CandidateSearch
+    from assigner.solver.methods.candidate import CandidateSearch
     from assigner.solver.problem.options import SolveOptions
     from assigner.solver.search.budget import Budget
     from assigner.solver.search.search import Search

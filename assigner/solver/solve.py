@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.profile import Profile
     from assigner.solver.baselines import FoundBaseline
-    from assigner.solver.candidates.state import Proposal
+    from assigner.solver.methods.candidate import Proposal
     from assigner.solver.search.search import Search
 
 
@@ -98,7 +98,7 @@ def _chosen(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
 def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None) -> Solution:
     """The plan that costs least within a step time, and the frontier of money against step time."""
     from assigner.solver.baselines import find_baselines
-    from assigner.solver.candidates.state import Proposal
+    from assigner.solver.methods.candidate import Proposal
     from assigner.solver.report import make_solution, no_offer
     from assigner.solver.search.budget import Budget
 

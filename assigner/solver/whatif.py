@@ -25,9 +25,9 @@ from assigner.formats.plan import Plan
 from assigner.formats.solverreport import WhatIf
 from assigner.schedule.cost import collectives_over
 from assigner.solver.baselines import find_baselines
-from assigner.solver.candidates.state import GIVEN, PROVEN, Proposal
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
+from assigner.solver.methods.candidate import GIVEN, PROVEN, Proposal
 from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.orders.search import unlisted, with_orders
 from assigner.solver.problem.options import SolveOptions, samples_in_each

@@ -40,7 +40,7 @@ FLOORS = {
 lies on a lower floor, or on the same one."""
 STOREYS = {
     "runtime": "recording failures messages ranks forward stages update batch step checkpoints .",
-    "solver": "limits problem ilp methods candidates baselines fleet pipelines free search orders why . robust",
+    "solver": "limits problem ilp methods baselines fleet pipelines free search orders why . robust",
 }
 """Floors that are packages of packages, from bottom to top; `.`: what stands directly in them."""
 UPWARDS = {

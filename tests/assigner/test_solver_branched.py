@@ -16,9 +16,9 @@ from assigner.formats.stage import Stage
 from assigner.schedule.simulate import predict
 from assigner.solver import solve
 from assigner.solver.baselines import find_baselines
-from assigner.solver.candidates.state import BASELINE
 from assigner.solver.free.branched import BranchedCandidate
 from assigner.solver.limits import tuning
+from assigner.solver.methods.candidate import BASELINE
 from assigner.solver.methods.dynamic_program import DynamicProgram
 from assigner.solver.problem.hints import resolve
 from assigner.solver.search.search import Search

@@ -10,7 +10,7 @@ from brute_force import best_plan, random_instance
 from builders import single
 
 from assigner.solver import solve
-from assigner.solver.candidates.state import INTEGER_PROGRAM, RELAXATION
+from assigner.solver.methods.candidate import INTEGER_PROGRAM, RELAXATION
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.hints import resolve

@@ -10,7 +10,7 @@ from brute_force import random_instance
 from builders import make_profile, single
 
 from assigner.solver import SolveOptions, solve
-from assigner.solver.candidates.state import ENUMERATION
+from assigner.solver.methods.candidate import ENUMERATION
 from assigner.solver.pipelines.depth_search import DepthSearch
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.pipelines.share_search import ShareSearch

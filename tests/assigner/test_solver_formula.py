@@ -13,7 +13,7 @@ from builders import make_profile, single
 from assigner.formats.profile import Tie
 from assigner.schedule.cost import CostModel
 from assigner.solver import solve
-from assigner.solver.candidates.state import SearchState
+from assigner.solver.methods.candidate import SearchState
 from assigner.solver.methods.dynamic_program import DynamicProgram
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.problem.objectives import GPipeStep

@@ -16,7 +16,6 @@ from sweeps import sweep
 from assigner.formats.graph import topological_order
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict, prediction_of, step_s, worker_memory
-from assigner.solver.candidates.state import SearchState
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.bounds import Bounds
 from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
@@ -25,6 +24,7 @@ from assigner.solver.free.pricing import Arrangement, StepPricing, again_s, held
 from assigner.solver.free.row_timing import row_step_s
 from assigner.solver.free.starts import orders, starts
 from assigner.solver.limits import tuning
+from assigner.solver.methods.candidate import SearchState
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.prices import bits
 from assigner.solver.problem.problem import Problem

@@ -13,7 +13,7 @@ from assigner.schedule.orders import warm_up
 from assigner.schedule.simulate import predict
 from assigner.solver import SolveOptions, solve, solve_baseline
 from assigner.solver.baselines import TITLES, find_baselines
-from assigner.solver.candidates.state import Proposal
+from assigner.solver.methods.candidate import Proposal
 from assigner.solver.orders.search import OrderSearch, with_orders
 from assigner.solver.problem.hints import resolve
 from assigner.solver.search.preference import simpler

@@ -20,11 +20,11 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import steady_s
 from assigner.schedule.simulate import overfull, predict, prediction_of
 from assigner.solver import solve
-from assigner.solver.candidates.state import SearchState
 from assigner.solver.free.branched import SteadyCandidate
 from assigner.solver.free.pricing import SteadyPricing
 from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.limits import tuning
+from assigner.solver.methods.candidate import SearchState
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.set_memory import SetMemory

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from assigner.solver.candidates.state import BASELINE, EXHAUSTIVE, LOCAL, SearchState
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
 from assigner.solver.free.exhaustive import Exhaustive
@@ -24,6 +23,7 @@ from assigner.solver.free.starts import of_plan, orders
 from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime, SolveClock
+from assigner.solver.methods.candidate import BASELINE, EXHAUSTIVE, LOCAL, SearchState
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.prices import bits
 from assigner.solver.problem.problem import Problem

@@ -11,22 +11,21 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.solver.candidates.candidate import CandidateSearch
-from assigner.solver.candidates.state import EXHAUSTIVE, LOCAL, TOTAL_WORK
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.pricing import StepPricing
 from assigner.solver.free.starts import starts
 from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.limits import tuning
+from assigner.solver.methods.candidate import EXHAUSTIVE, LOCAL, TOTAL_WORK, CandidateSearch
 from assigner.solver.problem.set_memory import SetMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from assigner.formats.terms import Schedule
-    from assigner.solver.candidates.state import SearchState
     from assigner.solver.free.pricing import Arrangement, BoundedPricing, Stages
+    from assigner.solver.methods.candidate import SearchState
 
 
 class FreeCandidate(CandidateSearch):

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.solver.candidates.state import SearchState
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
+from assigner.solver.methods.candidate import SearchState
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from assigner.errors import FormatError
 from assigner.formats.orders import INPUT
 from assigner.schedule.orders import ActionKind, listed, order_of
-from assigner.solver.candidates.state import BASELINE, PROVEN, Proposal
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.pricing import Arrangement, StepPricing, cheapest_again, held_stages
 from assigner.solver.free.starts import loop, of_plan
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import ROUNDING
+from assigner.solver.methods.candidate import BASELINE, PROVEN, Proposal
 from assigner.solver.orders.bounds import least_step_s
 from assigner.solver.orders.exchanges import EveryOrder, Exchanges
 from assigner.solver.orders.listing import QUICK, list_schedule, made_to_fit, rules_for, zero_bubble

@@ -11,13 +11,13 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.solver.candidates.state import DYNAMIC_PROGRAM, TOTAL_WORK
 from assigner.solver.fleet.hierarchy import Hierarchy
 from assigner.solver.limits import tuning
+from assigner.solver.methods.candidate import DYNAMIC_PROGRAM, TOTAL_WORK
 from assigner.solver.pipelines.ranking import PipelineCandidate
 
 if TYPE_CHECKING:
-    from assigner.solver.candidates.state import SearchState
+    from assigner.solver.methods.candidate import SearchState
     from assigner.solver.problem.problem import Problem
 
 

@@ -12,10 +12,10 @@ import math
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from assigner.solver.candidates.state import DYNAMIC_PROGRAM, ENUMERATION, INTEGER_PROGRAM, LOCAL, PROVEN, TOTAL_WORK
 from assigner.solver.fleet.kind_sweeps import KindSweeps
 from assigner.solver.ilp.pipelines import PipelineModel
 from assigner.solver.limits import tuning
+from assigner.solver.methods.candidate import DYNAMIC_PROGRAM, ENUMERATION, INTEGER_PROGRAM, LOCAL, PROVEN, TOTAL_WORK
 from assigner.solver.methods.dynamic_program import DynamicProgram
 from assigner.solver.pipelines.depth_search import DepthSearch
 from assigner.solver.pipelines.simulated import SimulatedCandidate
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.formats.terms import Schedule
-    from assigner.solver.candidates.state import SearchState
     from assigner.solver.limits.clock import SolveClock
+    from assigner.solver.methods.candidate import SearchState
     from assigner.solver.methods.dynamic_program import PricedPipelines
     from assigner.solver.pipelines.simulated import Depths
     from assigner.solver.problem.problem import Problem

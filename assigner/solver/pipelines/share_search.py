@@ -17,9 +17,9 @@ from assigner.errors import FormatError
 from assigner.schedule.program import ActionKind
 from assigner.schedule.replication import takes
 from assigner.schedule.timing import Instead, step_s
-from assigner.solver.candidates.state import ENUMERATION
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import TIE
+from assigner.solver.methods.candidate import ENUMERATION
 from assigner.solver.pipelines.simulated import falling
 from assigner.solver.problem.stage_remat import with_remat
 

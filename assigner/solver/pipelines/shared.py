@@ -16,8 +16,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.schedule.program import deeper_reader
-from assigner.solver.candidates.state import DYNAMIC_PROGRAM, ENUMERATION, TOTAL_WORK
 from assigner.solver.limits import tuning
+from assigner.solver.methods.candidate import DYNAMIC_PROGRAM, ENUMERATION, TOTAL_WORK
 from assigner.solver.methods.dynamic_program import DynamicProgram, PricedPipelines
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.pipelines.share_search import ShareSearch

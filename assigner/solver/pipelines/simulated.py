@@ -20,11 +20,10 @@ from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
-from assigner.solver.candidates.candidate import CandidateSearch
-from assigner.solver.candidates.state import DYNAMIC_PROGRAM, LOCAL, PROVEN
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime
 from assigner.solver.limits.tuning import TIE
+from assigner.solver.methods.candidate import DYNAMIC_PROGRAM, LOCAL, PROVEN, CandidateSearch
 from assigner.solver.methods.local_search import is_better, local_search, pipeline_moves
 from assigner.solver.problem.objectives import GPipeStep, Latency, OneFOneBStep, SteadyState
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from assigner.formats.terms import Objective, Schedule
-    from assigner.solver.candidates.state import SearchState
+    from assigner.solver.methods.candidate import SearchState
     from assigner.solver.methods.local_search import Intervals
     from assigner.solver.problem.objectives import PipelineObjective
     from assigner.solver.problem.problem import Problem

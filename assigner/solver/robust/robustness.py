@@ -253,7 +253,7 @@ def resolver(plan: Plan, options: SolveOptions) -> Rival:
         plan: The chosen plan.
         options: What it was solved with, resolved (hints.py).
     """
-    from assigner.solver.candidates.state import GIVEN, Proposal
+    from assigner.solver.methods.candidate import GIVEN, Proposal
     from assigner.solver.search.search import Search
 
     hasty = replace(options, gap=0.0, time_limit=min(tuning.RESOLVE_S, options.time_limit))

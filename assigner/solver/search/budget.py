@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from assigner.schedule.objective import HOUR_S
-from assigner.solver.candidates.state import BASELINE, PROVEN, Proposal
 from assigner.solver.limits import tuning
+from assigner.solver.methods.candidate import BASELINE, PROVEN, Proposal
 from assigner.solver.methods.dynamic_program import DynamicProgram
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.answer import Progress

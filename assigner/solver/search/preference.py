@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from assigner.schedule.orders import warm_up
 from assigner.schedule.simulate import worker_memory
 from assigner.solver.baselines import TITLES
-from assigner.solver.candidates.state import BASELINE, PROVEN, Proposal
 from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import ROUNDING
+from assigner.solver.methods.candidate import BASELINE, PROVEN, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from assigner.schedule.replication import taken
 from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
 from assigner.solver.baselines.prices import BaselinePrices
-from assigner.solver.candidates.state import PROVEN, Proposal
+from assigner.solver.methods.candidate import PROVEN, Proposal
 from assigner.solver.problem.stage_remat import divided
 
 if TYPE_CHECKING:

@@ -34,11 +34,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from assigner.errors import UsageError
 from assigner.schedule.cost import CostModel
-from assigner.solver.candidates.state import BASELINE, LOCAL, PROVEN, Proposal, SearchState
 from assigner.solver.free.branched import BranchedCandidate, SteadyCandidate
 from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime, SolveClock
+from assigner.solver.methods.candidate import BASELINE, LOCAL, PROVEN, Proposal, SearchState
 from assigner.solver.methods.local_search import local_search
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.pipelines.ranking import PipelineCandidate
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from assigner.formats.profile import Profile
     from assigner.formats.terms import Schedule
     from assigner.solver.baselines import FoundBaseline
-    from assigner.solver.candidates.candidate import CandidateSearch
+    from assigner.solver.methods.candidate import CandidateSearch
     from assigner.solver.problem.options import SolveOptions
 
 
