@@ -13,7 +13,7 @@ from builders import make_profile, single
 from assigner.errors import UsageError
 from assigner.solver import solve
 from assigner.solver.export import check_exportable, export_model
-from assigner.solver.ilp.backend import Outcome
+from assigner.solver.ilp.linear import Outcome
 
 CASES = [
     {"partitions": 5, "workers": 3, "busy": True, "tight": True, "late_updates": True},

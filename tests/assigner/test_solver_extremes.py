@@ -12,8 +12,7 @@ from builders import make_profile, single, worker_name
 from assigner.formats.profile import LinkPoint
 from assigner.schedule.simulate import predict
 from assigner.solver import SolveOptions, solve
-from assigner.solver.ilp.backend import Backend
-from assigner.solver.ilp.linear import LARGEST, LinearModel
+from assigner.solver.ilp.linear import LARGEST, Backend, LinearModel
 
 DEAD_S = 1e13
 OBJECTIVES = ["step", "throughput", "latency"]
@@ -105,7 +104,7 @@ def test_a_model_has_no_coefficients_that_the_solver_leaves_out():
     x, y = (model.problem.add_variable(name, 0) for name in "xy")
     model.problem.setObjective(pulp.LpAffineExpression({x: 1.0, y: 1.0}))
     model.above({x: 1.0}, {y: 1e18})
-    model.above({x: 1e18}, {y: 1.0}, slack=-1.0)
+    model.add_row({x: 1e18, y: -1.0}, pulp.LpConstraintGE, 1.0)
     model.add_row({y: 1.0}, pulp.LpConstraintGE, 2.0)
     outcome = Backend("highs", 0).relax(model.problem, time_limit=10.0)
     assert outcome.value == pytest.approx(2 * LARGEST + 2)

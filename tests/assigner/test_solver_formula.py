@@ -103,7 +103,7 @@ def test_the_ilps_objective_equals_the_price(seed, tied):
     """With x fixed to a pipeline, the ILP's optimum is the dynamic program's price, to 1e-9; with ties a bound."""
     import pulp
 
-    from assigner.solver.ilp.backend import Backend
+    from assigner.solver.ilp.linear import Backend
     from assigner.solver.ilp.pipelines import PipelineModel
 
     for table, columns in random_pipelines(seed, 3, tied=tied):

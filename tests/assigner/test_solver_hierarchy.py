@@ -19,8 +19,7 @@ from assigner.schedule.cost import CostModel, message_s
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import solve
 from assigner.solver.fleet import path_program
-from assigner.solver.fleet.hop_arrays import HopArrays, messages_s
-from assigner.solver.fleet.option_arrays import OptionArrays
+from assigner.solver.fleet.option_arrays import HopArrays, OptionArrays, messages_s
 from assigner.solver.limits import tuning
 from assigner.solver.methods.candidate import SearchState
 from assigner.solver.pipelines.gpipe import GPipeCandidate

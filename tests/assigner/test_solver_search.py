@@ -15,7 +15,7 @@ from assigner.errors import AssignerError, LimitError
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.simulate import predict
 from assigner.solver import SolveOptions, baselines, solve
-from assigner.solver.ilp.backend import Backend, Outcome
+from assigner.solver.ilp.linear import Backend, Outcome
 from assigner.solver.limits import tuning
 from assigner.solver.methods.candidate import GIVEN, Proposal
 from assigner.solver.orders.search import OrderSearch

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from assigner.solver.fleet.hop_arrays import HopArrays
+from assigner.solver.fleet.option_arrays import HopArrays
 from assigner.solver.fleet.path_program import PathProgram, ServerPrices, WorkSplit
 from assigner.solver.limits import tuning
 from assigner.solver.problem.perfect_split import perfect_split

@@ -2,11 +2,10 @@
 
 Shared stages, listed orders and the other objectives are not stated here.
 
-    linear.py        rows: what every model is made of
+    linear.py        rows, what every model is made of; and HiGHS or CBC, which run one: only what is proven is said
     pipelines.py     one stage a worker along one order: a path of stage options through the positions; GPipe's step
                      time, or a lower bound of 1F1B's
     placements.py    any stages on any workers: who holds what, and nothing about order; a lower bound
-    backend.py       runs a model with HiGHS or CBC, and says only what is proven
 
 Sets and rows of `pipelines.py`, and what its two objectives share:
 

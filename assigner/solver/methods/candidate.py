@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from assigner.formats.plan import Plan
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
-from assigner.solver.ilp.backend import Backend
+from assigner.solver.ilp.linear import Backend
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime
 from assigner.solver.limits.tuning import TIE
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.formats.terms import Schedule
-    from assigner.solver.ilp.backend import Outcome
-    from assigner.solver.ilp.linear import LinearModel
+    from assigner.solver.ilp.linear import LinearModel, Outcome
     from assigner.solver.problem.problem import Problem
 
 

@@ -109,13 +109,14 @@ class DynamicProgram:
         objective: What a pipeline costs.
 
     Attributes:
+        table: Prices and links.
         work: Labels that its runs have tried to make so far, and what each visit of a position and a set takes besides.
     """
 
     def __init__(self, table: PriceTable, stage_options: StageOptions, objective: PipelineObjective) -> None:
         self.work = 0
         self._clock = table.problem.clock
-        self._table, self._stage_options, self._objective = table, stage_options, objective
+        self.table, self._stage_options, self._objective = table, stage_options, objective
         self._n = len(table.problem.order)
         self._most = table.most_workers
         self._count = np.array([len(group) for group in table.groups])
@@ -143,18 +144,13 @@ class DynamicProgram:
 
     def _busy(self, hop: Hop) -> tuple[float, ...]:
         """Seconds in which the left and the right worker cannot compute; 0 where stages may run side by side."""
-        if self._objective.adds_up and not self._table.problem.exact:
+        if self._objective.adds_up and not self.table.problem.exact:
             return (0.0,) * 4
         return *hop.forward_busy, *hop.backward_busy
 
     @cached_property
     def _options(self) -> _OptionArrays:
-        return _OptionArrays(self._table, self._stage_options.all, adds_up=self._objective.adds_up)
-
-    @property
-    def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Worker names, like ones together."""
-        return self._table.groups
+        return _OptionArrays(self.table, self._stage_options.all, adds_up=self._objective.adds_up)
 
     def least(self, workers: Sequence[str] | None = None) -> float:
         """A price that no pipeline has less than, without looking at any: all work split perfectly; inf: impossible.
@@ -164,7 +160,7 @@ class DynamicProgram:
         """
         if not np.isfinite(self._rest.work[:, self._n]).all():
             return math.inf
-        counts = [sum(workers is None or name in workers for name in members) for members in self.groups]
+        counts = [sum(workers is None or name in workers for name in members) for members in self.table.groups]
         room = np.array([np.sort(np.repeat(weight, counts))[::-1][: self._most].sum() for weight in self._rest.weight])
         rest = self._rest.before(np.array([self._n]), room[:, None])
         return float(self._objective.least(self._objective.nothing, rest)[0])
@@ -180,7 +176,7 @@ class DynamicProgram:
 
     def marks(self, pipeline: Sequence[StageOption]) -> Floats | None:
         """The objective's marks of one pipeline, or of the stages that one ends with; None: there is no way."""
-        front = _OptionArrays(self._table, pipeline, adds_up=self._objective.adds_up).front
+        front = _OptionArrays(self.table, pipeline, adds_up=self._objective.adds_up).front
         marks = self._objective.last(front.take([len(pipeline) - 1]))
         for n in range(len(pipeline) - 2, -1, -1):
             hop_s = self._hops(pipeline[n + 1].first, pipeline[n].group)

@@ -186,16 +186,10 @@ class Budget:
 
     def _groups(self) -> list[list[str]]:
         """Workers that are alike at every micro-batch count, and cost the same; each by itself where none is priced."""
-        alike: dict[str, list[int]] = {
-            worker.name: [] if self._programs else [number] for number, worker in enumerate(self.problem.workers)
-        }
-        for program in self._programs:
-            for number, members in enumerate(program.groups):
-                for name in members:
-                    alike[name].append(number)
         found: dict[tuple[object, ...], list[str]] = {}
-        for name, numbers in alike.items():
-            found.setdefault((*numbers, self.problem.profile.worker[name].cost_per_hour), []).append(name)
+        for number, worker in enumerate(self.problem.workers):
+            alike = [program.table.group_of[worker.name] for program in self._programs] or [number]
+            found.setdefault((*alike, worker.cost_per_hour), []).append(worker.name)
         return list(found.values())
 
     def _least_s(self, workers: Sequence[str] | None) -> float:

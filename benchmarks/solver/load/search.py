@@ -174,7 +174,7 @@ class _Search:
 
     def _program(self, classes: Sequence[int], name: str, parts: int) -> float:
         """A bound of placements on devices of these classes, by the ILP in one of so many parts of the time left."""
-        from assigner.solver.ilp.backend import Backend
+        from assigner.solver.ilp.linear import Backend
         from load.model import PlacementModel
 
         unit = (self._value if math.isfinite(self._value) else self._bound) / 1000 or 1.0
