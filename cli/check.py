@@ -34,7 +34,7 @@ def check_command(
 
     from assigner.model.marking import partition_graph
     from assigner.model.workload import load_workload
-    from assigner.report.verification import verification_data, verification_report
+    from assigner.report.profile import verification_data, verification_report
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -205,7 +205,7 @@ def _check_before(
 
 def _verified(entry: str, workload: "Workload", graph: "PartitionGraph") -> "Verification":
     """Compare the partitions with the model, and say what came of it."""
-    from assigner.report.verification import verification_text
+    from assigner.report.profile import verification_text
 
     console.notice(f"{entry}: comparing the partitions with the model")
     found = compared(workload, graph)

@@ -41,7 +41,7 @@ def schedule_command(
     from assigner.formats.origin import is_origin, profile_path, reference
     from assigner.formats.plan import load_plan, save_plan
     from assigner.formats.profile import load_profile
-    from assigner.report.order import order_data, order_report
+    from assigner.report.prediction import order_data, order_report
     from assigner.schedule import orders as rules
     from assigner.schedule.cost import CostModel
     from assigner.schedule.simulate import simulated, summary

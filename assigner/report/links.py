@@ -1,34 +1,39 @@
-"""The links of a profile as two matrices: what they carry, and how long they take to begin; and what a step sends.
+"""The links of a profile: what they carry, and how long they take to begin; what a step sends; and all-reduces.
 
-Workers are its rows and columns while they fit; else workers of one host and kind are put together, with the median of
-their links; and where that is too wide still, kinds of workers are listed in pairs, on one host and between hosts.
+Workers are rows and columns of a matrix while they fit; else workers of one host and kind are put together, with the
+median of their links; and where that is too wide still, kinds of workers are listed in pairs, on one host and between
+hosts.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.formats.document import encode
 from assigner.formats.profile import Link
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.schedule.cost import CostModel, PartitionOutput, message_s
 from assigner.schedule.program import Payload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from assigner.formats.prediction import Prediction, TransferPrediction
-    from assigner.formats.profile import Profile, Worker
+    from assigner.formats.profile import Collective, Profile, Worker
     from assigner.schedule.program import Program
 
 MATRIX_LIMIT = 16
 """Rows up to which there is a matrix."""
 PAIR_LIMIT = 24
 """Pairs of kinds that are listed."""
+ROW_LIMIT = 16
+"""Sets of workers that are listed."""
 _NAMED = 8
 """Workers up to which the rows of a matrix have names, not ranks alone."""
 
@@ -201,3 +206,55 @@ def _messages(link: TransferPrediction, program: Program) -> tuple[str, str]:
     what = ", ".join(dict.fromkeys(f"{route.payload} of {route.partition}" for route in mine))
     count = sum(1 if route.payload is Payload.TIE else program.plan.micro_batches for route in mine)
     return what, fmt.count(count)
+
+
+def collectives(profile: Profile, *, everything: bool = False) -> Report:
+    """One row for each set of workers; of many those that are furthest from the formula, and of all workers.
+
+    Args:
+        profile: Its all-reduces, and the links that they are compared with.
+        everything: A row for each, however many there are.
+    """
+    if not profile.collectives:
+        return ()
+    said = {each.workers: formula_s(profile, each) for each in profile.collectives}
+    shown: Sequence[Collective] = sorted(profile.collectives, key=lambda each: len(each.workers))
+    title = "all-reduces, by the bytes that each worker adds"
+    if len(shown) > ROW_LIMIT and not everything:
+        telling = sorted(shown, key=lambda each: (len(each.workers) > 2, _factor(each, said[each.workers]) or 0.0))
+        shown = [each for each in shown if each in telling[-ROW_LIMIT:]]
+        title += f"; {ROW_LIMIT} of {len(profile.collectives)} sets, -v lists all"
+    sizes = sorted({point.bytes for each in shown for point in each.points})
+    unit = fmt.time_unit(*(point.seconds for each in shown for point in each.points))
+    times = [Column(f"{fmt.size(size)} {unit.name}", rank=0 if size == sizes[-1] else 2) for size in sizes]
+    rows = []
+    for each in shown:
+        took = {point.bytes: point.seconds for point in each.points}
+        rows.append(
+            (
+                (Column("among", "text"), fmt.ranges(each.workers)),
+                (Column("by", "name", rank=3), each.backend),
+                *((column, unit.show(took.get(size))) for column, size in zip(times, sizes, strict=True)),
+                (Column("± %", rank=1), fmt.spread_points(max(point.spread for point in each.points))),
+                (Column("ring", rank=1), fmt.ratio(_factor(each, said[each.workers]))),
+                (Column("busy %"), fmt.points(each.busy)),
+            )
+        )
+    return (Sheet.of(f"{title}; ring: times as long as links say", rows),)
+
+
+def _factor(each: Collective, said_s: Sequence[float | None]) -> float | None:
+    """At the largest size."""
+    return fmt.against(each.points[-1].seconds, said_s[-1])
+
+
+def formula_s(profile: Profile, each: Collective) -> list[float | None]:
+    """What the ring formula says at each of its sizes, in seconds; None: a link is missing."""
+    rings, workers = CostModel(profile).rings, frozenset(each.workers)
+    said = (rings.formula_s(workers, point.bytes) for point in each.points)
+    return [seconds if math.isfinite(seconds) else None for seconds in said]
+
+
+def collectives_data(profile: Profile) -> list[dict[str, Any]]:
+    """The same for `--json`; `formula_s` has what the links alone say at each size."""
+    return [{**encode(each), "formula_s": formula_s(profile, each)} for each in profile.collectives]

@@ -1,4 +1,4 @@
-"""A profile on one screen: workers, partitions with their times, the links, and how sure all of it is."""
+"""A profile on one screen: workers, partitions, links, and how sure all of it is; and what `check` says of a model."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
-from assigner.report.collectives import collectives, collectives_data
-from assigner.report.links import links, message_bytes, rate
+from assigner.report.links import collectives, collectives_data, links, message_bytes, rate
 from assigner.report.partitions import groups, partitions, partitions_data
 from assigner.report.sheet import Cell, Column, Line, Report, Sheet
 from assigner.report.spread import spread_data, warnings
-from assigner.report.verification import verification_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.formats.profile import Profile, Worker
+    from assigner.formats.profile import Profile, Verification, Worker
+    from assigner.report.sheet import Report
 
 WORKER_LIMIT = 16
 """Workers above which those of a host and kind are one row."""
@@ -117,3 +116,37 @@ def profile_data(profile: Profile) -> dict[str, Any]:
         "verification": encode(profile.verification),
         "spread": spread_data(profile, found),
     }
+
+
+def verification_report(found: Verification, entry: str) -> Report:
+    """What `assigner check` prints of the workload `entry`."""
+    return (
+        Line(f"{entry}: {verification_text(found)}", "strong"),
+        Line(_way(found)),
+        *(Line(f"caution: {text}", "warning") for text in found.cautions),
+        *(Line(f"caution: several micro-batches: {text}", "warning") for text in found.per_micro_batch),
+    )
+
+
+def verification_text(found: Verification) -> str:
+    """The result and what it took, in one line."""
+    took = f"checked in {fmt.seconds(found.seconds)}"
+    if found.result == "uncertain":
+        return f"the partitions cannot be compared with the model ({took})"
+    precision = "to the last bit" if found.exact else "within rounding"
+    return f"the partitions compute what the model computes, {precision} ({took})"
+
+
+def _way(found: Verification) -> str:
+    rows = f"{fmt.plural(found.rows, 'row')} in {fmt.plural(found.micro_batches, 'micro-batch')}"
+    parts = fmt.plural(found.partitions, "partition")
+    if found.way == "pieces":
+        return f"{parts}, one at a time for lack of memory: forwards of {rows}"
+    if not found.trained:
+        return f"{parts} apart from each other: outputs of {rows}"
+    return f"{parts} apart from each other: two steps and an evaluation of {rows}, with and without rematerialisation"
+
+
+def verification_data(found: Verification, entry: str) -> dict[str, Any]:
+    """The same for `--json`; seconds are unrounded."""
+    return {"kind": "check", "workload": entry, **encode(found)}

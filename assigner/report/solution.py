@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
-from assigner.report.candidates import CHOSEN, candidates
-from assigner.report.plan import baselines, bottleneck, describe_solver, headline, plan_data, stages
+from assigner.report.plan import CHOSEN, baselines, bottleneck, candidates, describe_solver, headline, plan_data, stages
 from assigner.report.sharing import sharing
 from assigner.report.sheet import Column, Line, Report, Sheet, with_hosts
 from assigner.report.spread import doubt

@@ -21,12 +21,11 @@ from assigner.formats.profile import Verification
 from assigner.formats.profilewarnings import other_warnings, profile_warnings
 from assigner.profiler.assembly import verified, workload_reference
 from assigner.profiler.session import check_sizes, default_micro_batches, without_single_rows
-from assigner.report.candidates import candidates
 from assigner.report.page.splits import splits
 from assigner.report.placementchanges import settings
-from assigner.report.plan import plan_report, title
+from assigner.report.plan import candidates, plan_report, title
+from assigner.report.profile import verification_report
 from assigner.report.sheet import Line
-from assigner.report.verification import verification_report
 from assigner.runtime.batch.division import fair_sizes
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve, solve_baseline

@@ -23,8 +23,7 @@ from assigner import formatting as fmt
 from assigner.formats.solverreport import Baseline, WhatIf
 from assigner.report.page.document import page_html
 from assigner.report.page.figures import page_data
-from assigner.report.page.links import STEPS, heat_maps
-from assigner.report.page.markup import json_html, parts_html
+from assigner.report.page.markup import STEPS, heat_maps, json_html, parts_html
 from assigner.report.page.sections import critical_sheet, starts_sheet
 from assigner.report.page.shown import shown
 from assigner.report.sheet import Column, Line, Sheet

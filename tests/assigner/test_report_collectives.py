@@ -8,7 +8,7 @@ import pytest
 from builders import make_plan, make_profile
 
 from assigner.formats.profile import Collective, LinkPoint, Profile
-from assigner.report.collectives import ROW_LIMIT, collectives
+from assigner.report.links import ROW_LIMIT, collectives
 from assigner.report.page.document import page_html
 from assigner.report.page.shown import shown
 from assigner.report.profile import profile_data, profile_report

@@ -17,8 +17,8 @@ from assigner.export.torchgpipe import balance
 from assigner.export.traceevents.document import trace_events
 from assigner.formats.stage import Replica
 from assigner.report.clock import clock_data
+from assigner.report.page.figures import timeline_figures
 from assigner.report.page.shown import shown
-from assigner.report.page.simulated import timeline_figures
 from assigner.report.placementchanges import placement_changes_data, same
 from assigner.report.plan import stages
 from assigner.report.timeline import timeline

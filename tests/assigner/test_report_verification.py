@@ -3,7 +3,7 @@
 import pytest
 
 from assigner.formats.profile import Verification
-from assigner.report.verification import verification_data, verification_report, verification_text
+from assigner.report.profile import verification_data, verification_report, verification_text
 
 
 @pytest.mark.parametrize(

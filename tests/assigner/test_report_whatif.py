@@ -8,7 +8,7 @@ from builders import make_plan, make_profile
 
 from assigner.formats.plan import ProfileReference
 from assigner.formats.solverreport import Candidate, SolverReport, WhatIf
-from assigner.report.candidates import candidates
+from assigner.report.plan import candidates
 from assigner.report.whatif import proven, solve_flags, what_if, what_if_data, what_if_hint
 from assigner.schedule.simulate import priced
 from assigner.solver import SolveOptions

@@ -14,8 +14,8 @@ from assigner.export.traceevents.document import trace_events
 from assigner.formats.plan import Plan, load_plan, save_plan
 from assigner.formats.profile import Tie
 from assigner.formats.stage import Replica
+from assigner.report.page.figures import timeline_figures
 from assigner.report.page.shown import shown
-from assigner.report.page.simulated import timeline_figures
 from assigner.report.placementchanges import placement_changes_data
 from assigner.report.plan import stages
 from assigner.report.sharing import sharing

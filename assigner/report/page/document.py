@@ -14,14 +14,13 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.report.candidates import candidates
-from assigner.report.collectives import collectives
 from assigner.report.comparison import comparison_report
+from assigner.report.links import collectives
 from assigner.report.page import sections
 from assigner.report.page.figures import page_data
-from assigner.report.page.links import heat_maps
-from assigner.report.page.markup import cards_html, json_html, parts_html, placement_css, placement_html
+from assigner.report.page.markup import cards_html, heat_maps, json_html, parts_html, placement_css, placement_html
 from assigner.report.page.shown import unlike_batches
+from assigner.report.plan import candidates
 from assigner.report.sheet import Line, with_hosts
 from assigner.report.whatif import what_if, what_if_hint
 from assigner.validation.steps import runs_by_plan

@@ -1,4 +1,4 @@
-// The step as rows of actions. A span is one thing that is drawn; see assigner/report/page/simulated.py for the tables.
+// The step as rows of actions. A span is one thing that is drawn; see assigner/report/page/figures.py for the tables.
 const KINDS = { forward: "F", backward: "B", backward_input: "I", backward_weight: "W", update: "U" };
 
 // All spans of one side: compute, what lies between, messages in the row of their sender.
