@@ -12,8 +12,7 @@ from assigner.errors import UsageError
 
 from . import console
 from .compare import load_named, measured_runs
-from .hosts import MasterAddr, MasterPort, Nnodes, NodeRank, Ranks, Threads, layout
-from .options import Config, Json, PlanFiles
+from .options import Config, Json, MasterAddr, MasterPort, Nnodes, NodeRank, PlanFiles, Ranks, Threads, layout
 
 if TYPE_CHECKING:
     from assigner.launch.ranks import Layout

@@ -12,8 +12,7 @@ from .names import functions
 from .options import Force, Json, PlanFile, PricingProfile, written
 
 if TYPE_CHECKING:
-    from assigner.export.exported import Exported
-    from assigner.formats.partitioncontent import ModelContent
+    from assigner.export.exported import Exported, ModelContent
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
 
@@ -49,8 +48,7 @@ def export_command(
 ) -> None:
     """Write a plan for accelerate, torch, Graphviz, ..."""
     from assigner.files import entry_file, put, refuse_existing, refuse_input
-    from assigner.formats.origin import profile_path
-    from assigner.formats.plan import load_plan
+    from assigner.formats.plan import load_plan, profile_path
     from assigner.formats.profile import load_profile
 
     if workload is not None and to not in _EXACT:

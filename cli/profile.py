@@ -174,11 +174,11 @@ def _check_before(
 ) -> "Verification | None":
     """Look at the workload and the files once before any rank starts: what is wrong is said once, and soon."""
     from assigner.formats.merging import check_same_workload
-    from assigner.formats.selection import Selection
     from assigner.model.marking import partition_graph
     from assigner.model.workload import load_workload
     from assigner.profiler.assembly import workload_reference
     from assigner.profiler.host import rank_device, visible_gpus
+    from assigner.profiler.options import Selection
     from assigner.profiler.session import check_sizes, without_single_rows
 
     if not files.only:

@@ -34,7 +34,7 @@ def behind(
         UsageError: the named profile cannot be read.
         FormatError: the named profile is not sound, or is of another workload than the plan.
     """
-    from assigner.formats.origin import is_origin, profile_path
+    from assigner.formats.plan import is_origin, profile_path
     from assigner.schedule.simulate import check_fit
     from assigner.validation.checkedplan import checked_plan
 

@@ -48,7 +48,7 @@ def report_command(
 def _pages(plans: list[Path], profile: Path | None, measured: list[Path], output: Path | None) -> "list[Shown]":
     """The plans, each priced with its profile and beside its runs; the output is none of the profiles."""
     from assigner.files import refuse_input
-    from assigner.formats.origin import profile_path, reference
+    from assigner.formats.plan import profile_path, reference
     from assigner.formats.profile import load_profile
     from assigner.formats.trace import load_trace
     from assigner.report.page.shown import runs_of, shown

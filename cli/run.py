@@ -11,8 +11,7 @@ import typer
 from assigner.errors import UsageError
 
 from . import console
-from .hosts import MasterAddr, MasterPort, Nnodes, NodeRank, Ranks, Threads, layout
-from .options import Config, PlanFile
+from .options import Config, MasterAddr, MasterPort, Nnodes, NodeRank, PlanFile, Ranks, Threads, layout
 from .provenance import behind
 
 if TYPE_CHECKING:

@@ -38,8 +38,7 @@ def schedule_command(
     if output is not None and orders is None and not listed:
         raise UsageError("--output needs an order to write", hint="--orders FILE, or --list")
     from assigner.files import refuse_existing
-    from assigner.formats.origin import is_origin, profile_path, reference
-    from assigner.formats.plan import load_plan, save_plan
+    from assigner.formats.plan import is_origin, load_plan, profile_path, reference, save_plan
     from assigner.formats.profile import load_profile
     from assigner.report.prediction import order_data, order_report
     from assigner.schedule import orders as rules

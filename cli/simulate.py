@@ -48,8 +48,7 @@ def simulate_command(
     """Draw and price a plan's step, alone or against its run."""
     _check(memory=memory, against=against, step=step, calibrate=calibrate)
     from assigner.files import refuse_existing
-    from assigner.formats.origin import profile_path
-    from assigner.formats.plan import load_plan
+    from assigner.formats.plan import load_plan, profile_path
     from assigner.formats.profile import load_profile
     from assigner.formats.trace import load_trace
     from assigner.schedule.cost import CostModel
@@ -108,7 +107,7 @@ def _predict(
     plan: "Plan", cost: "CostModel", profile: Path, *, memory: bool, as_json: bool
 ) -> "tuple[list[Spans], Timeline]":
     """What the profile says of the plan."""
-    from assigner.formats.origin import is_origin
+    from assigner.formats.plan import is_origin
     from assigner.report.prediction import prediction_data, prediction_report
     from assigner.schedule.occupancy import memory_over_time
     from assigner.schedule.simulate import simulated, summary

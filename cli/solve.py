@@ -227,7 +227,7 @@ def _sign(plan: "Plan", profile: Path) -> "Plan":
     from dataclasses import replace
 
     from assigner.formats.document import now
-    from assigner.formats.origin import reference
+    from assigner.formats.plan import reference
     from assigner.version import __version__
 
     return replace(plan, created_at=now(), tool_version=__version__, profile=reference(profile))

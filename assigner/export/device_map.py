@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
-from assigner.export.exported import Exported, as_json, local_devices, shared_cpu
-from assigner.formats.partitioncontent import PartitionContent
+from assigner.export.exported import Exported, PartitionContent, as_json, local_devices, shared_cpu
 from assigner.formats.plan import refuse_replicas
 from assigner.schedule.simulate import check_fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from assigner.formats.partitioncontent import ModelContent
+    from assigner.export.exported import ModelContent
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
 

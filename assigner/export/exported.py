@@ -1,9 +1,10 @@
-"""What an export is: a text for another tool, what that tool does otherwise, and a plan's devices as it sees them."""
+"""What an export is: a text for another tool, what that does otherwise; and devices and modules as it sees them."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,3 +84,23 @@ def shared_cpu(devices: dict[str, str], *, tool: str) -> tuple[str, ...]:
     return (
         f"the plan has {plural(count, 'CPU worker')}, which are processes of their own; {tool} has one device, cpu",
     )
+
+
+@dataclass(frozen=True)
+class PartitionContent:
+    """What a partition holds, by its names in the model.
+
+    Args:
+        modules: Those whose forward it runs, its own and unmarked ones beside it.
+        tensors: Parameters and buffers that it reads itself, which belong to a module around it.
+        meetings: Partitions whose values it puts together in one operation outside of all modules (`x + y`); "" stands
+            for the model's inputs.
+    """
+
+    modules: tuple[str, ...]
+    tensors: tuple[str, ...] = ()
+    meetings: tuple[frozenset[str], ...] = ()
+
+
+ModelContent = Mapping[str, PartitionContent]
+"""What each partition holds, by its name; under "" what no partition uses."""

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
-from assigner.export.exported import Exported, as_json
+from assigner.export.exported import Exported, PartitionContent, as_json
 from assigner.formats.orders import ListedStep
-from assigner.formats.partitioncontent import PartitionContent
 from assigner.formats.plan import refuse_replicas
 from assigner.location import rank_of
 from assigner.schedule.deadlock import played
@@ -29,7 +28,7 @@ from assigner.schedule.simulate import check_fit
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from assigner.formats.partitioncontent import ModelContent
+    from assigner.export.exported import ModelContent
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
 

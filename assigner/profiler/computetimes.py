@@ -19,13 +19,13 @@ from assigner.model.workload import Workload
 from assigner.profiler.host import allocator_share
 from assigner.profiler.journal import Note, OptimizerSize
 from assigner.profiler.memory import grown_bytes, memory_errors, peak_bytes
+from assigner.profiler.partitionbench import Workbench
 from assigner.profiler.rankprogress import Forecast
 from assigner.profiler.sampling import least_disturbed, measure_interleaved
 from assigner.profiler.stagegroups import StageBench, alone, in_turn, measured_stages, stage_partitions
 from assigner.profiler.tasks import Point
 from assigner.profiler.update import UpdateBench, trained
 from assigner.profiler.walk import KindInputs, chunks, collect_inputs
-from assigner.profiler.workbench import Workbench
 from assigner.runtime.recording.memory import free_bytes
 from assigner.samples import Samples
 

@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from assigner.errors import FormatError
 from assigner.formats.profile import Measurement
-from assigner.formats.selection import LINKS, Selection
 from assigner.location import Location
 from assigner.machine.heap import keep_freed_memory
 from assigner.machine.kernel import core_numbers
@@ -23,6 +22,7 @@ from assigner.profiler.exchange import OTHERS
 from assigner.profiler.host import VisibleGpus, device_place, host_facts, rank_device, start_up, visible_gpus
 from assigner.profiler.journal import FoundWires, Head, Journal, Note, OptimizerSize, journal_path
 from assigner.profiler.links import SweepOptions, measure_links
+from assigner.profiler.options import LINKS, Selection
 from assigner.profiler.partitionbench import state_bytes
 from assigner.profiler.rankprogress import Forecast, RanksProgress
 from assigner.profiler.tasks import Point, RankState, Start, assign_tasks, check_states

@@ -19,13 +19,13 @@ from assigner.files import refuse_existing
 from assigner.formats.fineness import ANY
 from assigner.formats.merging import check_same_workload, merged
 from assigner.formats.profile import Profile, load_profile, save_profile
-from assigner.formats.selection import Selection
 from assigner.launch.limitedstore import StoreSilentError
 from assigner.machine.launchedrank import launched
 from assigner.model.marking.modules import TOO_FEW_VALUES, batch_norms
 from assigner.model.workload import call_arguments
 from assigner.profiler.assembly import RankReport, assemble, renew, verified, workload_reference
 from assigner.profiler.exchange import OTHERS, Exchange
+from assigner.profiler.options import Selection
 from assigner.profiler.rank import RankSession
 from assigner.profiler.rankprogress import Heartbeat
 from assigner.profiler.tasks import RefusedError, Start, describe

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from assigner.model.marking import PartitionGraph
-    from assigner.profiler.partitionbench import PartitionBench
-    from assigner.profiler.workbench import Workbench
+    from assigner.profiler.partitionbench import PartitionBench, Workbench
 
 _ALIKE, _STAGE = 6, 6  # partitions of one kind in a stage that is measured, and partitions of any
 _IN_TURN = 12  # points that are measured in turn: about 20 s, which is what an interruption costs at most

@@ -19,7 +19,7 @@ from assigner.profiler.pairs import reduced_sets
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from assigner.formats.selection import Selection
+    from assigner.profiler.options import Selection
 
 
 @dataclass(frozen=True, order=True)

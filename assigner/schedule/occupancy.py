@@ -33,9 +33,8 @@ from assigner.formats.prediction import Memory
 from assigner.schedule.cost import CostModel, PartitionOutput
 from assigner.schedule.orders import TOGETHER, ActionKind, counted
 from assigner.schedule.program import Payload
-from assigner.schedule.replication import leaving
+from assigner.schedule.replication import held_state, leaving
 from assigner.schedule.timing import bucket_bytes
-from assigner.schedule.updating import held_state
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan

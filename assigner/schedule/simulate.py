@@ -20,9 +20,8 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.orders import TOGETHER, ActionKind, halves, in_flight, order_of
 from assigner.schedule.program import Action, Program, build_program, grouped
 from assigner.schedule.queues import run_queues
-from assigner.schedule.replication import leaving
+from assigner.schedule.replication import held_state, leaving
 from assigner.schedule.timing import Compute, Prices, bucket_bytes, route_bytes, step_s, stopped
-from assigner.schedule.updating import held_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

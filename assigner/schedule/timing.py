@@ -21,9 +21,8 @@ from assigner.schedule.cost import CostModel, PartitionOutput
 from assigner.schedule.orders import TOGETHER, ActionKind, order_of
 from assigner.schedule.program import Payload, Route, wire
 from assigner.schedule.queues import Job, run_queues
-from assigner.schedule.replication import gathered_stages, is_exchanged, reduced_stages
+from assigner.schedule.replication import gathered_bytes, gathered_stages, is_exchanged, reduced_stages, update_s
 from assigner.schedule.rings import BUCKET_BYTES, GATHERING
-from assigner.schedule.updating import gathered_bytes, update_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

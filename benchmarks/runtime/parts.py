@@ -19,9 +19,9 @@ import torch
 
 import assigner
 from assigner.model.marking import partition_graph
+from assigner.profiler.partitionbench import Workbench
 from assigner.profiler.tasks import Point
 from assigner.profiler.walk import collect_inputs
-from assigner.profiler.workbench import Workbench
 
 if TYPE_CHECKING:
     from assigner.profiler.partitionbench import PartitionBench

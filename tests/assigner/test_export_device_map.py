@@ -8,7 +8,7 @@ from torch import nn
 
 from assigner.errors import FormatError
 from assigner.export.device_map import device_map
-from assigner.formats.partitioncontent import PartitionContent
+from assigner.export.exported import PartitionContent
 from assigner.formats.profile import Tie
 from assigner.model.marking import partition_graph
 from assigner.model.workload import Workload

@@ -11,8 +11,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, _simulate_comms_compute
 
 from assigner.errors import FormatError
+from assigner.export.exported import PartitionContent
 from assigner.export.pipelining import module_names, schedule_csv
-from assigner.formats.partitioncontent import PartitionContent
 from assigner.formats.profile import Tie
 from assigner.formats.stage import Stage
 from assigner.schedule.program import ActionKind, build_program

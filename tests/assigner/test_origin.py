@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from assigner.errors import FormatError, UsageError
-from assigner.formats.origin import profile_path
-from assigner.formats.plan import Plan, ProfileReference
+from assigner.formats.plan import Plan, ProfileReference, profile_path
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import Stage
 

@@ -14,6 +14,7 @@ from torch import nn
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload
 from assigner.profiler import stagegroups
+from assigner.profiler.partitionbench import Workbench
 from assigner.profiler.sampling import Stopwatch
 from assigner.profiler.stagegroups import (
     AloneBench,
@@ -25,7 +26,6 @@ from assigner.profiler.stagegroups import (
 )
 from assigner.profiler.tasks import Point
 from assigner.profiler.walk import collect_inputs
-from assigner.profiler.workbench import Workbench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from assigner.formats.selection import Selection
 from assigner.profiler.host import HostFacts
+from assigner.profiler.options import Selection
 from assigner.profiler.stagegroups import in_turn
 from assigner.profiler.tasks import Point, RankState, RefusedError, Start, assign_tasks, check_states, describe
 

@@ -3,7 +3,7 @@
 import pytest
 
 from assigner.errors import UsageError
-from assigner.formats.selection import Selection
+from assigner.profiler.options import Selection
 
 NAMES = ["embed", "blocks.0", "blocks.1", "head"]
 

@@ -24,9 +24,9 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.criticalpath import critical_path
 from assigner.schedule.occupancy import memory_over_time
 from assigner.schedule.program import ActionKind
+from assigner.schedule.replication import gathered_bytes, held_state, update_s
 from assigner.schedule.simulate import priced, simulated, step_s, worker_memory
 from assigner.schedule.timing import compute_s
-from assigner.schedule.updating import gathered_bytes, held_state, update_s
 from assigner.solver import SolveOptions, solve
 from assigner.validation.calibration import calibrated
 from assigner.validation.comparison import agree

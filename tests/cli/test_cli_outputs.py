@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 from made_runs import run_in
 
-from assigner.formats.origin import file_hash
-from assigner.formats.plan import ProfileReference, load_plan, save_plan
+from assigner.formats.plan import ProfileReference, file_hash, load_plan, save_plan
 from assigner.formats.profile import load_profile
 from assigner.formats.trace import save_trace
 from assigner.lab import Lack, Machine

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from assigner.formats.origin import file_hash
-from assigner.formats.plan import save_plan
+from assigner.formats.plan import file_hash, save_plan
 from assigner.formats.profile import save_profile
 from assigner.formats.trace import save_trace
 from assigner.schedule.cost import CostModel

@@ -16,7 +16,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.formats.partitioncontent import PartitionContent
+from assigner.export.exported import PartitionContent
 from assigner.formats.profile import Edge, Tie
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.contents import ATOMS

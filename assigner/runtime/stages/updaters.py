@@ -1,7 +1,7 @@
 """Who updates which parameter: each worker that holds it its own copy, or one of a stage's workers for all of them.
 
-The plan says it by partitions (`Replica.updates`), as `schedule/updating.py` prices it. All workers that hold it update
-what partitions of several stages share, and what wants no gradient: no state is kept of that.
+The plan says it by partitions (`Replica.updates`), as `schedule/replication.py` prices it. All workers that hold it
+update what partitions of several stages share, and what wants no gradient: no state is kept of that.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ under which the slowest for its share takes least. Partitions that are alike on 
 there are more choices than `tuning.REMAT_SETS`, names are dropped one by one from the union of what each must
 recompute by itself, while there is room.
 
-The workers can also divide the optimizer state (schedule/updating.py), for the time of handing each other what they
+The workers can also divide the optimizer state (schedule/replication.py), for the time of handing each other what they
 update: `divided` does it where the state as a whole would not leave room for what is kept.
 """
 
