@@ -136,17 +136,13 @@ def declared(options: type) -> tuple[FieldFlag, ...]:
             each.name,
             about.flag or f"--{each.name.replace('_', '-')}",
             get_args(hints[each.name])[0],
-            _default(each),
+            each.default if each.default_factory is dataclasses.MISSING else each.default_factory(),
             about,
         )
         for each in dataclasses.fields(options)
         for about in getattr(hints[each.name], "__metadata__", ())
         if isinstance(about, Flag)
     )
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def check(options: Any) -> None:

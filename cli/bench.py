@@ -15,7 +15,6 @@ from .compare import load_named, measured_runs
 from .options import Config, Json, MasterAddr, MasterPort, Nnodes, NodeRank, PlanFiles, Ranks, Threads, layout
 
 if TYPE_CHECKING:
-    from assigner.launch.ranks import Layout
     from assigner.report.comparison import Named
 
 
@@ -44,6 +43,8 @@ def bench_command(
     TOML file; a flag counts for more.
     """
     console.quieten_torch()
+    from assigner.launch.ranks import launch
+
     named = load_named(plans, None)
     where = [
         layout(
@@ -60,7 +61,9 @@ def bench_command(
         for (n, turn), trace in written.items():
             if node_rank == 0:
                 console.notice(f"round {turn + 1} of {rounds}: {named[n].name}")
-            _train(plans[n], where[n], trace, steps=steps, warm_up=warm_up, threads=threads)
+            given = [str(plans[n]), str(trace), "--steps", str(steps), "--warm-up", str(warm_up)]
+            command = [sys.executable, "-u", "-m", "assigner.bench", *given]
+            launch(command, where[n], {"OMP_NUM_THREADS": str(threads)})
         if node_rank == 0:
             _show(named, [path for path in written.values() if path.exists()], as_json=as_json)
 
@@ -74,13 +77,6 @@ def _make(folder: Path, files: list[Path]) -> None:
     found = next((path for path in files if path.exists()), None)
     if found is not None:
         raise UsageError(f"--traces: {found} exists", hint="name another folder, or remove it")
-
-
-def _train(plan: Path, where: "Layout", trace: Path, *, steps: int, warm_up: int, threads: int) -> None:
-    from assigner.launch.ranks import launch
-
-    arguments = [str(plan), str(trace), "--steps", str(steps), "--warm-up", str(warm_up)]
-    launch([sys.executable, "-u", "-m", "assigner.bench", *arguments], where, {"OMP_NUM_THREADS": str(threads)})
 
 
 def _show(named: "list[Named]", files: list[Path], *, as_json: bool) -> None:

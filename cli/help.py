@@ -90,12 +90,7 @@ class Plain:
 
 
 def show_help(command: Any, ctx: Any) -> None:
-    """Print a command's help to stdout.
-
-    Args:
-        command: A command, or the group of all.
-        ctx: Its context.
-    """
+    """Print the help of a command, or of the group of all, to stdout."""
     from rich.text import Text
 
     out = console.stdout()

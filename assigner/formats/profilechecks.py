@@ -89,13 +89,7 @@ def _check_wires(profile: Profile) -> None:
 
 
 def check_points(points: Sequence[LinkPoint], path: str, what: str) -> None:
-    """Raise FormatError unless there are points whose sizes grow and are whole bytes, or none.
-
-    Args:
-        points: Of a link or a collective.
-        path: Where they are.
-        what: Whose they are.
-    """
+    """Raise FormatError unless there are points whose sizes grow and are whole bytes, or none; `what` has them."""
     if not points:
         raise FormatError(f"{path}.points: empty; leave out {what} that was not measured")
     sizes = [point.bytes for point in points]

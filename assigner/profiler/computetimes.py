@@ -180,7 +180,9 @@ class ComputeMeasurement:
             if mine:
                 yield OptimizerSize(self.graph.piece[name].kind, update.state_bytes)
             for point, timing in mine.items():
-                yield from self._launches(point, timing.launch_share)
+                if self.device.type == "cuda" and (share := timing.launch_share) > _LAUNCH_BOUND:
+                    # a GPU that waits for its host is as fast as the host
+                    yield Note(launch_bound(point.partition, self.worker, point.micro_batch, share), point)
                 yield self._measurement(point, benches[point], timing, workbench.held[point], update)
         for bench in benches.values():
             bench.leave()
@@ -300,11 +302,6 @@ class ComputeMeasurement:
     def _infeasible(self, point: Point, error: MemoryError) -> Measurement:
         why = f"out of memory when measured ({str(error).splitlines()[0][:120]})"
         return Measurement(point.partition, self.worker, point.micro_batch, infeasible=why)
-
-    def _launches(self, point: Point, share: float) -> Iterator[Note]:
-        """A GPU that waits for its host is as fast as the host: say so."""
-        if self.device.type == "cuda" and share > _LAUNCH_BOUND:
-            yield Note(launch_bound(point.partition, self.worker, point.micro_batch, share), point)
 
     def _room(self) -> float:
         """Bytes that a measurement may take now."""

@@ -59,12 +59,7 @@ class HostFacts:
 def host_facts(device: torch.device, *, sharing: int = 1, slower: float = 1.0) -> HostFacts:
     """Read this rank's worker off the machine.
 
-    A host's free memory is shared out evenly among its ranks on the CPU, a GPU's among the ranks that it has.
-
-    Args:
-        device: Of this rank.
-        sharing: Ranks that have the same one.
-        slower: For the result.
+    A host's free memory is shared out evenly among its ranks on the CPU, a GPU's among the ranks `sharing` it.
     """
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_kind()
     return HostFacts(

@@ -64,11 +64,6 @@ def counted_elsewhere(
 
     So is the batch on a CPU. A GPU gets a copy of what a partition reads of it, for each micro-batch: what a forward
     keeps of that counts as its own.
-
-    Args:
-        runner: Of the partition.
-        reads: The values that it reads.
-        device: Where it runs.
     """
     there = [value for value, read in zip(reads, runner.piece.reads, strict=True)
              if read.partition or device.type != "cuda"]  # fmt: skip
@@ -155,10 +150,7 @@ class PartitionBench:
         return held
 
     def join(self, alike: PartitionBytes) -> None:
-        """First forward and backward beside others, of a partition whose like is known.
-
-        Args:
-            alike: What it takes.
+        """First forward and backward beside others, of a partition of which it is known what its like takes.
 
         Raises:
             TooLargeError: it does not fit.
@@ -208,24 +200,13 @@ class PartitionBench:
         return self.runner.joins(ForwardPlace(0, 0, 0))
 
     def forward(self, micro_batch: int, *, again: bool = False) -> tuple[torch.Tensor, ...]:
-        """Run the forward of one micro-batch.
-
-        Args:
-            micro_batch: Which.
-            again: As one that rematerialises.
-        """
+        """Run the forward of one micro-batch; `again`: as one that rematerialises."""
         with as_single_process():
             outputs = self._runner(again).forward(ForwardPlace(0, 0, micro_batch), self.reads[micro_batch], self.sizes)
         return tuple(output.detach() for output in outputs)
 
     def backward(self, micro_batch: int, *, again: bool = False, split: bool = False) -> None:
-        """Run the backward of one micro-batch, whose forward has run in the same way.
-
-        Args:
-            micro_batch: Which.
-            again: As one that rematerialises.
-            split: Its input part alone.
-        """
+        """Run the backward of one micro-batch, whose forward has run in the same way; `split`: its input part alone."""
         self.begin_backward(micro_batch)
         place = ForwardPlace(0, 0, micro_batch)
         self._runner(again).backward(place, self.reads[micro_batch], self.sizes, self.gradients, split=split)
@@ -247,11 +228,8 @@ class PartitionBench:
 
         Each such run is compared with the one just before it: what disturbs the machine disturbs both. The median is
         that of a few means, as of other runs (sampling.py). It is no more than a forward and a little: what goes beyond
-        is the noise of a backward that takes far longer than its forward.
-
-        Args:
-            forward_s: Seconds of its forward where it does not.
-            backward_s: Seconds of its backward where it does not.
+        is the noise of a backward that takes far longer than its forward. `forward_s` and `backward_s` are its seconds
+        where it does not.
         """
         if not self.compared:
             return None
@@ -259,13 +237,9 @@ class PartitionBench:
         return min(max(0.0, longer_s), _DEAREST * forward_s)
 
     def parts(self, backward_s: float, activation_bytes: float) -> tuple[float, float, float] | tuple[None, None, None]:
-        """Seconds of the input and of the weight part of a backward, and the bytes that wait between them.
+        """Seconds of the input and the weight part of a backward of `backward_s`, and the bytes that wait between them.
 
-        Compared as by `recompute_s`; all None: no backward was run so.
-
-        Args:
-            backward_s: Seconds of a whole one.
-            activation_bytes: What a graph keeps.
+        Compared as by `recompute_s`; a graph keeps `activation_bytes`. All None: no backward was run so.
         """
         if not self.compared_parts:
             return None, None, None

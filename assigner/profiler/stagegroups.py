@@ -163,31 +163,8 @@ class AloneBench(NamedTuple):
         watch.mark("backward", self.bench.name)
 
 
-class _Laps:
-    """The times of joined partitions, each of which ends where that next to it begins."""
-
-    def __init__(self) -> None:
-        self._watch: Stopwatch | None = None
-        self._part = self._under_way = ""
-
-    def begin(self, part: str, watch: Stopwatch) -> None:
-        """A forward or a backward comes next."""
-        self._part, self._watch, self._under_way = part, watch, ""
-
-    def enter(self, name: str) -> None:
-        """It has come to this partition."""
-        if name != self._under_way:
-            self.end()
-        self._under_way = name
-
-    def end(self) -> None:
-        """It has left the partition."""
-        if self._watch is not None and self._under_way:
-            self._watch.mark(self._part, self._under_way)
-
-
 class JoinedBenches:
-    """Partitions of a stage whose graphs are one, as in training.
+    """Partitions of a stage whose graphs are one, as in training; the time of each ends where that of the next begins.
 
     Args:
         benches: They, in the model's order.
@@ -198,8 +175,9 @@ class JoinedBenches:
         self.benches = benches
         for each in benches:
             each.runner.graphs = benches[0].runner.graphs
-        self._laps = _Laps()
-        self.island = island(graph, [each.runner for each in benches], joins=True, entered=self._laps.enter)
+        self._watch: Stopwatch | None = None
+        self._part = self._under_way = ""
+        self.island = island(graph, [each.runner for each in benches], joins=True, entered=self._enter)
 
     def forward(self, micro_batch: int, watch: Stopwatch) -> None:
         """Run all forwards, and note the time of each."""
@@ -209,10 +187,10 @@ class JoinedBenches:
             for value, read in zip(each.runner.piece.reads, each.reads[micro_batch], strict=True)
         }
         reads, sizes = [found[value] for value in self.island.reads], [n for each in self.benches for n in each.sizes]
-        self._laps.begin("forward", watch)
+        self._part, self._watch, self._under_way = "forward", watch, ""
         with as_single_process():
             self.island.runner.forward(ForwardPlace(0, 0, micro_batch), reads, sizes)
-        self._laps.end()
+        self._enter("")
 
     def backward(self, micro_batch: int, watch: Stopwatch) -> None:
         """Likewise the backward; what nobody else reads gets its gradients here."""
@@ -223,9 +201,15 @@ class JoinedBenches:
         for each in self.benches:
             if each.runner.finish is not None:
                 gradients += each.gradients
-        self._laps.begin("backward", watch)
+        self._part, self._watch, self._under_way = "backward", watch, ""
         self.island.runner.backward(ForwardPlace(0, 0, micro_batch), [], [], gradients)
-        self._laps.end()
+        self._enter("")
+
+    def _enter(self, name: str) -> None:
+        """A forward or a backward has come to this partition; empty: to its end."""
+        if name != self._under_way and self._watch is not None and self._under_way:
+            self._watch.mark(self._part, self._under_way)
+        self._under_way = name
 
 
 def joined_benches(benches: Sequence[PartitionBench], graph: PartitionGraph) -> list[AloneBench | JoinedBenches]:

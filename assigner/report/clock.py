@@ -88,13 +88,7 @@ def legend(plan: Plan) -> str:
 
 
 def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool = False) -> Report:
-    """The table as it is shown; a sentence where the plan cannot run.
-
-    Args:
-        plan: What is scheduled.
-        profile: As in `clock`.
-        everything: All stages, however many.
-    """
+    """The table as it is shown, of all stages or of so many; a sentence where the plan cannot run."""
     try:
         found = clock(plan, profile)
     except FormatError as error:

@@ -145,14 +145,11 @@ def money(each: Named) -> float | None:
     plan, rate = each.plan, samples_per_s(each.plan)
     if each.profile is None or not rate or not set(plan.workers) <= set(each.profile.worker):
         return None
-    prices = [_price(each, each.profile, name) for name in plan.workers]
+    prices = []
+    for worker in map(each.profile.worker.__getitem__, plan.workers):  # the last price that matches, as `solve` has it
+        matching = [price for spec, price in each.prices.items() if each.profile.matches(spec, worker)]
+        prices.append(matching[-1] if matching else worker.cost_per_hour)
     return None if None in prices else 1000 * sum(filter(None, prices)) / HOUR_S / rate
-
-
-def _price(each: Named, profile: Profile, worker: str) -> float | None:
-    """Per hour: of the prices that match the last, as `solve` takes them, or else what the profile says."""
-    found = [price for spec, price in each.prices.items() if profile.matches(spec, profile.worker[worker])]
-    return found[-1] if found else profile.worker[worker].cost_per_hour
 
 
 def stored_prices(plan: Plan) -> Mapping[str, float]:

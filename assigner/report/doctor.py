@@ -54,12 +54,9 @@ def _sheets(findings: Sequence[Finding]) -> Iterator[Sheet]:
 
 def _remedies(findings: Sequence[Finding]) -> Iterator[Line]:
     """What must or should be done, then what can be."""
-    for each in findings:
-        if each.remedy and each.state != "absent":
-            yield Line(f"{each.what}: {each.remedy}", "warning")
-    for each in findings:
-        if each.remedy and each.state == "absent":
-            yield Line(f"{each.what}: {each.remedy}")
+    for each in sorted(findings, key=lambda each: each.state == "absent"):
+        if each.remedy:
+            yield Line(f"{each.what}: {each.remedy}", "plain" if each.state == "absent" else "warning")
 
 
 def _verdict(findings: Sequence[Finding]) -> Line:

@@ -53,7 +53,7 @@ def timeline(sides: Sequence[Spans], profile: Profile | None = None, *, width: i
     rows = []
     for worker in names:
         for side in sides:
-            mine = _computes(side, worker)
+            mine = [span for span in side.spans if span.worker == worker and span.message is None and span.step == 0]
             text = bar(mine, end, cells)
             used.update(text)
             name = worker if side is sides[0] else ""
@@ -67,11 +67,6 @@ def timeline(sides: Sequence[Spans], profile: Profile | None = None, *, width: i
     )  # fmt: skip
     legend = ", ".join(f"{sign} {meaning}" for sign, meaning in _SIGNS.values() if sign in used)
     return Sheet(title, columns, tuple(rows)), Line(f"{legend}; a number begins a micro-batch; blank: waits")
-
-
-def _computes(side: Spans, worker: str) -> list[Span]:
-    """What a worker computes in the first step, and what it does together with others."""
-    return [span for span in side.spans if span.worker == worker and span.message is None and span.step == 0]
 
 
 def _axis(end_s: float, cells: int) -> str:

@@ -21,7 +21,7 @@ from assigner.schedule.orders import CALLED, TOGETHER, ActionKind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from assigner.schedule.simulate import Event, Timeline
+    from assigner.schedule.simulate import Timeline
 
 Where = tuple[str, ...]
 """A worker, the two ends of a link, or what the workers of a stage do together."""
@@ -110,25 +110,19 @@ def time_on_path(timeline: Timeline) -> dict[tuple[str, Where], list[float]]:
         where = (event.worker,) if route is None else (route.source, route.target)
         if action.kind in TOGETHER:
             begun = max(event.start_s, reached)
-            if following is None or following.start_s == event.end_s or _is_behind(following, event):
+            goes_on = following and following.action.kind in TOGETHER and following.start_s < event.end_s
+            if following is None or following.start_s == event.end_s or goes_on:
                 where = (f"the {CALLED[action.kind]} of stage {action.stage}",)
                 spent[what, where].append(event.end_s - begun)
                 reached = event.end_s
                 continue
         else:
-            until = (
-                event.end_s if following is None else min(event.end_s, following.start_s)
-            )  # the wire is free earlier
+            until = min(event.end_s, following.start_s) if following else event.end_s  # the wire is free earlier
             spent[what, where].append(until - event.start_s)
             reached = until
         if event.busy_s and following and event.worker == following.worker and following.action.route is None:
             spent["busy with messages", (event.worker,)].append(event.busy_s)
     return spent
-
-
-def _is_behind(following: Event, event: Event) -> bool:
-    """Whether what workers do together goes on, once it was begun, when what came before it has ended."""
-    return following.action.kind in TOGETHER and following.start_s < event.end_s
 
 
 def path_shares(timeline: Timeline) -> Mapping[Where, float]:

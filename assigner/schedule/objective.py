@@ -31,13 +31,7 @@ _MANY = 4
 
 
 def objective_value(plan: Plan, objective: Objective, cost: CostModel, *, step_s: float) -> float:
-    """The plan's value; the module says in which unit.
-
-    Args:
-        plan: What to price.
-        objective: Which of the four.
-        cost: Prices.
-        step_s: The plan's simulated step time.
+    """The value of a plan whose simulated step takes `step_s`; the module says in which unit.
 
     Raises:
         FormatError: the profile cannot price the plan.

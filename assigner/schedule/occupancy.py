@@ -84,15 +84,7 @@ class Occupancy:
 
 
 def memory_over_time(timeline: Timeline, cost: CostModel) -> tuple[Occupancy, ...]:
-    """What every worker of a timed program holds, over the step.
-
-    Args:
-        timeline: What `run_program` gave.
-        cost: The prices that it was timed with.
-
-    Returns:
-        One for each worker of the plan, in its order.
-    """
+    """What every worker of a program that was timed with these prices holds, over the step; in the plan's order."""
     plan = timeline.program.plan
     ledgers = {worker: _Ledger(plan, cost, worker) for worker in plan.workers}
     for event in timeline.events:

@@ -145,12 +145,7 @@ def reduced_stages(plan: Plan) -> tuple[int, ...]:
 
 
 def gathered_stages(plan: Plan, worker: str | None = None) -> tuple[int, ...]:
-    """The stages whose workers update each other's parameters, in the order of `reduced_stages`.
-
-    Args:
-        plan: Who holds what.
-        worker: Of its stages alone; None: of all.
-    """
+    """The stages, of one worker or of all, whose workers update each other's parameters, as `reduced_stages` goes."""
     return tuple(
         n
         for n in reduced_stages(plan)

@@ -81,7 +81,7 @@ class ReducePrices:
     def _ring(self, workers: frozenset[str]) -> tuple[str, ...]:
         """Some workers in the order in which data goes round, each to the next and the last to the first."""
         members = sorted(workers, key=lambda name: self.profile.worker[name].rank)
-        if not self._finds_its_way(members):
+        if self.backend(members) == "gloo":
             return tuple(reversed(members))
         first, *others = members
         if len(members) <= _EXACT_UP_TO:
@@ -90,24 +90,16 @@ class ReducePrices:
             rings = (self._nearest_neighbours(start, members) for start in members)
         return min(rings, key=lambda ring: max(self.transfer_s(*way, _RING_BYTES) for way in ways(ring)))
 
-    def backend(self, workers: Iterable[str]) -> str:
-        """What adds up among workers, `nccl` or `gloo`."""
-        return "nccl" if self._finds_its_way([*workers]) else "gloo"
-
-    def _finds_its_way(self, members: Sequence[str]) -> bool:
-        """Whether NCCL adds up: as was measured, else where each worker has a GPU of its own."""
-        known = self._measured.get(frozenset(members))
-        if known is not None:
-            return known.backend == "nccl"
-        return self._has_gpu_each(members)
-
-    def _has_gpu_each(self, members: Collection[str]) -> bool:
-        devices = {(self.profile.worker[name].host, self.profile.worker[name].device) for name in members}
-        return len(devices) == len(members) and all(device.startswith("cuda") for _, device in devices)
+    def backend(self, workers: Collection[str]) -> str:
+        """What adds up among workers, `nccl` or `gloo`: as was measured, else NCCL where each has a GPU of its own."""
+        known = self._measured.get(frozenset(workers))
+        finds_its_way = not self.go_by_rank(workers) if known is None else known.backend == "nccl"
+        return "nccl" if finds_its_way else "gloo"
 
     def go_by_rank(self, workers: Collection[str]) -> bool:
         """Whether rings among some of these may go round by rank: then it matters who stands between whom."""
-        return not self._has_gpu_each(workers)
+        devices = {(self.profile.worker[name].host, self.profile.worker[name].device) for name in workers}
+        return len(devices) < len(workers) or not all(device.startswith("cuda") for _, device in devices)
 
     def _nearest_neighbours(self, start: str, members: Sequence[str]) -> tuple[str, ...]:
         ring, left = [start], [name for name in members if name != start]

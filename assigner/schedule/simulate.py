@@ -200,12 +200,7 @@ def simulated(plan: Plan, cost: CostModel) -> Timeline:
 
 
 def summary(timeline: Timeline, cost: CostModel) -> Prediction:
-    """Times, transfers and memory of a timed program, added up.
-
-    Args:
-        timeline: What `run_program` gave.
-        cost: The prices that it was timed with.
-    """
+    """Times, transfers and memory of a program that was timed with these prices, added up."""
     plan, step = timeline.program.plan, timeline.step_s
     workers = tuple(_workers(timeline, cost))
     idle = 1 - sum(each.compute_s for each in workers) / (len(workers) * step) if step else 0.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.report.comparison import comparison_report
-from assigner.report.links import collectives
+from assigner.report.links import collectives, transfers
 from assigner.report.page import sections
 from assigner.report.page.figures import page_data
 from assigner.report.page.markup import cards_html, heat_maps, json_html, parts_html, placement_css, placement_html
@@ -61,8 +61,8 @@ def page_html(pages: Sequence[Shown], *, title: str, made_at: str, priced_by: st
         starts=_of_each(pages, lambda page: _tables(page, sections.starts_sheet(page))),
         memory=_of_each(pages, lambda page: _tables(page, (sections.memory_sheet(page),))),
         links=_of_each(pages, _links),
-        splits=_of_each(pages, _splits),
-        what_if=_of_each(pages, _what_if),
+        splits=_of_each(pages, lambda page: _halves((sections.split_sheet(page),), candidates(page.plan))),
+        what_if=_of_each(pages, lambda page: parts_html((*what_if(page.plan), *what_if_hint(page.plan)))),
         stages=_of_each(pages, lambda page: _tables(page, (sections.stage_sheet(page),))),
         measured=_measured(pages),
         about=_of_each(pages, _about),
@@ -127,10 +127,12 @@ def _speed(pages: Sequence[Shown], page: Shown) -> str:
 
 def _summary(pages: Sequence[Shown], page: Shown) -> str:
     strip = placement_html([page]) if len(pages) == 1 else ""
-    said = parts_html((*sections.summary(page), sections.critical_sheet(page.timeline)))
-    beside = parts_html(sections.steps(pages, page))
-    halves = f'<div class="halves"><div>{said}</div><div>{beside}</div></div>'
-    return cards_html(sections.cards(pages, page)) + strip + halves
+    said = (*sections.summary(page), sections.critical_sheet(page.timeline))
+    return cards_html(sections.cards(pages, page)) + strip + _halves(said, sections.steps(pages, page))
+
+
+def _halves(one: Iterable[Part], other: Iterable[Part]) -> str:
+    return f'<div class="halves"><div>{parts_html(one)}</div><div>{parts_html(other)}</div></div>'
 
 
 def _comparison(pages: Sequence[Shown], priced_by: str) -> str:
@@ -144,28 +146,16 @@ def _comparison(pages: Sequence[Shown], priced_by: str) -> str:
 
 def _links(page: Shown) -> str:
     found = "".join(heat_maps(page))
-    tables = parts_html((*sections.transfers_section(page), *collectives(page.profile)))
-    return f'<div class="matrices">{found}</div>{tables}'
-
-
-def _splits(page: Shown) -> str:
-    mine = parts_html((sections.split_sheet(page),))
-    return f'<div class="halves"><div>{mine}</div><div>{parts_html(candidates(page.plan))}</div></div>'
-
-
-def _what_if(page: Shown) -> str:
-    return parts_html((*what_if(page.plan), *what_if_hint(page.plan)))
+    sent = transfers(page.predicted, page.timeline.program) or (Line("One worker runs everything: nothing is sent."),)
+    return f'<div class="matrices">{found}</div>{parts_html((*sent, *collectives(page.profile)))}'
 
 
 def _measured(pages: Sequence[Shown]) -> str:
     if not any(page.runs for page in pages):
         return ""
-    return _section("measured", "Predicted and measured", _of_each(pages, _runs))
-
-
-def _runs(page: Shown) -> str:
-    nothing = (Line("No run of this plan was given.", "plain"),)
-    return _tables(page, sections.measured_section(page) or nothing)
+    nothing = (Line("No run of this plan was given."),)
+    runs = _of_each(pages, lambda page: _tables(page, sections.measured_section(page) or nothing))
+    return _section("measured", "Predicted and measured", runs)
 
 
 def _about(page: Shown) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from assigner import formatting as fmt
 from assigner.formats.fineness import rows_each, split_text
 from assigner.report.agreement import agreement_report, missed_by, other_remat
-from assigner.report.links import transfers
 from assigner.report.memory import PARTS, fullness, misfit
 from assigner.report.page.markup import barred
 from assigner.report.page.shown import beaten, bound_s, changed, unlike_batches
@@ -210,11 +209,6 @@ def memory_sheet(page: Shown) -> Sheet:
     )  # fmt: skip
     title = "The plan allows for every part at its largest at the same time, so the peak can be lower; by what holds it"
     return Sheet(title, columns, tuple(rows))
-
-
-def transfers_section(page: Shown) -> Report:
-    """What a step sends over each link, the busiest first."""
-    return transfers(page.predicted, page.timeline.program) or (Line("One worker runs everything: nothing is sent."),)
 
 
 def split_sheet(page: Shown) -> Sheet:

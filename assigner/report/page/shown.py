@@ -158,11 +158,7 @@ def changed(page: Shown) -> tuple[Line, ...]:
 
 
 def runs_of(plans: Sequence[Named], traces: Sequence[tuple[str, Trace]]) -> list[list[tuple[str, Trace]]]:
-    """The traces of each plan.
-
-    Args:
-        plans: In the page's order.
-        traces: Each with its name.
+    """The traces of each plan, each with its name.
 
     Raises:
         FormatError: a trace is a run of none of them.
