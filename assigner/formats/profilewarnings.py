@@ -13,7 +13,7 @@ from assigner.machine.starvation import NOTICED
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from assigner.formats.profile import Profile, WorkloadReference
+    from assigner.formats.profile import Profile
 
 WIDE_SPREAD = 0.10
 """A figure whose spread (IQR / median) is above this gets a warning."""
@@ -100,23 +100,30 @@ def _launch_bound(partition: str, worker: str, micro_batch: int) -> str:
 
 def limits(profile: Profile) -> tuple[str, ...]:
     """Warnings of a busy machine, which no figure is free of, and of what plans made from a profile cannot do."""
-    return (
-        *_per_micro_batch(profile.workload),
-        *_busy(profile),
-        *_crowded(profile),
-        *_one_size(profile),
-        *_apart(profile),
-        *_unmeasured(profile),
-        *_shared_wires(profile),
-    )
+    return tuple(_limits(profile))
 
 
-def _per_micro_batch(workload: WorkloadReference) -> Iterator[str]:
-    if workload.per_micro_batch and workload.fineness.most(workload.batch_size) > 1:
+def _limits(profile: Profile) -> Iterator[str]:
+    workload, sizes = profile.workload, {each.micro_batch for each in profile.measurements}
+    is_cut = workload.fineness.most(workload.batch_size) > 1
+    if workload.per_micro_batch and is_cut:
         yield (
             f"the number of micro-batches changes what is trained: {'; '.join(workload.per_micro_batch)}; one"
             " micro-batch (solve with --micro-batches 1, or Workload.max_micro_batches=1) trains as without a plan"
         )
+    if (busy := busy_text(profile)) is not None:
+        yield f"{busy}; its figures are too high, and unevenly so: measure again when it is quiet"
+    if (crowded := crowded_text(profile)) is not None:
+        yield f"{crowded}: profile with fewer --workers or --threads"
+    if len(sizes) == 1 and is_cut:
+        yield f"one micro-batch size was measured ({sizes.pop()}): plans cannot use another"
+    yield from _apart(profile)
+    if amount := sum(not link.points[0].samples for link in profile.links):
+        yield (
+            f"{amount} of {len(profile.links)} links were not measured (points with 0 samples): each has the median of"
+            " links of its class; --links all measures them"
+        )
+    yield from _shared_wires(profile)
 
 
 def _spreads(profile: Profile) -> Iterator[str]:
@@ -152,12 +159,6 @@ def starved_text(shares: Mapping[int, float]) -> str | None:
     return f"other programs had up to {100 * max(shares.values()):.0f} % of the time of {_ranks_text(ranks)}"
 
 
-def _busy(profile: Profile) -> Iterator[str]:
-    text = busy_text(profile)
-    if text is not None:
-        yield f"{text}; its figures are too high, and unevenly so: measure again when it is quiet"
-
-
 def crowded_text(profile: Profile) -> str | None:
     """Which workers share fewer cores than they have threads, and what plans get wrong of it; None: none do by much."""
     found = [each for each in profile.workers if each.slower >= 1 + NOTICED]
@@ -168,18 +169,6 @@ def crowded_text(profile: Profile) -> str | None:
         f" {max(each.slower for each in found):.1f}x as long as it does while others idle, and plans that leave workers"
         " out are predicted too slow"
     )
-
-
-def _crowded(profile: Profile) -> Iterator[str]:
-    text = crowded_text(profile)
-    if text is not None:
-        yield f"{text}: profile with fewer --workers or --threads"
-
-
-def _one_size(profile: Profile) -> Iterator[str]:
-    sizes = {each.micro_batch for each in profile.measurements}
-    if len(sizes) == 1 and profile.workload.fineness.most(profile.workload.batch_size) > 1:
-        yield f"one micro-batch size was measured ({sizes.pop()}): plans cannot use another"
 
 
 def _apart(profile: Profile) -> Iterator[str]:
@@ -194,15 +183,6 @@ def _apart(profile: Profile) -> Iterator[str]:
         f"no links between {' and '.join(shown)}: no plan can use both; to measure them, start on all ranks, in this"
         f" order: torchrun ... -m assigner_cli profile {profile.workload.entry!r} -o PROFILE --only links"
     )
-
-
-def _unmeasured(profile: Profile) -> Iterator[str]:
-    amount = sum(not link.points[0].samples for link in profile.links)
-    if amount:
-        yield (
-            f"{amount} of {len(profile.links)} links were not measured (points with 0 samples): each has the median of"
-            " links of its class; --links all measures them"
-        )
 
 
 def _shared_wires(profile: Profile) -> Iterator[str]:

@@ -22,7 +22,7 @@ from assigner.schedule.cost import CostModel, PartitionOutput, message_s
 from assigner.schedule.program import Payload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from assigner.formats.prediction import Prediction, TransferPrediction
     from assigner.formats.profile import Collective, Profile, Worker
@@ -164,9 +164,9 @@ def _by_kind(profile: Profile, figure: Figure) -> Sheet:
 def _extremes(profile: Profile, figure: Figure) -> str:
     """The slowest and the fastest link by name."""
     ordered = sorted(profile.links, key=figure.value)
-    told: Mapping[str, Link] = {"slowest": ordered[0], "fastest": ordered[-1]}
     said = (
-        f"{word} {link.source} -> {link.target}, {figure.unit.text(figure.value(link))}" for word, link in told.items()
+        f"{word} {link.source} -> {link.target}, {figure.unit.text(figure.value(link))}"
+        for word, link in (("slowest", ordered[0]), ("fastest", ordered[-1]))
     )
     return f"of {fmt.plural(len(ordered), 'link')}: {'; '.join(said)} (-v has a row for each worker)"
 

@@ -47,17 +47,6 @@ Queue = list[tuple[Job, int]]
 """One worker's jobs in order, each with its micro-batch."""
 
 
-class _Waiting(NamedTuple):
-    """A message that waits for its link and its wire: as of `Job.sends`, and where its beginning is noted."""
-
-    arrivals: Arrivals
-    micro_batch: int
-    seconds: float
-    target: int
-    begins: list[float]
-    number: int
-
-
 class Timed(NamedTuple):
     """A job as it was timed: its worker's number, its own among that worker's, and when its messages start."""
 
@@ -139,7 +128,10 @@ class _InTime:
         self._done, self._free_s = [0] * count, list(leads) or [0.0] * count
         self._start_s: list[float | None] = [None] * count  # of the job that runs
         self._link_free_s, self._wire_free_s = defaultdict[int, float](float), defaultdict[int, float](float)
-        self._waiting: dict[int, deque[_Waiting]] = {link: deque() for link in shared}
+        # messages that wait for their link and wire: as in `Job.sends`, and where each notes its start
+        self._waiting: dict[int, deque[tuple[Arrivals, int, float, int, list[float], int]]] = {
+            link: deque() for link in shared
+        }
         self._events: list[tuple[float, bool, int]] = []  # when; whether a link can ask for its wire; which one, or who
 
     def run(self) -> tuple[list[int], float]:
@@ -179,7 +171,7 @@ class _InTime:
         for n, (arrivals, link, seconds, target) in enumerate(job.sends):
             if link in self._shared:
                 waiting = self._waiting[link]
-                waiting.append(_Waiting(arrivals, m, seconds, target, begins, n))
+                waiting.append((arrivals, m, seconds, target, begins, n))
                 if len(waiting) == 1:
                     heappush(self._events, (max(now, self._link_free_s[link]), True, link))
             else:
