@@ -180,7 +180,7 @@ def _draw(
 ) -> None:
     """Write the timeline for a trace viewer."""
     from assigner import formatting as fmt
-    from assigner.export.traceevents.document import save_trace_events, trace_events
+    from assigner.export.traceevents import save_trace_events, trace_events
     from assigner.schedule.occupancy import memory_over_time
 
     plan = timeline.program.plan

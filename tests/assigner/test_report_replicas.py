@@ -14,7 +14,7 @@ from assigner.export.device_map import device_map
 from assigner.export.graphviz import partition_drawing
 from assigner.export.pipelining import module_names, schedule_csv
 from assigner.export.torchgpipe import balance
-from assigner.export.traceevents.document import trace_events
+from assigner.export.traceevents import trace_events
 from assigner.formats.stage import Replica
 from assigner.report.clock import clock_data
 from assigner.report.page.figures import timeline_figures

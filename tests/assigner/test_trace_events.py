@@ -13,7 +13,7 @@ from made_runs import run_in, slower_worker
 from trace_event_rules import Read, read_trace_events
 
 from assigner.errors import UsageError
-from assigner.export.traceevents.document import save_trace_events, trace_events
+from assigner.export.traceevents import save_trace_events, trace_events
 from assigner.formats.plan import Plan
 from assigner.formats.profile import Profile, Tie
 from assigner.formats.trace import Trace, load_trace

@@ -10,7 +10,7 @@ from brute_force import random_instance
 from builders import make_plan, make_profile, worker_name
 
 from assigner.errors import FormatError
-from assigner.export.traceevents.document import trace_events
+from assigner.export.traceevents import trace_events
 from assigner.formats.plan import Plan, load_plan, save_plan
 from assigner.formats.profile import Tie
 from assigner.formats.stage import Replica
