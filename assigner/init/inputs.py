@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from assigner.init.draft import DraftInput, DraftOutput
+from assigner.init.text import DraftInput, DraftOutput
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking.exportable import fake_tensors
 from assigner.model.marking.fakeforward import decided, is_tensor

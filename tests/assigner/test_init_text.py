@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from assigner.errors import UsageError
-from assigner.init.draft import Code, Draft, DraftInput, DraftOutput, MarkPattern
-from assigner.init.text import EXAMPLE, RESERVED, workload_text
+from assigner.init.text import EXAMPLE, RESERVED, Code, Draft, DraftInput, DraftOutput, MarkPattern, workload_text
 from assigner.model.workload import Workload, load_workload
 
 NET = Code(local=("from net import Net",), body=("return Net()",))

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 from assigner.errors import UsageError
-from assigner.init.draft import DraftInput, DraftOutput, MarkPattern
 from assigner.init.inputs import try_inputs
-from assigner.init.modeldraft import draft_of_model
-from assigner.init.proposal import not_proposed, propose
+from assigner.init.modeldraft import draft_of_model, not_proposed, propose
+from assigner.init.text import DraftInput, DraftOutput, MarkPattern
 
 NETS = """
 from torch import nn
