@@ -82,7 +82,7 @@ def lab_command(
 
 def _run(path: Path, command: list[str], timeout: float | None, grace: float, port: int) -> None:
     from assigner.lab import Machine, load_cluster, require, run_on_hosts
-    from assigner.lab.machine import strains
+    from assigner.lab.cluster import strains
 
     cluster = load_cluster(path)
     require(cluster)

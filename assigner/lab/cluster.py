@@ -1,4 +1,4 @@
-"""The cluster file: hosts that are not alike, and the wires between them, as TOML.
+"""The cluster file, as TOML: hosts that are not alike, and the wires between them; what they ask beyond this machine.
 
 One declaration reads and checks it, as for the other formats; here an unknown field is an error too, since the file is
 written by hand and a misspelt limit would be no limit.
@@ -14,9 +14,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.files import parse_toml, read_text
 from assigner.formats.document import Count, Range, check_unique, decode
+from assigner.machine.cgroup import allowed_cores, free_memory
+from assigner.machine.kernel import processor_model
 
 if TYPE_CHECKING:
     from assigner.lab.derive import Derived, DerivedField
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 MOST_HOSTS = 250
 HOST_NAME = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # without a letter it is an address
 _WIDTH = 110  # of the comments in a file that is written
+_MIB = 1 << 20
 
 Cores = Annotated[float, Range(0.01, 4096)]
 MebiBytes = Annotated[float, Range(1, 1 << 40)]
@@ -147,6 +151,47 @@ def _refuse_unknown(table: Any, kind: type, path: str) -> None:
                 f"{path}{name}: unknown; a cluster file has {', '.join(known)} here",
                 hint=f"did you mean {near[0]}?" if near else "examples/clusters/README.md lists the fields",
             )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine, as far as this process may use it.
+
+    Args:
+        cores: Cores, or the share of them that a control group leaves.
+        memory_bytes: Memory that is free, or that a control group leaves.
+        processor: The processor's model.
+    """
+
+    cores: float
+    memory_bytes: float
+    processor: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        """The machine that this process runs on."""
+        return cls(allowed_cores(), free_memory(), processor_model())
+
+
+def strains(cluster: Cluster, machine: Machine) -> list[str]:
+    """A sentence for each thing of which the hosts together want more than there is.
+
+    Hosts that slow each other down tell nothing about plans.
+    """
+    found = []
+    wanted = sum(host.nproc if host.cpu is None else host.cpu for host in cluster.host)
+    if wanted > machine.cores:
+        found.append(
+            f"the hosts want {wanted:.2f} cores together and this machine has {machine.cores:.2f}:"
+            " they will slow each other down, and no figure holds"
+        )
+    limits = sum((host.memory_mib or 0.0) * _MIB for host in cluster.host)
+    if limits > machine.memory_bytes:
+        found.append(
+            f"the hosts' memory limits are {fmt.size(limits)} together and this machine has"
+            f" {fmt.size(machine.memory_bytes)} free: it may run out before a host does"
+        )
+    return found
 
 
 def cluster_text(derived: Derived, source: str) -> str:

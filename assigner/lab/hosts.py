@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from assigner.lab.cluster import Cluster
-    from assigner.lab.interruption import Interruption
+    from assigner.lab.running import Interruption
 
 PREFIX = "assigner-lab-"
 TABLES = Path("/run")

@@ -1,4 +1,9 @@
-"""One command on every host of a cluster at once, until all have ended, one has failed, or time is up."""
+"""One command on every host of a cluster at once, until all have ended, one has failed, or time is up.
+
+The first of SIGINT, SIGTERM and SIGHUP ends what is going on with `Interrupted`. From then on, and after `hold`,
+signals are only noted; when the block ends, the noted one has the effect that it would have had without us. Where that
+effect is a handler that returns, `Interrupted` goes on: the block did not do its work.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +16,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from assigner.errors import UsageError, WorkerError
 from assigner.lab.command import host_command, places
 from assigner.lab.hosts import existing
-from assigner.lab.interruption import Interruption
 from assigner.lab.missing import require
 from assigner.launch.failurereport import how_it_ended
 from assigner.launch.seal import secret
+from assigner.launch.stopping import take_signals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import FrameType
 
     from assigner.lab.cgroups import HostGroup
     from assigner.lab.cluster import Cluster
@@ -34,6 +40,7 @@ _TURN_S = 0.05
 _CHUNK = 1 << 16
 LONGEST = 1 << 20
 """Bytes that wait for the end of their line; more are passed on as a line of their own."""
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 def run_on_hosts(
@@ -83,6 +90,38 @@ def run_on_hosts(
             _end(running, relay)
         codes = [process.returncode for process in running]
         _judge(cluster, hosts.groups, codes, first=first, late=late, timeout_s=timeout_s)
+
+
+class Interrupted(BaseException):
+    """A signal ended the block; it goes through `except Exception` as KeyboardInterrupt does."""
+
+
+class Interruption:
+    """A block in which a signal is an exception. Outside the main thread, which alone gets signals, it does nothing."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+        self._noted: int | None = None
+        self._held = False
+
+    def hold(self) -> None:
+        """From here on a signal is noted and interrupts nothing."""
+        self._held = True
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        first, self._noted = self._noted is None, self._noted or number
+        if first and not self._held:
+            raise Interrupted
+
+    def __enter__(self) -> Interruption:
+        take_signals(_SIGNALS, self._note, self._before)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._noted is not None:
+            os.kill(os.getpid(), self._noted)
 
 
 class _Writer:

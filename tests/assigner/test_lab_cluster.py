@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from assigner.errors import FormatError, UsageError
-from assigner.lab.cluster import Cluster, Host, RackLink, load_cluster, parse_cluster
-from assigner.lab.machine import Machine, strains
+from assigner.lab.cluster import Cluster, Host, Machine, RackLink, load_cluster, parse_cluster, strains
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples" / "clusters").glob("*.toml"))
 MACHINE = Machine(cores=2.0, memory_bytes=4 * 2**30, processor="test")

@@ -9,10 +9,8 @@ from builders import make_profile, worker_name
 
 from assigner.errors import FormatError, UsageError
 from assigner.formats.profile import LinkPoint
-from assigner.lab.cluster import cluster_text, parse_cluster
-from assigner.lab.derive import START_UP_BYTES, derive
-from assigner.lab.machine import Machine, split_share
-from assigner.lab.wires import find_wires
+from assigner.lab.cluster import Machine, cluster_text, parse_cluster
+from assigner.lab.derive import START_UP_BYTES, derive, find_wires, split_share
 
 GIB = 2**30
 HERE = Machine(cores=4.0, memory_bytes=64 * GIB, processor="kind0")

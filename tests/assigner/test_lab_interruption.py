@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from assigner.lab.interruption import Interrupted, Interruption
+from assigner.lab.running import Interrupted, Interruption
 
 
 @pytest.fixture

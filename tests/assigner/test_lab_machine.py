@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from assigner.lab import machine
+from assigner.lab import cluster
 from assigner.lab.cgroups import Mounts
-from assigner.lab.machine import Machine
+from assigner.lab.cluster import Machine
 from assigner.machine import cgroup, kernel
 
 
@@ -21,7 +21,7 @@ def test_this_machine_has_something():
 def test_limits_of_control_groups_count(monkeypatch):
     """What a container is allowed is what there is to share out."""
     monkeypatch.setattr(cgroup, "core_limit", lambda: 0.7)
-    monkeypatch.setattr(machine, "free_memory", lambda: 12345)
+    monkeypatch.setattr(cluster, "free_memory", lambda: 12345)
     assert (Machine.here().cores, Machine.here().memory_bytes) == (0.7, 12345)
 
 
