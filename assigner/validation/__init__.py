@@ -2,8 +2,7 @@
 
 observed, rehearsal           a trace in the cost model's terms; the trace that the prediction would write
 comparison, explanation       predicted beside measured; where the difference comes from
-calibration                   the corrected profile: computing and memory
-links                         of it the links, and the all-reduces of workers that share a stage
+calibration                   the corrected profile
 machine                       whether the machine has changed since it was profiled
 checkedplan                   whether a plan's own figures still hold
 spans                         what each worker did, predicted or traced, in one form

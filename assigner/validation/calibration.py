@@ -7,8 +7,8 @@ Times keep their course over micro-batch and message sizes, which a trace of one
     a traced worker's partitions          by their stage's ratio of measured to predicted, forward and backward apart
     its other partitions                  by its own ratio over all its stages
     like workers that were not traced     by the middle ratio of the traced ones of their kind and thread count
-    links                                 as links.py says
-    collectives                           as their rings, by the links' correction
+    links                                 by their messages
+    collectives                           as their rings, by the links' correction, and by their reductions
 
 What a worker loses between two actions above the busy shares of its messages counts as part of the action.
 
@@ -19,10 +19,21 @@ Memory is only ever corrected upwards; like workers that were not traced get the
 What a CPU worker holds beyond its tensors are the holes of its heap, and those grow with all that is held: its share is
 raised, so that it holds for other partitions there too. A GPU's allocator leaves hardly any: what was held above the
 prediction is workspace that was not profiled. So is on a CPU what no heap's holes explain.
+
+A link whose messages were waited for takes as long as it took them: at the sizes that were seen it says what was
+measured, its other points are scaled as the sizes nearest to them. Beyond all of them it goes on as it was profiled,
+scaled: a line through two sizes that lie close together would be noise. Its busy shares are such that its workers lose
+after their actions what they were seen to lose: scaled, or where the profile has none, in proportion to the messages.
+
+What a reduction took, from when all of its workers had begun it, beside what the profile says of it: an all-reduce
+among these workers takes so many times as long. One that nobody has measured is added, as the profile prices it with
+that factor, so that the price of other workers' reductions stays.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,26 +42,21 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
+from assigner.formats.profile import Collective, LinkPoint
 from assigner.formats.profilewarnings import other_warnings, with_warnings
-from assigner.schedule.cost import CostModel, collectives_over
+from assigner.samples import Samples
+from assigner.schedule.cost import CostModel, collectives_over, message_s
 from assigner.schedule.orders import TOGETHER, ActionKind, counted
+from assigner.schedule.program import wire
+from assigner.schedule.rings import BUCKET_BYTES, factor_at
 from assigner.schedule.simulate import simulated
-from assigner.schedule.timing import compute_s
-from assigner.validation.links import (
-    SeenFlights,
-    SeenReductions,
-    corrected_collectives,
-    corrected_links,
-    factors,
-    flights_seen,
-    reductions_seen,
-)
+from assigner.schedule.timing import compute_s, route_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.formats.profile import Measurement, Profile, Worker
+    from assigner.formats.profile import Link, Measurement, Profile, Worker
     from assigner.machine.reference import ReferenceTimes
     from assigner.schedule.timing import Compute
     from assigner.validation.comparison import Agreement, WorkerAgreement
@@ -66,6 +72,18 @@ _SAME = 0.01
 MOST_SHARE = 1.0
 """Holes of a heap may become as large as the tensors; more is something that does not grow with them."""
 _ROUNDING = 1e-9
+_BEYOND = 2.0
+"""How far beyond the largest size that was seen a point says how a link goes on: any factor gives the same line."""
+
+_SeenFlights = dict[tuple[str, str], dict[float, Samples]]
+"""Of each link, by message size in bytes, the flights that were seen."""
+_SIZES = (BUCKET_BYTES / 16, BUCKET_BYTES)
+"""Bytes of an all-reduce that is added: of a whole bucket, and of less."""
+
+_SeenReductions = dict[frozenset[str], float]
+"""By the workers of shared stages, how many times as long as predicted their reductions took."""
+_TIMED = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT
+_Ends = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -112,10 +130,10 @@ def calibrated(profile: Profile, agreement: Agreement, *, trace: str) -> Profile
         agreement: The plan and the trace of its run, as `agree` put them side by side.
         trace: What to call the trace in the profile's warnings.
     """
-    seen = flights_seen(agreement)
-    links = corrected_links(profile, agreement, seen)
+    seen = _flights_seen(agreement)
+    links = _corrected_links(profile, agreement, seen)
     over = replace(profile, links=links, collectives=collectives_over(profile, links))
-    reduced = reductions_seen(over, agreement)
+    reduced = _reductions_seen(over, agreement)
     corrections = _corrections(over, agreement)
     kinds = {kind: _middle([corrections[w] for w in workers]) for kind, workers in _kinds(profile, corrections).items()}
     references = {each.worker: each.traced for each in agreement.machines}
@@ -125,7 +143,7 @@ def calibrated(profile: Profile, agreement: Agreement, *, trace: str) -> Profile
         profile,
         workers=tuple(_worker(each, corrections, kinds, references) for each in profile.workers),
         links=links,
-        collectives=corrected_collectives(over, reduced),
+        collectives=_corrected_collectives(over, reduced),
         measurements=tuple(_measurements(profile, corrections, kinds)),
         environment={**profile.environment, "calibrated": done},
     )
@@ -289,7 +307,7 @@ def _measurements(
 
 
 def _warnings(
-    profile: Profile, agreement: Agreement, trace: str, corrections: Mapping[str, Correction], seen: SeenFlights
+    profile: Profile, agreement: Agreement, trace: str, corrections: Mapping[str, Correction], seen: _SeenFlights
 ) -> Iterator[str]:
     """What was corrected by which ratios; what stayed within 1 % is only counted."""
     step, same = agreement.step, 0
@@ -306,7 +324,7 @@ def _warnings(
         if parts:
             yield f"calibrated: {worker}: {', '.join(parts)}"
     for link in profile.links:
-        found = factors(link, seen.get((link.source, link.target), {}))
+        found = _factors(link, seen.get((link.source, link.target), {}))
         parts = [f"{factor:.3f}x at {fmt.size(size)}" for size, factor in found if abs(factor - 1) >= _SAME]
         same += bool(found) and not parts
         if parts:
@@ -319,7 +337,7 @@ def _warnings(
         yield f"not calibrated, since nobody waited for a message there: link {', '.join(unseen)}"
 
 
-def _of_reductions(seen: SeenReductions) -> Iterator[str]:
+def _of_reductions(seen: _SeenReductions) -> Iterator[str]:
     """What was corrected of the reductions of shared stages."""
     for workers, factor in seen.items():
         if abs(factor - 1) >= _SAME:
@@ -327,7 +345,7 @@ def _of_reductions(seen: SeenReductions) -> Iterator[str]:
 
 
 def _record(
-    agreement: Agreement, trace: str, corrections: Mapping[str, Correction], seen: SeenFlights
+    agreement: Agreement, trace: str, corrections: Mapping[str, Correction], seen: _SeenFlights
 ) -> dict[str, Any]:
     return {
         "trace": trace,
@@ -337,3 +355,106 @@ def _record(
         "workers": {worker: encode(each) for worker, each in corrections.items()},
         "links": [f"{source} -> {target}" for source, target in seen],
     }
+
+
+def _corrected_links(profile: Profile, agreement: Agreement, seen: _SeenFlights) -> tuple[Link, ...]:
+    """The profile's links, as a run found them."""
+    timed = tuple(corrected_link(link, seen.get((link.source, link.target), {})) for link in profile.links)
+    found = _losses(replace(profile, links=timed), agreement)
+    return tuple(replace(link, **found.get((link.source, link.target), {})) for link in timed)
+
+
+def _flights_seen(agreement: Agreement) -> _SeenFlights:
+    """The flights on each link by message size; those that the clocks cannot tell from nothing are left out."""
+    found: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for each in agreement.routes:
+        flights = agreement.observed.flights.get(each.route)
+        if flights is not None and flights.median_s > 2 * agreement.clock_error_s:
+            found[each.route.source, each.route.target][each.bytes] += flights.seconds
+    return {
+        link: {size: Samples(tuple(seconds)) for size, seconds in sorted(sizes.items())}
+        for link, sizes in found.items()
+    }
+
+
+def _factors(link: Link, seen: Mapping[float, Samples]) -> list[tuple[float, float]]:
+    """By size, how many times as long as profiled a message took."""
+    said = {size: message_s(link.points, size) for size in seen}
+    return [(size, samples.median_s / said[size]) for size, samples in seen.items() if said[size] > 0]
+
+
+def corrected_link(link: Link, seen: Mapping[float, Samples]) -> Link:
+    """A link whose points are scaled as the sizes nearest to them, with a point at each size that was seen."""
+    found = _factors(link, seen)
+    if not found:
+        return link
+    points = {
+        point.bytes: replace(point, seconds=point.seconds * factor_at(found, point.bytes)) for point in link.points
+    }
+    for size, samples in seen.items():
+        points[size] = LinkPoint.of(size, samples)
+    (largest, factor), last = found[-1], link.points[-1]
+    if largest > last.bytes:
+        beyond = _BEYOND * largest
+        points[beyond] = replace(last, bytes=beyond, seconds=factor * message_s(link.points, beyond))
+    return replace(link, points=tuple(points[size] for size in sorted(points)))
+
+
+def _losses(profile: Profile, agreement: Agreement) -> dict[_Ends, dict[str, Any]]:
+    """Of each link whose messages hang on a traced action the fields that say what its sender and receiver lose."""
+    plan, cost = agreement.plan, CostModel(profile)
+    wiring = wire(plan, profile.edges, profile.ties)
+    found: dict[_Ends, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    actions = itertools.product(range(len(wiring.lanes)), range(len(plan.stages)), _TIMED)
+    for lane, n, kind in actions:
+        lost = agreement.observed.behind.get((kind, n, wiring.lanes[lane].workers[n]))
+        before, behind = wiring.around(kind, lane, n)
+        moved = [(route, "receiver", 1) for route in before]
+        moved += [(route, "sender", 0) for route in behind]
+        if lost is None or not moved:
+            continue
+        sizes = [(route.source, route.target, route_bytes(cost, route, plan.micro_batch_size)) for route, _, _ in moved]
+        said = sum(cost.busy_s(*size)[end] for size, (_, _, end) in zip(sizes, moved, strict=True))
+        whole = sum(cost.transfer_s(*size) for size in sizes)
+        for route, end, _ in moved:
+            link = profile.link[route.source, route.target]
+            share, fixed = getattr(link, f"{end}_busy"), getattr(link, f"{end}_s")
+            mine = found[route.source, route.target]
+            if said > 0:
+                mine[f"{end}_busy"].append(min(1.0, share * lost.median_s / said))
+                mine[f"{end}_s"].append(fixed * lost.median_s / said)
+            elif whole > 0:
+                mine[f"{end}_busy"].append(min(1.0, lost.median_s / whole))
+    return {ends: {name: median(values) for name, values in mine.items()} for ends, mine in found.items()}
+
+
+def _reductions_seen(profile: Profile, agreement: Agreement) -> _SeenReductions:
+    """What a run says of reductions beside a profile with corrected links; what it has not timed is left out."""
+    plan, cost, found = agreement.plan, CostModel(profile), defaultdict[frozenset[str], list[float]](list)
+    for n, stage in enumerate(plan.stages):
+        for worker in stage.workers:
+            key = (ActionKind.REDUCE, n, worker)
+            samples = agreement.observed.compute.get(key) if stage.replicas else None
+            said = compute_s(cost, plan, key) if samples is not None else 0.0
+            if samples is not None and 0 < said < math.inf and samples.median_s > 2 * agreement.clock_error_s:
+                found[frozenset(stage.workers)].append(samples.median_s / said)
+    return {workers: median(ratios) for workers, ratios in found.items()}
+
+
+def _corrected_collectives(profile: Profile, seen: _SeenReductions) -> tuple[Collective, ...]:
+    """The profile's all-reduces, as a run found them: what `_reductions_seen` says of this profile."""
+    known = tuple(_times(each, seen.get(frozenset(each.workers), 1.0)) for each in profile.collectives)
+    measured, cost = {frozenset(each.workers) for each in known}, CostModel(profile)
+    added = (_added(cost, workers, factor) for workers, factor in seen.items() if workers not in measured)
+    return (*known, *added)
+
+
+def _times(collective: Collective, factor: float) -> Collective:
+    points = (replace(point, seconds=point.seconds * factor) for point in collective.points)
+    return replace(collective, points=tuple(points))
+
+
+def _added(cost: CostModel, workers: frozenset[str], factor: float) -> Collective:
+    names = tuple(sorted(workers, key=lambda name: cost.profile.worker[name].rank))
+    points = tuple(LinkPoint(size, factor * cost.rings.seconds(workers, size), 0) for size in _SIZES)
+    return Collective(names, points, cost.rings.backend(workers), cost.rings.busy_share(workers))

@@ -6,6 +6,7 @@ So what was predicted and what was measured are read by the same code (observed.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTrace
@@ -43,7 +44,11 @@ def rehearsed(timeline: Timeline, cost: CostModel, *, steps: int = 1) -> Trace:
         once = list(_actions(program.actions[worker], events[worker], arrivals, sizes))
         whole = TracedAction(0, "step", -1, -1, 0.0, timeline.step_s)
         peak = worker_memory(cost, plan, worker).total
-        shifted = [_shifted(each, n, n * timeline.step_s) for n in range(steps) for each in (whole, *once)]
+        shifted = [
+            replace(each, step=n, start_s=each.start_s + n * timeline.step_s, end_s=each.end_s + n * timeline.step_s)
+            for n in range(steps)
+            for each in (whole, *once)
+        ]
         workers.append(WorkerTrace(worker, tuple(shifted), peak, 0.0))
     return Trace.of_plan(plan, workers, steps=steps)
 
@@ -76,9 +81,3 @@ def _actions(
             yield TracedAction(0, "receive", stage, m, start, free, message)
         else:
             yield TracedAction(0, "send", stage, m, ended, left[route, m], message)
-
-
-def _shifted(action: TracedAction, step: int, by_s: float) -> TracedAction:
-    return TracedAction(
-        step, action.kind, action.stage, action.micro_batch, action.start_s + by_s, action.end_s + by_s, action.message
-    )  # fmt: skip

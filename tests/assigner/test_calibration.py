@@ -18,9 +18,8 @@ from assigner.samples import Samples
 from assigner.schedule.cost import CostModel, message_s
 from assigner.schedule.simulate import predict, step_s, worker_memory
 from assigner.solver import SolveOptions, solve
-from assigner.validation.calibration import calibrated
+from assigner.validation.calibration import calibrated, corrected_link
 from assigner.validation.comparison import agree
-from assigner.validation.links import corrected_link
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
