@@ -4,6 +4,5 @@ checking                      the check
 exercise, draws               what both sides get: batches, comparable random draws
 plain, partitions, pieces     the sides: an ordinary loop; partitions on workers; one partition in memory at a time
 workers                       workers without processes: messages as copies, one thread at a time
-observing, comparing, locating
-what is compared, whether it differs, what is said then, and in which module that begins
+comparing, locating           what is compared, whether it differs, what is said then; in which module that begins
 """

@@ -26,7 +26,7 @@ from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.ranks.process import settle_vector_maths
 from assigner.runtime.update.building import StandInParameters, built_optimizer
 from assigner.runtime.update.separability import CLOSURE_HINT, closure_words, needs_closure
-from assigner.verification.comparing import Moment, difference, differences, refusal
+from assigner.verification.comparing import Moment, differences, differing, refusal
 from assigner.verification.draws import seed_modules
 from assigner.verification.exercise import Exercise
 from assigner.verification.locating import find_beginning
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from assigner.model.deferred.replay import ReplayedMemory
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
-    from assigner.verification.comparing import Difference
-    from assigner.verification.observing import Item, Side
+    from assigner.verification.comparing import Difference, Item, Side
 
 _MICRO_BATCHES = 3  # one of them is neither the first nor the last
 _ROWS = 7  # cut into 3, 2 and 2: where the number of rows decides on the graph, a graph's second is the batch's third
@@ -435,9 +434,7 @@ def _first_words(found: Difference, parts: torch.Tensor | None, whole: torch.Ten
 
 def _apart(ones: Mapping[Item, torch.Tensor | None], twos: Mapping[Item, torch.Tensor | None]) -> Iterator[Difference]:
     """What differs between two computations of the same values."""
-    for item, one in ones.items():
-        if found := difference(Moment("step"), item, one, twos[item]):
-            yield found
+    return differing(Moment("step"), ones, ones.get, twos.get)
 
 
 def _uncut(error: UsageError) -> str:

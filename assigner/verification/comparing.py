@@ -1,4 +1,6 @@
-"""Two sides, step by step side by side: what differs, and by how much.
+"""Two sides, step by step side by side: what is compared, what of it differs, and by how much.
+
+Losses, outputs, gradients, buffers and parameters are compared, each under the partition that holds it.
 
 Nothing is kept of the sides but the differences. Whether one counts is asked in two stages. First against a floor: some
 units in the last place of the largest number in the tensor, which sums in another order may differ by. What is above
@@ -12,27 +14,55 @@ that 1e-12 beside -1e-12 become parameters that are two learning rates apart, an
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
 from assigner.verification.exercise import STEPS
-from assigner.verification.observing import Item, held_items
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from assigner.model.marking import PartitionGraph
     from assigner.verification.exercise import Exercise
-    from assigner.verification.observing import Side
+    from assigner.verification.partitions import Partitions
     from assigner.verification.plain import PlainModel
 
+Side: TypeAlias = "PlainModel | Partitions"
+"""A way to train the model: as it is, or cut into partitions."""
+Quantity = Literal["initial value", "loss", "output", "gradient", "buffer", "parameter"]
 Phase = Literal["start", "step", "evaluation"]
 _FLOOR = 8
 _NOISE = 16
 _PART = 1 << 16  # numbers that are compared at a time: they and their difference stay in a core's cache
+
+
+class Item(NamedTuple):
+    """One value that both sides have.
+
+    Args:
+        quantity: What it is.
+        partition: The partition that holds it.
+        name: Of the parameter or buffer in the model; of an output its place.
+    """
+
+    quantity: Quantity
+    partition: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        if self.quantity == "loss":
+            return "the loss"
+        if self.quantity == "output":
+            return f"the model's output{self.name}"
+        return {"gradient": "the gradient of ", "parameter": "", "buffer": "buffer ", "initial value": ""}[
+            self.quantity
+        ] + self.name
 
 
 class Moment(NamedTuple):
@@ -80,6 +110,55 @@ class Difference:
         return self.largest > max(_FLOOR * self.epsilon * self.scale, 0.0 if noise is None else _NOISE * noise)
 
 
+def held_items(graph: PartitionGraph, quantity: Quantity) -> Iterator[Item]:
+    """The parameters of all partitions, or their buffers, or both (the initial values)."""
+    for piece in graph.pieces:
+        for name in {"buffer": piece.buffers, "initial value": piece.state}.get(quantity, piece.parameters):
+            yield Item(quantity, piece.name, name)
+
+
+@dataclass
+class HeardLoss:
+    """A workload's loss that keeps what it is given in eval mode: the model's outputs for each micro-batch.
+
+    In training it need not: gradients tell of outputs, and a recompute asks for losses in another order.
+
+    Args:
+        loss: The workload's own; None: the model is used for its outputs alone.
+        listens: Calls are kept.
+        heard: The outputs, by micro-batch.
+        dtype: Of the loss.
+    """
+
+    loss: Callable[[Any, Any], torch.Tensor] | None
+    listens: bool = False
+    heard: list[Any] = field(default_factory=list)
+    dtype: torch.dtype = torch.float64
+
+    def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:
+        """The loss's value; 0 where there is none."""
+        if self.listens:
+            self.heard.append(pytree.tree_map_only(torch.Tensor, lambda each: each.detach().clone(), outputs))
+        value = torch.zeros((), device="cpu") if self.loss is None else self.loss(outputs, targets)
+        self.dtype = getattr(value, "dtype", self.dtype)  # what is no tensor is refused by who asked
+        return value
+
+    def begin(self, *, listens: bool) -> None:
+        """Forget what was heard, and keep what is said from now on or do not."""
+        self.heard, self.listens = [], listens
+
+    def leaves(self) -> dict[str, torch.Tensor]:
+        """The tensors and numbers among the outputs, by micro-batch and place."""
+        return {
+            f"{pytree.keystr(path)} of micro-batch {n}": leaf
+            if isinstance(leaf, torch.Tensor)
+            else torch.tensor(leaf, device="cpu")
+            for n, outputs in enumerate(self.heard)
+            for path, leaf in pytree.tree_leaves_with_path(outputs)
+            if isinstance(leaf, torch.Tensor | bool | int | float)
+        }
+
+
 def differences(
     exercise: Exercise, plain: PlainModel, others: Sequence[Side], *, evaluates: bool, aligns: bool = True
 ) -> list[list[Difference]]:
@@ -98,7 +177,7 @@ def differences(
     found: list[list[Difference]] = [[] for _ in others]
 
     def look(n: int, moment: Moment, items: Iterator[Item]) -> None:
-        found[n] += differing(plain, others[n], moment, items)
+        found[n] += differing(moment, items, plain.look, others[n].look)
 
     for n in range(len(others)):
         look(n, Moment("start"), held_items(exercise.graph, "initial value"))
@@ -108,7 +187,7 @@ def differences(
         for n, other in enumerate(others):
             other.train(step)
             look(n, moment, _made(exercise, plain, loss=True))
-            apart = list(differing(plain, other, moment, held_items(exercise.graph, "gradient")))
+            apart = list(differing(moment, held_items(exercise.graph, "gradient"), plain.look, other.look))
             found[n] += apart
             if aligns:
                 align(plain, other, apart)
@@ -125,12 +204,22 @@ def differences(
     return found
 
 
-def differing(plain: PlainModel, other: Side, moment: Moment, items: Iterable[Item]) -> Iterator[Difference]:
-    """Which of some values differ."""
+def differing(moment: Moment, items: Iterable[Item], one: _Look, two: _Look) -> Iterator[Difference]:
+    """Which of some values differ.
+
+    Args:
+        moment: When.
+        items: Which values.
+        one: Gives a value of one side; None: there is none.
+        two: Of the other side.
+    """
     for item in items:
-        apart = difference(moment, item, plain.look(item), other.look(item))
+        apart = difference(moment, item, one(item), two(item))
         if apart is not None:
             yield apart
+
+
+_Look = Callable[[Item], torch.Tensor | None]
 
 
 def align(plain: PlainModel, other: Side, gradients: Iterable[Difference]) -> None:

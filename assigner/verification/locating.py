@@ -11,8 +11,7 @@ import torch
 
 from assigner.model.deferred.mutation import tensor_leaves
 from assigner.usercode import traced_place, user_place
-from assigner.verification.comparing import align, differing, is_same
-from assigner.verification.observing import held_items
+from assigner.verification.comparing import align, differing, held_items, is_same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from torch import fx, nn
 
     from assigner.model.marking import Piece
-    from assigner.verification.comparing import Difference, Moment
+    from assigner.verification.comparing import Difference, Moment, Side
     from assigner.verification.exercise import Exercise
     from assigner.verification.partitions import Partitions
     from assigner.verification.plain import PlainModel
@@ -60,7 +59,8 @@ def find_beginning(exercise: Exercise, plain: PlainModel, cut: Partitions, found
     for step in range(moment.step):
         for side in (plain, cut):
             side.train(step)
-        align(plain, cut, list(differing(plain, cut, moment, held_items(exercise.graph, "gradient"))))
+        gradients = held_items(exercise.graph, "gradient")
+        align(plain, cut, list(differing(moment, gradients, plain.look, cut.look)))
         for side in (plain, cut):
             side.update()
     theirs: dict[str, list[_Call]] = defaultdict(list)
@@ -87,7 +87,7 @@ def find_beginning(exercise: Exercise, plain: PlainModel, cut: Partitions, found
     return None
 
 
-def _act(side: PlainModel | Partitions, moment: Moment) -> None:
+def _act(side: Side, moment: Moment) -> None:
     if moment.phase == "evaluation":
         side.evaluate()
     else:

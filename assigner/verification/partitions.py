@@ -19,9 +19,9 @@ from assigner.runtime.passes import without_training
 from assigner.runtime.update.rankoptimizer import RankOptimizer
 from assigner.runtime.update.scaling import GradientScaling
 from assigner.usercode import user_line
+from assigner.verification.comparing import HeardLoss, Item
 from assigner.verification.draws import ComparableDraws, SideGenerators
 from assigner.verification.exercise import STEPS, Exercise
-from assigner.verification.observing import HeardLoss, Item
 from assigner.verification.workers import CopyingMembership, Mailbox, Turns
 
 if TYPE_CHECKING:

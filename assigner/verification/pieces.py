@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from assigner.model.deferred import slot_of
+from assigner.model.deferred import put, slot_of
 from assigner.model.marking import Value
 from assigner.model.marking.casting import casting
 from assigner.model.marking.cut import recut
@@ -22,9 +22,8 @@ from assigner.model.marking.modules import forwards_called
 from assigner.model.marking.owncopies import own_copy
 from assigner.model.marking.writing import StepStores
 from assigner.usercode import user_code
-from assigner.verification.comparing import Difference, Moment, difference
+from assigner.verification.comparing import Difference, Item, Moment, differing
 from assigner.verification.draws import ComparableDraws, SideGenerators
-from assigner.verification.observing import Item
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -54,19 +53,18 @@ def _of(exercise: Exercise, place: int) -> Iterator[Difference]:
     graph, cut = exercise.graph, exercise.cut(0)[place]
     if not graph.domain.admits(input_key(cut.structure, cut.inputs)):
         graph = recut(graph, cut.structure, cut.inputs, training=True)
-    plain = _leaves(_streamed(exercise, cut))
+
+    def leaves(outputs: Any) -> dict[Item, torch.Tensor]:
+        return {
+            Item("output", graph.last.name, f"{pytree.keystr(path)} of micro-batch {place}"): leaf
+            for path, leaf in pytree.tree_leaves_with_path(outputs)
+            if isinstance(leaf, torch.Tensor)
+        }
+
+    plain = leaves(_streamed(exercise, cut))
     with SideGenerators(2).in_use(), torch.no_grad():
-        mine = _leaves(graph.rebuild_output(_chained(graph, exercise.cut(0)[place].inputs)))
-    for name in plain.keys() | mine.keys():
-        item = Item("output", graph.last.name, f"{name} of micro-batch {place}")
-        apart = difference(Moment("step"), item, plain.get(name), mine.get(name))
-        if apart is not None:
-            yield apart
-
-
-def _leaves(outputs: Any) -> dict[str, torch.Tensor]:
-    found = pytree.tree_leaves_with_path(outputs)
-    return {pytree.keystr(path): leaf for path, leaf in found if isinstance(leaf, torch.Tensor)}
+        mine = leaves(graph.rebuild_output(_chained(graph, exercise.cut(0)[place].inputs)))
+    return differing(Moment("step"), {**plain, **mine}, plain.get, mine.get)
 
 
 def _streamed(exercise: Exercise, cut: MicroBatch) -> Any:
@@ -103,9 +101,7 @@ def _streamed(exercise: Exercise, cut: MicroBatch) -> Any:
 
 
 def _put(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in tensors.items():
-        space, key = slot_of(model, name)
-        space[key] = tensor
+    put((*slot_of(model, name), tensor) for name, tensor in tensors.items())
 
 
 def _chained(graph: PartitionGraph, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from assigner.verification.comparing import Difference, Moment, align, difference
-from assigner.verification.observing import Item
+from assigner.verification.comparing import Difference, Item, Moment, align, difference
 from assigner.verification.workers import Turns
 
 
