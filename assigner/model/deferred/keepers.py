@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from assigner.model.deferred.contents import CONTENTS, Keeper, filling_of, keeper_of
-from assigner.model.deferred.distributions import WITH_CODE, given_attributes, put_given
-from assigner.model.deferred.ownership import is_users, slot_names, slots_of
+from assigner.model.deferred.ownership import (
+    LAST_COMPUTED,
+    WITH_CODE,
+    given_attributes,
+    is_users,
+    slot_names,
+    slots_of,
+)
 from assigner.model.deferred.places import Names
 from assigner.model.deferred.reach import KEPT
 
@@ -98,6 +104,15 @@ def _put_names(held: Names, values: dict[str, Any]) -> None:
             held.space[name] = values[name]
 
 
+def _put_given(held: Any, values: dict[str, Any]) -> None:
+    """What lazy properties have made of other values goes, and what a transform has computed last."""
+    space = vars(held)
+    if not is_as(given_attributes(held), values):
+        fresh = {LAST_COMPUTED: (None, None)} if LAST_COMPUTED in space else {}
+        space.clear()
+        space.update(values | fresh)
+
+
 def _put_slots(held: Any, values: dict[str, Any]) -> None:
     """Have an object's slots hold what `slots_of` gave."""
     kind: type = type(held)
@@ -147,7 +162,7 @@ _ENTRIES = {
     type: Keeper(_copy_class, _put_class),
     functools.partial: Keeper(_copy_partial, _put_partial),
     types.CellType: Keeper(filling_of, _put_cell),
-    **dict.fromkeys(WITH_CODE, Keeper(given_attributes, put_given)),
+    **dict.fromkeys(WITH_CODE, Keeper(given_attributes, _put_given)),
     Names: Keeper(_copy_names, _put_names),
     OrderedDict: Keeper(dict, _put_ordered),
     dict: Keeper(dict, _put_space),

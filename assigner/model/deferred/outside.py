@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from assigner.model.deferred.contents import ATOMS, filling_of
-from assigner.model.deferred.ownership import OPEN, STANDARD, is_installed, is_open, is_users, slot_names
+from assigner.model.deferred.ownership import OPEN, STANDARD, is_open, is_own, is_users, slot_names
 from assigner.model.deferred.reach import MOST_ITEMS, kept_objects
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _parts(value: Any, files: set[int]) -> Iterator[Any]:
             yield from _surroundings(value, files)
     elif isinstance(value, types.ModuleType | type):
         name = value.__module__ if isinstance(value, type) else value.__name__
-        if is_users(name) and not is_installed(name):
+        if is_own(name):
             yield from vars(value).values()
     elif isinstance(value, functools._lru_cache_wrapper):
         yield from kept_objects(value)

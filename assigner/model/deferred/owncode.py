@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from assigner.model.deferred.contents import filling_of
 from assigner.model.deferred.origins import digest
-from assigner.model.deferred.ownership import is_installed, is_users, users_classes
+from assigner.model.deferred.ownership import is_own, users_classes
 from assigner.model.deferred.reach import METHODS
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def own_code(functions: Iterable[Any], model: nn.Module) -> dict[str, list[int]]
         known[id(value)] = value  # an id stays that of one object
         with contextlib.suppress(Exception):  # what an object of odd classes cannot tell is no reason to end a run
             for function in _functions_of(value):
-                if _is_own(function):
+                module = function.__globals__.get("__name__")
+                if isinstance(module, str) and is_own(module):
                     code = function.__code__
                     name = code.co_qualname.partition(".")[0]
                     found[f"{name} ({_place(function)})"].update(_definitions(code.co_filename).get(name, ()))
@@ -65,11 +67,6 @@ def own_code(functions: Iterable[Any], model: nn.Module) -> dict[str, list[int]]
 def python_release() -> int:
     """What has read the text: a number that is the same where one text is the same to it."""
     return digest([sys.implementation.name, str(sys.version_info[:2])])
-
-
-def _is_own(function: types.FunctionType) -> bool:
-    module = function.__globals__.get("__name__")
-    return isinstance(module, str) and is_users(module) and not is_installed(module)
 
 
 def _place(function: types.FunctionType) -> str:
@@ -106,12 +103,7 @@ def _named(function: types.FunctionType) -> Iterator[Any]:
         elif _is_code(value):
             yield value
     for cell in function.__closure__ or ():
-        try:
-            held = cell.cell_contents
-        except ValueError:  # it is empty yet
-            continue
-        if _is_code(held):
-            yield held
+        yield from filter(_is_code, filling_of(cell))
 
 
 def _is_code(value: Any) -> bool:

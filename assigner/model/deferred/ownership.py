@@ -7,24 +7,34 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import itertools
 import sys
 import threading
 import types
+import weakref
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributions import Distribution, Transform
+from torch.distributions.constraints import Constraint
+from torch.distributions.utils import lazy_property
 
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.distributions import WITH_CODE
 
 STANDARD = frozenset(nn.Module().__dict__) - {"training"}
 FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 HOOKS = (*FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
 BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
 """Python's own containers, which are looked into by their items alone."""
+WITH_CODE = (Distribution, Transform, Constraint)
+"""Classes of torch's whose methods read what their objects have by names of their own."""
+LAST_COMPUTED = "_cached_x_y"
+"""Where a transform keeps what it has computed last, and of what."""
+_met: dict[int, tuple[weakref.ref[Any], frozenset[str]]] = {}
+"""Such objects by their ids, and the lazy properties that they had then: what they were given."""
 OPEN = (
     types.SimpleNamespace,
     argparse.Namespace,
@@ -60,6 +70,18 @@ def is_open(kind: type) -> bool:
 def is_read_by_name(kind: type) -> bool:
     """Whether all code that reads such attributes is the user's, which has their names."""
     return is_open(kind) and not issubclass(kind, WITH_CODE)
+
+
+def given_attributes(held: Any) -> dict[str, Any]:
+    """What one of `WITH_CODE` has, without what lazy properties have made since it was first met."""
+    names = (name for name in vars(held) if isinstance(inspect.getattr_static(type(held), name, None), lazy_property))
+    lazy = frozenset(names)
+    key = id(held)
+    known = _met.get(key)
+    if known is None or known[0]() is not held:
+        known = _met[key] = weakref.ref(held, lambda _: _met.pop(key, None)), lazy
+    made = (lazy - known[1]) | {LAST_COMPUTED}
+    return {name: each for name, each in vars(held).items() if name not in made}
 
 
 def attributes_of(module: nn.Module, plain: bool = False) -> dict[str, Any]:
@@ -107,6 +129,11 @@ def is_installed(name: str | None) -> bool:
     """Whether a Python module is a library's."""
     file = getattr(sys.modules.get(name or ""), "__file__", None) or ""
     return any(each in file for each in _INSTALLED)
+
+
+def is_own(name: str | None) -> bool:
+    """Whether a Python module is the user's, and no library's."""
+    return is_users(name) and not is_installed(name)
 
 
 @functools.cache

@@ -6,7 +6,9 @@ Each object is met once, under the name of a place where it is found:
     object -> attributes, slots, its class             container -> items; of a class of the user's, as an object too
     class  -> its own bases, numbers, texts, methods   method, partial, cache -> what they call, and with what
 
-What is torch's, Python's or this program's own is met and not looked into.
+What is torch's, Python's or this program's own is met and not looked into. What Python and torch keep for themselves as
+they go is not met, under whatever name a file has it (`from linecache import cache as lines`, where torch files the
+source of every graph): it moves with what Python, torch and this program do, and says nothing of the model.
 """
 
 from __future__ import annotations
@@ -27,15 +29,16 @@ from torch import nn
 
 from assigner.model.deferred.codenames import imported_modules, read_names, written_names
 from assigner.model.deferred.contents import ATOMS, IN_C, cached_values, filling_of
-from assigner.model.deferred.distributions import WITH_CODE, given_attributes
-from assigner.model.deferred.librarycaches import library_caches
 from assigner.model.deferred.ownership import (
     BARE,
     FORWARD_HOOKS,
     HOOKS,
     OPEN,
+    WITH_CODE,
     attributes_of,
+    given_attributes,
     is_installed,
+    is_own,
     is_read_by_name,
     is_users,
     slots_of,
@@ -55,6 +58,9 @@ KEPT: tuple[type, ...] = (*ATOMS, list, dict, set, deque, torch.Tensor)
 """What counts among the names at the top of a file, and of what a class keeps for all of its objects."""
 _CHANGING = (list, dict, set, deque, bytearray)
 _OF_FILES = ("types", "argparse", "_thread")
+_CACHING = sys.stdlib_module_names | {"torch", "numpy"}
+_CACHES = {("sys", "modules"), ("inspect", "modulesbyfile"), ("warnings", "onceregistry")}
+"""Theirs that are not called so, by module and name."""
 
 
 class _Extent(NamedTuple):
@@ -104,7 +110,7 @@ def reach(
     modules = list(modules)
     extent = _Extent(HOOKS if backwards else FORWARD_HOOKS, parameters, plain, top, vocabulary)
     known: dict[int, Any] = {id(each): each for each in itertools.chain((each for _, each in modules), beside)}
-    caches = library_caches()
+    caches = _library_caches(len(sys.modules))
     waiting: deque[_Found] = deque()
     kinds: list[type] = list(dict.fromkeys(type(each) for _, each in modules))
     for name, module in modules:
@@ -134,6 +140,20 @@ def reach(
                 parts = _parts(kind)
                 if parts is not None:
                     queue.extend(parts(place, value, extent))
+
+
+@functools.lru_cache(maxsize=1)
+def _library_caches(_: int) -> dict[int, Any]:
+    """The caches at the top of modules of Python and torch, by their ids: dicts, sets and lists that are called so."""
+    owners = [each for each in [*sys.modules] if each.partition(".")[0] in _CACHING]
+    spaces = ((owner, getattr(sys.modules[owner], "__dict__", None)) for owner in owners)
+    return {
+        id(each): each
+        for owner, space in spaces
+        if isinstance(space, dict)  # some put other objects in their own place in `sys.modules`
+        for name, each in list(space.items())
+        if ("cache" in name.lower() or (owner, name) in _CACHES) and issubclass(type(each), (dict, set, list, deque))
+    }
 
 
 def parts_of(place: Place, value: Any, vocabulary: Vocabulary | None = None) -> Iterable[_Found]:
@@ -210,8 +230,7 @@ def _of_class(place: Place, value: type, extent: _Extent, *, of_modules: bool = 
             other class does it.
     """
     if extent.top == "read" and not of_modules:
-        own = is_users(value.__module__) and not is_installed(value.__module__)
-        return _members(place.named(value.__name__), value, extent) if own else []
+        return _members(place.named(value.__name__), value, extent) if is_own(value.__module__) else []
     if not is_users(value.__module__):
         return _classes(place, value)
     reads = extent.top != "followed" or not (of_modules or is_installed(value.__module__))
@@ -282,7 +301,7 @@ def _of_read_names(value: types.FunctionType) -> Iterator[_Found]:
 def _of_python_module(place: Place, value: types.ModuleType, extent: _Extent) -> Iterator[_Found]:
     """The names at the top of the user's own, by which code may ask for them: `settings.scale`."""
     name, some = value.__name__, extent.vocabulary
-    if extent.top == "read" and is_users(name) and not is_installed(name):
+    if extent.top == "read" and is_own(name):
         space = vars(value)
         if names := tuple(each for each in space if some is None or (some.has(each) and not each.startswith("__"))):
             yield place.named(_short(name)), Names(space, names)
@@ -294,7 +313,7 @@ def _outer(files: Iterable[str]) -> Iterator[_Found]:
     for file in files:
         for name, value in list(vars(sys.modules[file]).items()):
             of = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-            if not isinstance(of, str) or not is_users(of) or is_installed(of):
+            if not isinstance(of, str) or not is_own(of):
                 continue
             if isinstance(value, type | types.FunctionType | functools._lru_cache_wrapper):
                 yield Place(OUTER, name), value
@@ -311,8 +330,8 @@ def _of_file(file: str, form: str = FILE) -> Iterator[_Found]:
         yield place, Names(space, names)
     for name, each in space.items():
         made_in = type(each).__module__
-        is_own = made_in in _OF_FILES or (is_users(made_in) and not is_installed(made_in))
-        if (is_own and not isinstance(each, nn.Module)) or isinstance(each, (*IN_C, *WITH_CODE)):
+        is_kept = made_in in _OF_FILES or is_own(made_in)
+        if (is_kept and not isinstance(each, nn.Module)) or isinstance(each, (*IN_C, *WITH_CODE)):
             yield place.attribute(name), each
 
 

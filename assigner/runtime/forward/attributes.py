@@ -24,8 +24,16 @@ from torch import fx, nn
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS, contents_of, filling_of
-from assigner.model.deferred.distributions import WITH_CODE, given_attributes
-from assigner.model.deferred.ownership import HOOKS, OPEN, STANDARD, attributes_of, is_users, slots_of
+from assigner.model.deferred.ownership import (
+    HOOKS,
+    OPEN,
+    STANDARD,
+    WITH_CODE,
+    attributes_of,
+    given_attributes,
+    is_users,
+    slots_of,
+)
 from assigner.model.deferred.reach import reach
 from assigner.model.marking.partitionmodule import copied_module
 from assigner.model.plainvalues import to_json
