@@ -37,7 +37,6 @@ from assigner.verification.plain import PlainModel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from assigner.model.deferred.replay import ReplayedMemory
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
     from assigner.verification.comparing import Difference, Item, Side
@@ -67,14 +66,14 @@ class ReplayedModel(DeferredModel):
     def __init__(self, deferred: DeferredModel) -> None:
         vars(self).update(vars(deferred))
         self._deferred = deferred
-        self._values: dict[int, ReplayedMemory] = {}
+        self._values: dict[int, torch.UntypedStorage] = {}
 
-    def replayed(self, storages: set[int]) -> dict[int, ReplayedMemory]:
+    def replayed(self, storages: set[int]) -> dict[int, torch.UntypedStorage]:
         """Copies of the memory behind some storages."""
         if not self._values:
             every = {tensor.untyped_storage()._cdata for tensor in self.tensors().values() if is_meta(tensor)}
             self._values = self._deferred.replayed(every)
-        return {storage: self._values[storage].copy() for storage in storages}
+        return {storage: self._values[storage].clone() for storage in storages}  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
         """Do not keep the values any longer."""

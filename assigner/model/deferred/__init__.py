@@ -18,12 +18,10 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
     origins, owncode              what the builder made it from, and what code of the user's own it runs, for ranks to
                                   compare
     reach, memento                what code can reach when it runs, and that as it is at one time
-    places, ownership             where of it something is found; what of it is the user's own
+    places, ownership             where of it something is found; what of it is the user's own, or was given by the user
     keepers                       how what Python can change of an object is copied and put back
     vocabulary, codenames         the names by which a forward can reach anything; those in one function's code
     contents, caches              what of it lies in C: generators, arrays; and in functions that keep what they make
-    librarycaches                 what Python and torch keep as they go
-    distributions                 objects of torch.distributions: what they were given
 
 Source of the idea: deferred initialisation by record and replay, as in torchdistx (2022).
 """
@@ -50,7 +48,7 @@ from assigner.model.deferred.originals import unwatched
 from assigner.model.deferred.origins import Origins, origins_of
 from assigner.model.deferred.outside import objects_outside
 from assigner.model.deferred.recorder import CallRecorder, LooksReal, is_meta
-from assigner.model.deferred.replay import Replay, ReplayedMemory, View
+from assigner.model.deferred.replay import Replay, View
 from assigner.model.deferred.vocabulary import Vocabulary, vocabulary_of
 from assigner.model.members import buffers, named_buffers, named_parameters
 from assigner.usercode import user_code, user_line
@@ -115,7 +113,7 @@ class DeferredModel:
         kept = [each for each in memento.tensors if recorder.has_made(each) and not each.requires_grad]
         views = {id(each): (each, view) for each in kept if (view := View.of(each)).storage not in registered}
         memory = self.replayed({view.storage for _, view in views.values()})
-        made = {key: in_likeness(each, memory[view.storage].look(view)) for key, (each, view) in views.items()}
+        made = {key: in_likeness(each, view.look(memory[view.storage])) for key, (each, view) in views.items()}
         memento.exchange(made)
         self.replaced = [each for each, _ in views.values()]
         self._unregistered = [(made[key], view) for key, (_, view) in views.items()]
@@ -163,7 +161,7 @@ class DeferredModel:
         with self.mode(training=training):
             return {name: module.training for name, module in self.model.named_modules(remove_duplicate=False)}
 
-    def replayed(self, storages: set[int]) -> dict[int, ReplayedMemory]:
+    def replayed(self, storages: set[int]) -> dict[int, torch.UntypedStorage]:
         """The memory behind some meta storages, with its initial values."""
         return Replay(self._calls, storages).run()
 
@@ -187,7 +185,7 @@ class DeferredModel:
         for tensor in wanted.values():
             if id(tensor) not in made:
                 view = View.of(tensor)
-                value = memory[view.storage].look(view) if is_meta(tensor) else tensor.detach().clone()
+                value = view.look(memory[view.storage]) if is_meta(tensor) else tensor.detach().clone()
                 made[id(tensor)] = in_likeness(tensor, value.to(device))
         return {name: made[id(tensor)] for name, tensor in wanted.items()}
 

@@ -64,8 +64,8 @@ class Draws:
             words = mark.view(torch.int64)
             words[_SIGN], words[_NUMBER] = _MARKED, number
             generator.set_state(mark)
-            source = self.marks.get(_key(state), state)
-            self.marks[_key(mark)] = number
+            source = self.marks.get(fingerprint(state.numpy()), state)
+            self.marks[fingerprint(mark.numpy())] = number
         return source
 
     def restore(self) -> None:
@@ -116,5 +116,6 @@ class SharedDraws:
             self.numpy.append(start.numpy)
 
 
-def _key(state: torch.Tensor) -> bytes:
-    return hashlib.blake2b(state.numpy().tobytes(), digest_size=16).digest()
+def fingerprint(array: np.ndarray[Any, Any]) -> bytes:
+    """What tells an array's values from others."""
+    return hashlib.blake2b(array.tobytes(), digest_size=16).digest()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
@@ -22,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from assigner.errors import AssignerError, UsageError
-from assigner.model.deferred.draws import BuilderError, Draws
+from assigner.model.deferred.draws import BuilderError, Draws, fingerprint
 from assigner.model.deferred.mutation import named_arguments, tensor_leaves, written_tensors
 from assigner.model.deferred.replay import Call, Replay, View, alike
 from assigner.usercode import running_line
@@ -57,14 +56,10 @@ _COPY_FIRST = (
 )
 
 
-def is_meta(tensor: torch.Tensor) -> bool:
+def is_meta(held: torch.Tensor | torch.UntypedStorage) -> bool:
     """What it is, whatever `LooksReal` says of it."""
     with torch._C.DisableTorchFunction():
-        return tensor.device == META
-
-
-def _digest(array: np.ndarray[Any, Any]) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).tobytes(), digest_size=16).digest()
+        return held.device == META
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -204,7 +199,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def show(self, values: Any) -> Any:
         """Values for Python; an array of them is NumPy's own, so that what is written to it changes no tensor."""
         if isinstance(values, np.ndarray):
-            self._shown.append((values, _digest(values)))
+            self._shown.append((values, fingerprint(values)))
         return values
 
     def has_made(self, tensor: torch.Tensor) -> bool:
@@ -269,7 +264,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 hint=f"{_NONE_YET}{_ORTHOGONAL if _is_parametrizing() else ''}",
             )
         with _disable_current_modes():
-            return replay.run()[view.storage].look(view)
+            return view.look(replay.run()[view.storage])
 
     def replay_of(self, tensor: torch.Tensor) -> Replay:
         """What would run to give it its values."""
@@ -317,19 +312,19 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raised an error of its own.
         """
         with contextlib.ExitStack() as stack:
-            for name in ("cpu", "tolist", "_write_file"):
-                reads = _with_memory(getattr(torch.UntypedStorage, name))
-                stack.enter_context(mock.patch.object(torch.UntypedStorage, name, reads))
-            stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _placing(self)))
-            for name in ("_to_ndarray", "_tobytes"):  # they read memory by its address; which there is, a release says
-                if hasattr(safetensors.torch, name):
-                    saves = _with_values(getattr(safetensors.torch, name))
-                    stack.enter_context(mock.patch.object(safetensors.torch, name, saves))
+            readers: list[tuple[Any, str]] = [(torch.UntypedStorage, name) for name in ("cpu", "tolist", "_write_file")]
+            # these read memory by its address; which of them there is, a release says
+            readers += [(safetensors.torch, name) for name in ("_to_ndarray", "_tobytes")]
+            for owner, name in readers:
+                if hasattr(owner, name):
+                    stack.enter_context(mock.patch.object(owner, name, _with_values(getattr(owner, name))))
+            place = lambda storage: self.place(storage)  # noqa: E731, PLW0108 - a bound method is not bound again
+            stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", place))
             loaded = _loaded(torch._utils._rebuild_tensor)
             stack.enter_context(mock.patch.object(torch._utils, "_rebuild_tensor", loaded))
             with self._told():
                 yield
-            if any(_digest(array) != before for array, before in self._shown):
+            if any(fingerprint(array) != before for array, before in self._shown):
                 raise BuilderError("writes to the array that tensor.numpy() has given it", hint=_COPY_FIRST)
 
     @contextlib.contextmanager
@@ -427,36 +422,16 @@ def _check_loaded(func: Any, args: tuple[Any, ...], written: list[torch.Tensor])
         raise BuilderError("changes a loaded tensor", hint=_LOADED_HINT)
 
 
-def _with_memory(original: Callable[..., Any]) -> Callable[..., Any]:
-    """In the place of a method by which torch reads a storage: of one on the meta device some end the process."""
+def _with_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In the place of what reads a storage, or a tensor for a file: some end the process where there is no memory."""
 
-    def read(storage: torch.UntypedStorage, *args: Any, **words: Any) -> Any:
-        if storage.device.type == "meta":
+    @functools.wraps(original)
+    def read(held: torch.UntypedStorage | torch.Tensor, *args: Any, **words: Any) -> Any:
+        if is_meta(held):
             raise BuilderError("saves the values of tensors", hint=_WITHOUT_FILE)
-        return original(storage, *args, **words)
+        return original(held, *args, **words)
 
     return read
-
-
-def _with_values(save: Callable[..., Any]) -> Callable[..., Any]:
-    """In the place of a function that turns a tensor into bytes for a file."""
-
-    @functools.wraps(save)
-    def saved(tensor: torch.Tensor, *args: Any, **words: Any) -> Any:
-        if is_meta(tensor):
-            raise BuilderError("saves the values of tensors", hint=_WITHOUT_FILE)
-        return save(tensor, *args, **words)
-
-    return saved
-
-
-def _placing(recorder: CallRecorder) -> Callable[[torch.UntypedStorage], int]:
-    """In the place of the method that says where a storage lies."""
-
-    def data_ptr(storage: torch.UntypedStorage) -> int:
-        return recorder.place(storage)
-
-    return data_ptr
 
 
 def _loaded(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -34,6 +34,12 @@ class View:
         storage = tensor.untyped_storage()._cdata
         return cls(storage, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
+    def look(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """What it shows of true memory in that storage's place."""
+        return torch.empty(0, dtype=self.dtype, device=storage.device).set_(
+            storage, self.offset, self.size, self.stride
+        )
+
     def extent(self) -> int:
         """Bytes from the storage's start to the view's last element."""
         last = sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
@@ -75,23 +81,6 @@ class Call:
         return {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
-@dataclass(frozen=True)
-class ReplayedMemory:
-    """Real memory behind a recorded storage."""
-
-    storage: torch.UntypedStorage
-
-    def look(self, view: View) -> torch.Tensor:
-        """What a view shows of it."""
-        return torch.empty(0, dtype=view.dtype, device=self.storage.device).set_(
-            self.storage, view.offset, view.size, view.stride
-        )
-
-    def copy(self) -> ReplayedMemory:
-        """The same values in memory of their own."""
-        return ReplayedMemory(self.storage.clone())  # type: ignore[no-untyped-call]
-
-
 class Replay:
     """Runs the recorded calls that the wanted storages depend on, and the draws that come before theirs.
 
@@ -110,7 +99,7 @@ class Replay:
         self.last_follower = {
             source: n for n in self.steps() if isinstance(source := self.calls[n].source, int)
         }  # of each draw, the last one that starts where it has ended
-        self.memory: dict[int, ReplayedMemory] = {}
+        self.memory: dict[int, torch.UntypedStorage] = {}
         self.ends: dict[int, torch.Tensor] = {}
 
     def _plan(self) -> tuple[set[int], set[int]]:
@@ -144,7 +133,7 @@ class Replay:
         """True if a draw is among the calls that run."""
         return any(self.calls[n].source is not None for n in self.steps())
 
-    def run(self) -> dict[int, ReplayedMemory]:
+    def run(self) -> dict[int, torch.UntypedStorage]:
         """The wanted storages' memory; the caller's generator and default type are left as they were."""
         kept, default = torch.get_rng_state(), torch.get_default_dtype()
         try:
@@ -198,7 +187,7 @@ class Replay:
                     self.memory.pop(storage, None)
 
     def _real(self, tree: Any) -> Any:
-        return pytree.tree_map_only(View, lambda view: self.memory[view.storage].look(view), tree)
+        return pytree.tree_map_only(View, lambda view: view.look(self.memory[view.storage]), tree)
 
 
 def alike(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -227,13 +216,13 @@ def _check_size(call: Call, view: View, value: torch.Tensor) -> None:
         )
 
 
-def _remember(view: View, value: torch.Tensor, constants: set[int]) -> ReplayedMemory:
+def _remember(view: View, value: torch.Tensor, constants: set[int]) -> torch.UntypedStorage:
     """The memory of a value; never a constant's own, which the builder's later calls would change."""
     storage = value.untyped_storage()
     if value.stride() == view.stride and value.storage_offset() == view.offset:
-        return ReplayedMemory(storage.clone() if storage._cdata in constants else storage)  # type: ignore[no-untyped-call]
-    memory = ReplayedMemory(torch.UntypedStorage(view.extent()))  # type: ignore[no-untyped-call]
-    memory.look(view).copy_(value)
+        return storage.clone() if storage._cdata in constants else storage  # type: ignore[no-untyped-call]
+    memory = torch.UntypedStorage(view.extent())  # type: ignore[no-untyped-call]
+    view.look(memory).copy_(value)
     return memory
 
 
