@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 VARIABLE = "ASSIGNER_CAUSES"
-JOINED = "pipeline"
-"""The mark of a process that has made a pipeline."""
-
+_JOINED = ".pipeline"  # the ending of a mark's name
 LEFT = "ended with exit code 0 while others waited for it"
 T = TypeVar("T")
 _REPEATED = re.compile(r"worker:\d+\S*: ")  # what one rank has refused, others raise under its name
@@ -128,17 +126,17 @@ def handed_record(kind: type[T], path: Path) -> T:
     return found
 
 
-def leave_mark(kind: str) -> None:
-    """Leave a mark for the run's launcher, also from a process that a rank has started in turn."""
+def leave_mark() -> None:
+    """Mark for the run's launcher that this process, which a rank may have started in turn, has made a pipeline."""
     folder = os.environ.get(VARIABLE, "").partition(" ")[2]
     if folder and Path(folder).is_dir():
         with suppress(OSError):
-            (Path(folder) / f"{os.getpid()}.{kind}").touch()
+            (Path(folder) / f"{os.getpid()}{_JOINED}").touch()
 
 
-def has_mark(folder: Path, kind: str) -> bool:
-    """Whether a process of the run has left a mark in its launcher's folder."""
-    return any(folder.glob(f"*.{kind}"))
+def has_mark(folder: Path) -> bool:
+    """Whether a process of the run has left that mark in its launcher's folder."""
+    return any(folder.glob(f"*{_JOINED}"))
 
 
 def listening(folder: Path) -> str:

@@ -33,7 +33,6 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from assigner.errors import FormatError, UsageError, WorkerError
 from assigner.launch.failurereport import (
-    JOINED,
     LEFT,
     LEFT_HINT,
     VARIABLE,
@@ -260,7 +259,7 @@ def launch(
                 rank, failure = error.get_first_failure()
                 others.tell(HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode)))
                 raise _rank_failed(error, causes, agent.done, agent.ended) from error
-        if not has_mark(causes, JOINED):
+        if not has_mark(causes):
             on_unused()
         return handed_over(causes)
     except DistError as error:

@@ -1,4 +1,8 @@
-"""The hosts of a run leave together: host 0 keeps the store open until the others have done with it.
+"""The hosts of a run meet, and leave together: host 0 keeps the store open until the others have done with it.
+
+They meet at a name, which is told within seconds, with whose it is, where it does not resolve. torch would try for as
+long as for a rank that is late, in silence. Outside of Kubernetes such a name is wrong. In a pod it may appear when the
+other pod is started: there it is said once, and waited for.
 
 torchrun's hosts meet once more when their ranks have ended, in a store that lives in host 0's launcher. Host 0 is
 through as soon as all have arrived, and a slow host then finds the store closed: the run has succeeded, and it prints a
@@ -15,6 +19,7 @@ import functools
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -24,9 +29,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # it is there, without `__all__`
 
-from assigner.errors import WorkerError
+from assigner.errors import UsageError, WorkerError
 from assigner.formats.document import Name
-from assigner.launch.hostnames import wait_for_name
 from assigner.launch.limitedstore import LIMIT_S, limited, opened
 from assigner.launch.seal import seal, seal_first, unseal
 
@@ -47,6 +51,9 @@ _STAY_S = 1.1  # more than two looks of the others
 _LOOK_S = 0.5
 _LEAVING_S = 0.005
 _GRACE_S = 3.0
+_WRONG_S = 5.0  # a name server may be slow once
+_PAUSE_S = 0.5
+_POD = "KUBERNETES_SERVICE_HOST"
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,38 @@ def _told(store: Store, kind: type[T], name: str) -> T | None:
         return unseal(kind, name, store.get(name)) if store.check([name]) else None
     except WorkerError:
         return None
+
+
+def wait_for_name(name: str, *, source: str, limit_s: float) -> None:
+    """Return once a host's name resolves here; what is waited for is said once, on stderr.
+
+    Args:
+        name: The host's name or address.
+        source: Who says that it is this one: `MASTER_ADDR`.
+        limit_s: The longest wait of a pod for it.
+
+    Raises:
+        UsageError: it does not resolve.
+    """
+    begin, told = time.monotonic(), False
+    while True:
+        try:
+            socket.getaddrinfo(name, None)
+        except (OSError, UnicodeError) as error:
+            here = socket.gethostname()
+            unknown = f"host {name!r}, where the ranks meet, is unknown on {here}: {error}; {source} names it"
+        else:
+            return
+        waited_s = time.monotonic() - begin
+        if waited_s > (limit_s if _POD in os.environ else min(limit_s, _WRONG_S)):
+            raise UsageError(
+                unknown, hint="set MASTER_ADDR to a name or an address of rank 0's host that all hosts know"
+            )
+        if waited_s > _WRONG_S and not told:
+            told = True
+            sys.stderr.write(f"waiting for up to {limit_s:g} s: {unknown}\n")
+            sys.stderr.flush()
+        time.sleep(_PAUSE_S)
 
 
 def local_store(address: str, port: int = 0) -> TCPStore:

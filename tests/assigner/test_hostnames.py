@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from assigner.errors import UsageError
-from assigner.launch import hostnames
-from assigner.launch.hostnames import wait_for_name
+from assigner.launch import shutdown
+from assigner.launch.shutdown import wait_for_name
 from assigner.machine.launchedrank import Launched
 from assigner.runtime.messages.rendezvous import job_store
 
@@ -23,7 +23,7 @@ class Clock:
         monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(time, "sleep", self.pause)
         monkeypatch.setattr(socket, "getaddrinfo", self.look)
-        monkeypatch.setattr(hostnames, "_POD", "TEST_POD")
+        monkeypatch.setattr(shutdown, "_POD", "TEST_POD")
 
     def pause(self, seconds: float) -> None:
         self.now_s += seconds

@@ -10,7 +10,7 @@ from workloads import make_plan, skips
 from assigner import Pipeline
 from assigner.formats.plan import ProfileReference, save_plan
 from assigner.formats.profile import save_profile
-from assigner.launch.failurereport import JOINED, VARIABLE, has_mark, leave_mark
+from assigner.launch.failurereport import VARIABLE, has_mark, leave_mark
 from assigner.launch.steptimes import StepTimes
 
 
@@ -37,7 +37,7 @@ def test_a_profile_of_a_busy_machine_is_told(assigner, folder, profile, solved, 
 @pytest.mark.parametrize("makes", [False, True])
 def test_a_plan_that_no_rank_has_used_is_told(folder, programs, makes):
     """The script's own exit code stays: it may have wanted that. A process that a rank has started counts, too."""
-    mark = "from assigner.launch.failurereport import JOINED, leave_mark; leave_mark(JOINED)"
+    mark = "from assigner.launch.failurereport import leave_mark; leave_mark()"
     (folder / "s.py").write_text(
         f"import subprocess, sys\n{makes} and subprocess.run([sys.executable, '-c', {mark!r}])\n"
     )
@@ -55,9 +55,9 @@ def test_a_plan_that_no_rank_has_used_is_told(folder, programs, makes):
 
 def test_a_pipeline_leaves_its_mark(tmp_path, monkeypatch):
     """In the folder of the run's launcher, whoever has started the process; without one nothing is left."""
-    leave_mark(JOINED)
-    assert not has_mark(tmp_path, JOINED)
+    leave_mark()
+    assert not has_mark(tmp_path)
     monkeypatch.setenv(VARIABLE, f"1 {tmp_path}")
     made = skips()
     with Pipeline(made, make_plan(made)):
-        assert has_mark(tmp_path, JOINED)
+        assert has_mark(tmp_path)

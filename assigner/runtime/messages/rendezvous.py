@@ -33,11 +33,10 @@ from assigner.errors import AssignerError, FormatError, UsageError, WorkerError
 from assigner.formats.document import decode, encode
 from assigner.formats.terms import Backend
 from assigner.launch.failurereport import LEFT, LEFT_HINT
-from assigner.launch.hostnames import wait_for_name
 from assigner.launch.launcherwatch import end_with_launcher
 from assigner.launch.limitedstore import STARTING_S, StoreSilentError, limited, opened
 from assigner.launch.seal import clean, seal, unseal
-from assigner.launch.shutdown import is_done, local_store, take_leave
+from assigner.launch.shutdown import is_done, local_store, take_leave, wait_for_name
 from assigner.launch.sockets import Connections
 from assigner.machine.launchedrank import first_host, launched, launcher_process
 from assigner.runtime.failures.failure import FailureWatch, joining

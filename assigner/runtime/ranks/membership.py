@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # witho
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError, InfeasibleError, UsageError
-from assigner.launch.failurereport import JOINED, leave_mark
+from assigner.launch.failurereport import leave_mark
 from assigner.launch.stopping import StopSignals
 from assigner.location import rank_of
 from assigner.runtime.failures.cause import words_of
@@ -111,7 +111,7 @@ class Membership:
                 reached = frozenset[int]() if direct is None else direct.ranks
                 self._groups = WorkerGroups(self.rank, self.device, reached, timeout_s=timeout_s)
                 self._open_groups(plan)
-        leave_mark(JOINED)
+        leave_mark()
 
     def place(self, plan: Plan) -> tuple[str | None, torch.device]:
         """The worker that a plan has for this rank, and its device.
