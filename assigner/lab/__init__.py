@@ -6,8 +6,7 @@ Modules:
     cluster      the cluster file: hosts, shares, limits, wires; one as text; what this machine has, and what hosts ask
                  beyond that
     derive       a cluster file whose hosts behave like a profile's workers, and the wires behind its links
-    command      the command as each host gets it
-    running      all hosts at once: output, time-out, the first failure, a signal
+    running      the command as each host gets it, on all at once: output, time-out, the first failure, a signal
     hosts        what exists while a lab is up, and what a killed one left behind
     network, cgroups    what these are made of
     missing      what this machine lacks, and how to get it

@@ -8,7 +8,7 @@ import pytest
 
 from assigner.errors import UsageError
 from assigner.lab.cluster import Cluster, Host
-from assigner.lab.command import host_command, places
+from assigner.lab.running import host_command, places
 
 FLAGS = [
     "--nnodes", "3", "--node-rank", "1", "--nproc-per-node", "2", "--master-addr", "10.77.0.1", "--master-port", "29531"
