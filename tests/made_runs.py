@@ -9,7 +9,7 @@ from builders import worker_name
 
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import simulated
-from assigner.validation.rehearsal import rehearsed
+from assigner.validation.observed import rehearsed
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan

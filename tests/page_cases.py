@@ -14,7 +14,7 @@ from assigner.formats.solverreport import Baseline, Candidate, SolverReport, Wha
 from assigner.report.page.shown import Shown, shown
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import predict, priced, simulated
-from assigner.validation.rehearsal import rehearsed
+from assigner.validation.observed import rehearsed
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan

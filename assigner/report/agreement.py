@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.formats.profile import Profile
-    from assigner.validation.comparison import Agreement, Compared
-    from assigner.validation.explanation import Deviation
+    from assigner.validation.comparison import Agreement, Compared, Deviation
     from assigner.validation.spans import Spans
 
 _SAME = 0.01

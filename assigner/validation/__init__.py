@@ -1,7 +1,7 @@
 """Predictions and what came of them: a plan beside a trace of its run, and a profile corrected by it.
 
-observed, rehearsal           a trace in the cost model's terms; the trace that the prediction would write
-comparison, explanation       predicted beside measured; where the difference comes from
+observed                      a trace in the cost model's terms; the trace that the prediction would write
+comparison                    predicted beside measured; where the difference comes from
 calibration                   the corrected profile
 machine                       whether the machine has changed since it was profiled
 checkedplan                   whether a plan's own figures still hold

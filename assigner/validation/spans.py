@@ -3,7 +3,7 @@
 A span is an action of one worker with its start and end on its side's clock, which is 0 where the first step that is
 drawn begins:
 
-    predicted    the simulator's timeline, read as the trace of a run that goes just so (rehearsal.py)
+    predicted    the simulator's timeline, read as the trace of a run that goes just so (`rehearsed`)
     measured     a step of a run's trace, or all of them
 
 so that both lie beside each other and every kind of span means the same on both sides:
@@ -27,8 +27,7 @@ from assigner.errors import UsageError
 from assigner.formats.plan import Plan
 from assigner.formats.trace import WhatHappened, check_same_plan
 from assigner.validation.comparison import as_run
-from assigner.validation.observed import traced_route
-from assigner.validation.rehearsal import rehearsed
+from assigner.validation.observed import rehearsed, traced_route
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,10 +26,8 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.program import ActionKind
 from assigner.schedule.simulate import predict, simulated, step_s
 from assigner.schedule.timing import Instead
-from assigner.validation.comparison import agree, as_run
-from assigner.validation.explanation import explain
-from assigner.validation.observed import observe
-from assigner.validation.rehearsal import rehearsed
+from assigner.validation.comparison import agree, as_run, explain
+from assigner.validation.observed import observe, rehearsed
 from assigner.validation.steps import runs_by_plan
 
 PROFILE = make_profile(work=[2e-3] * 6, slowness=[1.0, 1.5, 1.0], bandwidth=2e8, edge_bytes=2e5)

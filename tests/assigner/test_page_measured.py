@@ -19,7 +19,7 @@ from assigner.report.page.sections import cards
 from assigner.report.page.shown import runs_of, shown
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import simulated
-from assigner.validation.rehearsal import rehearsed
+from assigner.validation.observed import rehearsed
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan

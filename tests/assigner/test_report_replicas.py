@@ -28,7 +28,7 @@ from assigner.schedule.simulate import priced, simulated
 from assigner.schedule.timing import step_s
 from assigner.validation.calibration import calibrated
 from assigner.validation.comparison import agree
-from assigner.validation.rehearsal import rehearsed
+from assigner.validation.observed import rehearsed
 from assigner.validation.spans import predicted_spans
 
 if TYPE_CHECKING:

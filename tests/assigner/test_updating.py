@@ -30,7 +30,7 @@ from assigner.schedule.timing import compute_s
 from assigner.solver import SolveOptions, solve
 from assigner.validation.calibration import calibrated
 from assigner.validation.comparison import agree
-from assigner.validation.rehearsal import rehearsed
+from assigner.validation.observed import rehearsed
 from assigner.validation.spans import predicted_spans
 
 ONE, TWO, OTHER = worker_name(0), worker_name(2), worker_name(1)

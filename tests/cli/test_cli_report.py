@@ -9,7 +9,7 @@ from assigner.formats.profile import save_profile
 from assigner.formats.trace import save_trace
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import simulated
-from assigner.validation.rehearsal import rehearsed
+from assigner.validation.observed import rehearsed
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from assigner.formats.stage import Replica
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import build_program
 from assigner.schedule.simulate import run_program
-from assigner.validation.rehearsal import rehearsed
+from assigner.validation.observed import rehearsed
 
 KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": int | float}
 
