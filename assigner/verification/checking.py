@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import time
@@ -17,9 +18,7 @@ from assigner.formats.fineness import micro_batch_count
 from assigner.formats.profile import Verification
 from assigner.machine.cgroup import free_memory
 from assigner.machine.generators import kept_python
-from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.modes import left_in_eval
-from assigner.model.deferred.recorder import is_meta
 from assigner.model.marking.modules import batch_norms
 from assigner.model.members import parameters
 from assigner.runtime.forward.randomness import kept_generators
@@ -27,8 +26,7 @@ from assigner.runtime.ranks.process import settle_vector_maths
 from assigner.runtime.update.building import StandInParameters, built_optimizer
 from assigner.runtime.update.separability import CLOSURE_HINT, closure_words, needs_closure
 from assigner.verification.comparing import Moment, differences, differing, refusal
-from assigner.verification.draws import seed_modules
-from assigner.verification.exercise import Exercise
+from assigner.verification.exercise import Exercise, seed_modules
 from assigner.verification.locating import find_beginning
 from assigner.verification.partitions import Partitions, capture_ahead
 from assigner.verification.pieces import forward_differences
@@ -51,33 +49,6 @@ _FORWARDS_ALONE = (
     "the model does not fit here twice with its gradients and its optimizer: forwards were compared, and nothing is"
     " known of gradients, updates and rematerialisation; a check on a host with more memory tells"
 )
-
-
-class ReplayedModel(DeferredModel):
-    """A model without memory beside its initial values, of which every materialised tensor is a copy.
-
-    Each partition alone would replay the draws of the whole model before its own. The values are kept while sides are
-    built, and made again for later ones: beside sides that train they would be in the way.
-
-    Args:
-        deferred: The model; it stays as it is.
-    """
-
-    def __init__(self, deferred: DeferredModel) -> None:
-        vars(self).update(vars(deferred))
-        self._deferred = deferred
-        self._values: dict[int, torch.UntypedStorage] = {}
-
-    def replayed(self, storages: set[int]) -> dict[int, torch.UntypedStorage]:
-        """Copies of the memory behind some storages."""
-        if not self._values:
-            every = {tensor.untyped_storage()._cdata for tensor in self.tensors().values() if is_meta(tensor)}
-            self._values = self._deferred.replayed(every)
-        return {storage: self._values[storage].clone() for storage in storages}  # type: ignore[no-untyped-call]
-
-    def forget(self) -> None:
-        """Do not keep the values any longer."""
-        self._values = {}
 
 
 def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
@@ -164,7 +135,8 @@ class _Check:
 
     def __init__(self, exercise: Exercise) -> None:
         self._given = exercise
-        self._initial = ReplayedModel(exercise.graph.deferred)
+        self._initial = copy.copy(exercise.graph.deferred)
+        self._initial.kept = {}  # while sides are built: beside sides that train, the values would be in the way
         self._exercise = replace(exercise, graph=replace(exercise.graph, deferred=self._initial))
         self._plain: PlainModel | None = None
         self._captured = self._uncertain = False
@@ -248,7 +220,7 @@ class _Check:
 
     def _made(self, makers: Iterable[Callable[[], Side]]) -> list[Side]:
         sides = [maker() for maker in makers]
-        self._initial.forget()
+        self._initial.kept = {}
         return sides
 
     def _differences(self, plain: PlainModel, others: Sequence[Side], *, aligns: bool = True) -> list[list[Difference]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -99,24 +100,18 @@ def _watched(modules: Mapping[str, nn.Module], note: Callable[[_Call], None]) ->
     """Note every call of the modules, those of children first."""
     given: dict[str, list[list[torch.Tensor]]] = defaultdict(list)
 
-    def before(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            given[name].append(_copies((args, kwargs)))
+    def before(name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        given[name].append(_copies((args, kwargs)))
 
-        return hook
-
-    def after(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: Any, outputs: Any) -> None:
-            note(_Call(name, given[name].pop(), _copies(outputs)))
-
-        return hook
+    def after(name: str, _module: nn.Module, _args: Any, outputs: Any) -> None:
+        note(_Call(name, given[name].pop(), _copies(outputs)))
 
     handles = [
         handle
         for name, module in modules.items()
         for handle in (
-            module.register_forward_pre_hook(before(name), with_kwargs=True),
-            module.register_forward_hook(after(name)),
+            module.register_forward_pre_hook(partial(before, name), with_kwargs=True),
+            module.register_forward_hook(partial(after, name)),
         )
     ]
     try:

@@ -20,8 +20,7 @@ from assigner.runtime.update.rankoptimizer import RankOptimizer
 from assigner.runtime.update.scaling import GradientScaling
 from assigner.usercode import user_line
 from assigner.verification.comparing import HeardLoss, Item
-from assigner.verification.draws import ComparableDraws, SideGenerators
-from assigner.verification.exercise import STEPS, Exercise
+from assigner.verification.exercise import STEPS, ComparableDraws, Exercise, SideGenerators
 from assigner.verification.workers import CopyingMembership, Mailbox, Turns
 
 if TYPE_CHECKING:

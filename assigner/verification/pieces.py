@@ -7,6 +7,7 @@ is said of gradients, of updates and of rematerialisation.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from assigner.model.marking.owncopies import own_copy
 from assigner.model.marking.writing import StepStores
 from assigner.usercode import user_code
 from assigner.verification.comparing import Difference, Item, Moment, differing
-from assigner.verification.draws import ComparableDraws, SideGenerators
+from assigner.verification.exercise import ComparableDraws, SideGenerators
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -75,23 +76,17 @@ def _streamed(exercise: Exercise, cut: MicroBatch) -> Any:
     inside = tuple(f"{name}." for name in names)
     _put(model, deferred.materialise(name for name in deferred.tensors() if not name.startswith(inside)))
 
-    def filling(prefix: str) -> Any:
-        def fill(*_: object) -> None:
-            with _disable_current_modes():  # the draws of initial values are their own
-                _put(model, deferred.materialise(name for name in deferred.tensors() if name.startswith(prefix)))
+    def fill(prefix: str, *_: object) -> None:
+        with _disable_current_modes():  # the draws of initial values are their own
+            _put(model, deferred.materialise(name for name in deferred.tensors() if name.startswith(prefix)))
 
-        return fill
-
-    def emptying(prefix: str) -> Any:
-        def empty(*_: object) -> None:
-            _put(model, {name: each for name, each in deferred.tensors().items() if name.startswith(prefix)})
-
-        return empty
+    def empty(prefix: str, *_: object) -> None:
+        _put(model, {name: each for name, each in deferred.tensors().items() if name.startswith(prefix)})
 
     for name in names:
         module = model.get_submodule(name)
-        module.register_forward_pre_hook(filling(f"{name}."))
-        module.register_forward_hook(emptying(f"{name}."))
+        module.register_forward_pre_hook(partial(fill, f"{name}."))
+        module.register_forward_hook(partial(empty, f"{name}."))
     args, kwargs = pytree.tree_unflatten(cut.inputs, cut.structure)
     with (
         forwards_called([model.get_submodule(name) for name in names]), SideGenerators(1).in_use(), torch.no_grad(),

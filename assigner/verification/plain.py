@@ -21,7 +21,7 @@ from assigner.runtime.step.outputs import Part, join
 from assigner.runtime.step.results import exact_sum
 from assigner.usercode import user_code
 from assigner.verification.comparing import HeardLoss, Item, held_items
-from assigner.verification.draws import ComparableDraws, SideGenerators
+from assigner.verification.exercise import ComparableDraws, SideGenerators
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -70,6 +70,8 @@ class DeferredModel:
         replaced: The builder's tensors beside parameters and buffers, in whose places the model has those with values.
         for_gpus: Of these, the ones that the builder has made on a GPU: they belong where their modules are.
         lent: Tensors in the memory of arrays that the builder has its buffers, or such tensors, in.
+        kept: Initial values by storage, of which all that is materialised is a copy: each part alone replays the draws
+            of the whole model before its own. Those of all tensors come there with the first; None: none are kept.
 
     Raises:
         UsageError: the builder looks at random values, which do not exist yet, changes tensors that it has loaded, or
@@ -77,7 +79,7 @@ class DeferredModel:
     """
 
     def __init__(self, builder: Callable[[], nn.Module], *, seed: int) -> None:
-        kept, recorder, self._draws = torch.get_rng_state(), CallRecorder(), SharedDraws()
+        before, recorder, self._draws = torch.get_rng_state(), CallRecorder(), SharedDraws()
         try:
             torch.default_generator.manual_seed(seed)  # builders draw from no other, and the script goes on with those
             with (
@@ -90,7 +92,7 @@ class DeferredModel:
             raise UsageError(f"the model's builder {error.message} at {user_line(error)}", hint=error.hint) from error
         finally:
             recorder.draws.restore()
-            torch.set_rng_state(kept)
+            torch.set_rng_state(before)
         if not isinstance(self.model, nn.Module):
             raise UsageError(f"Workload.model gave {type(self.model).__name__}", hint="it must return an nn.Module")
         _check_scripted(self.model)
@@ -99,6 +101,7 @@ class DeferredModel:
             recorder.keep_unseen(tensor, f"as {name}")
         check_hung(self.tensors())
         self._calls, self._storages = recorder.calls, recorder.storages
+        self.kept: dict[int, torch.UntypedStorage] | None = None
         self._make_unregistered(recorder)
         self.outside = objects_outside(builder, self.model)
 
@@ -163,7 +166,12 @@ class DeferredModel:
 
     def replayed(self, storages: set[int]) -> dict[int, torch.UntypedStorage]:
         """The memory behind some meta storages, with its initial values."""
-        return Replay(self._calls, storages).run()
+        if self.kept is None:
+            return Replay(self._calls, storages).run()
+        if not self.kept:
+            every = {tensor.untyped_storage()._cdata for tensor in self.tensors().values() if is_meta(tensor)}
+            self.kept = Replay(self._calls, every).run()
+        return {storage: self.kept[storage].clone() for storage in storages}  # type: ignore[no-untyped-call]
 
     def materialise(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """The named parameters and buffers with their initial values.
