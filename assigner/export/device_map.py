@@ -92,11 +92,7 @@ def _rest(plan: Plan, held: ModelContent | None, found: Mapping[str, str]) -> It
 def _at_first(
     profile: Profile, known: ModelContent, found: Mapping[str, str], devices: Mapping[str, str], *, exact: bool
 ) -> Iterator[str]:
-    """What accelerate puts on one device before it goes to several.
-
-    Raises:
-        FormatError: it does not fit.
-    """
+    """What accelerate puts on one device before it goes to several; a FormatError where it does not fit."""
     for name, device in found.items():
         inner = [other for other in found if _is_in(other, name)]
         if {found[other] for other in inner} <= {device}:

@@ -62,8 +62,6 @@ def partition_drawing(plan: Plan, profile: Profile, *, every: bool = False) -> E
 
 
 class _Drawing:
-    """The lines of one drawing."""
-
     def __init__(self, plan: Plan, profile: Profile, *, every: bool) -> None:
         self.plan, self.profile, self.cost = plan, profile, CostModel(profile)
         runs = [(n, run) for n, stage in enumerate(plan.stages) for run in _runs(profile, stage, every=every)]

@@ -201,12 +201,7 @@ class _Track(NamedTuple):
 
 
 class _Tracks:
-    """The tracks of one process, made as they are needed.
-
-    Args:
-        pid: The process.
-        numbers: Gives a new track its number.
-    """
+    """The tracks of one process, made as they are needed, each with the next of some numbers."""
 
     def __init__(self, pid: int, numbers: Iterator[int]) -> None:
         self.pid, self._numbers = pid, numbers
@@ -214,14 +209,7 @@ class _Tracks:
         self._free: dict[str, list[list[int]]] = defaultdict(list)  # by name: [tid, when it is free]
 
     def place(self, name: str, order: int, start_s: float, end_s: float) -> _SlicePlace:
-        """Put a slice on a track; slices come in the order of their starts.
-
-        Args:
-            name: Of the track.
-            order: Where the track stands in its process.
-            start_s: Of the slice.
-            end_s: Of the slice.
-        """
+        """Put a slice on a track that stands where `order` says; slices come in the order of their starts."""
         start, end, rows = _microseconds(start_s), _microseconds(end_s), self._free[name]
         row = next((each for each in rows if start >= each[1] - _SLACK), None)
         if row is None:
@@ -264,14 +252,7 @@ def _rank(worker: str) -> str:
 
 
 def _details(span: Span, plan: Plan, other_s: Mapping[_Key, float], other: str) -> dict[str, Any]:
-    """What is said of an action when it is clicked.
-
-    Args:
-        span: The action.
-        plan: What was run.
-        other_s: Seconds of the same actions on the other side, by key; of a reduction, of all its buckets.
-        other: The other side's name.
-    """
+    """What is said of an action when it is clicked; `other_s`: of the other side, of a reduction of all its buckets."""
     found: dict[str, Any] = {"seconds": _exact(span.seconds)}
     seconds = other_s.get(_key(span))
     if seconds is not None:

@@ -111,11 +111,7 @@ def _signature(named: NamedModel) -> inspect.Signature | None:
 
 
 def _check_keywords(named: NamedModel) -> None:
-    """The class or function takes each keyword that was given.
-
-    Raises:
-        UsageError: it does not.
-    """
+    """A UsageError where the class or function does not take a keyword that was given."""
     signature = _signature(named)
     parameters = () if signature is None else signature.parameters.values()
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in parameters):

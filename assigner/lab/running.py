@@ -319,11 +319,7 @@ def _judge(
     cluster: Cluster, groups: Sequence[HostGroup], codes: list[int], *, first: int | None, late: list[int],
     timeout_s: float | None,
 ) -> None:  # fmt: skip
-    """Raise what went wrong: the cause, where it is known, before its effects.
-
-    Raises:
-        WorkerError: a host, or the machine, was out of memory, or a host failed, or was stopped.
-    """
+    """Raise what went wrong: the cause, where it is known, before its effects."""
     if first is None and not late:
         return
     names = [host.name for host in cluster.host]

@@ -126,9 +126,6 @@ def _few_threads(workers: int) -> Iterator[None]:
 class _Check:
     """The check with batches of one size.
 
-    Args:
-        exercise: What to train on.
-
     Attributes:
         unfit: The plain model fails with batches of this size, or cannot be captured for them.
     """
@@ -227,11 +224,7 @@ class _Check:
         return differences(self._exercise, plain, others, evaluates=self._evaluates, aligns=aligns)
 
     def _explained(self, above: Sequence[list[Difference]]) -> Iterator[str]:
-        """Why differences that are above the floor are no reason to refuse the model, as a caution where it is one.
-
-        Raises:
-            MarkingError: they are one.
-        """
+        """Why differences above the floor are no reason to refuse the model, as a caution; else a MarkingError."""
         exercise = self._exercise
         again, moved = self._beside(
             functools.partial(PlainModel, exercise), functools.partial(PlainModel, exercise, nudged=True), aligns=False

@@ -29,13 +29,7 @@ _MOST_LINES = 4
 
 
 class _Call(NamedTuple):
-    """One call of a module.
-
-    Args:
-        name: The module's name in the model.
-        inputs: The tensors that it was given.
-        outputs: Those that it returned.
-    """
+    """One call of a module, by its name in the model, with the tensors that it was given and returned."""
 
     name: str
     inputs: list[torch.Tensor]

@@ -33,13 +33,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Seat:
-    """One worker with its partition.
-
-    Args:
-        member: Its part in the run.
-        installed: The partition, and what runs it.
-        optimizer: Over the partition's parameters.
-    """
+    """One worker: its part in the run, its partition with what runs it, and an optimizer over its parameters."""
 
     member: CopyingMembership
     installed: Installation

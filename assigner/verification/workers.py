@@ -37,11 +37,7 @@ class _StoppedError(BaseException):
 
 
 class _Turn(Generic[T]):
-    """One thread and what it waits for.
-
-    Args:
-        body: What it runs.
-    """
+    """One thread and what it waits for."""
 
     def __init__(self, body: Callable[[], T]) -> None:
         self.ready: Callable[[], bool] = lambda: True

@@ -114,7 +114,6 @@ def _put_given(held: Any, values: dict[str, Any]) -> None:
 
 
 def _put_slots(held: Any, values: dict[str, Any]) -> None:
-    """Have an object's slots hold what `slots_of` gave."""
     kind: type = type(held)
     for name in slot_names(kind):
         if name in values:

@@ -159,7 +159,6 @@ def _original(kind: Any) -> Any:
 
 
 def _untrained(tensor: torch.Tensor, func: Any, hint: str = "") -> UsageError:
-    """An error of a script that uses a tensor which nobody trains."""
     asked = func.__name__ if func.__name__ not in ("__get__", "__set__") else func.__self__.__name__
     if tensor in _moved:
         return UsageError(

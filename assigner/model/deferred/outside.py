@@ -125,12 +125,7 @@ def _is_leaf(kind: type) -> bool:
 
 
 def _parts(value: Any, files: set[int]) -> Iterator[Any]:
-    """What an object holds.
-
-    Args:
-        value: The object.
-        files: Those whose names were given already: each function of a file can name all that stands at its top.
-    """
+    """What an object holds; `files`: those whose names were given already, since each function can name them all."""
     if isinstance(value, _CONTAINERS):
         if len(value) <= MOST_ITEMS:
             yield from dict.values(value) if isinstance(value, dict) else value

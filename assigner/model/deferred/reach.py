@@ -222,12 +222,8 @@ def _classes(place: Place, kind: type) -> list[_Found]:
 def _of_class(place: Place, value: type, extent: _Extent, *, of_modules: bool = False) -> Iterable[_Found]:
     """The user's own among its bases, its methods, and what it keeps for all of its objects.
 
-    Args:
-        place: Of the class.
-        value: The class.
-        extent: Of the walk.
-        of_modules: The walk has begun with modules of it: a capture looks at what their methods read in files. Of no
-            other class does it.
+    `of_modules`: the walk has begun with modules of it: a capture looks at what their methods read in files, and at
+    that of no other class.
     """
     if extent.top == "read" and not of_modules:
         return _members(place.named(value.__name__), value, extent) if is_own(value.__module__) else []

@@ -395,7 +395,6 @@ class LooksReal(TorchFunctionMode):
             return func(*args, **kwargs)
 
     def _told(self, func: Any, tensor: torch.Tensor) -> Any:
-        """What is said of a tensor on the meta device."""
         if func is torch.Tensor.data_ptr:
             return self.recorder.place(tensor.untyped_storage()) + tensor.storage_offset() * tensor.element_size()
         return torch.device("cpu") if func == self._DEVICE else False
