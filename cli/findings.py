@@ -213,11 +213,7 @@ def installed(package: str) -> str | None:
 
 
 def _programs(solvers: dict[str, Any] | None) -> Iterator[Finding]:
-    """Python, what assigner cannot do without, and the solvers.
-
-    Args:
-        solvers: For each solver why it does not solve, or empty; None: they could not be asked.
-    """
+    """Python, what assigner cannot do without, and the solvers, each with why it does not solve; None: nobody knows."""
     here = f"{platform.python_version()} ({platform.system()} {platform.machine()})"
     yield Finding("python", "ok", here, value=platform.python_version())
     yield Finding("assigner", "ok", installed("assigner") or "not installed as a package", value=installed("assigner"))

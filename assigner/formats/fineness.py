@@ -77,11 +77,6 @@ def rows_each(batch: int, count: int, *, joint: str = " or ") -> str:
     """How many rows each of so many micro-batches has: `8`, or `6 or 7` where the batch does not come out even.
 
     Training makes them at most one row apart.
-
-    Args:
-        batch: Its rows.
-        count: Of micro-batches.
-        joint: Between both numbers.
     """
     least, rest = divmod(batch, count)
     return f"{least:,}{joint}{least + 1:,}" if rest else f"{least:,}"

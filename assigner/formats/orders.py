@@ -98,13 +98,7 @@ def forwards_taken(orders: Mapping[str, Sequence[ListedStep]], stage: int) -> di
 
 
 def check_orders(orders: Mapping[str, Sequence[ListedStep]], stages: Sequence[Stage], micro_batches: int) -> None:
-    """Raise FormatError unless the orders are sound in themselves.
-
-    Args:
-        orders: The steps of each worker.
-        stages: The plan's.
-        micro_batches: M.
-    """
+    """Raise FormatError unless the orders, by worker, are sound in themselves."""
     holders = dict.fromkeys(worker for stage in stages for worker in stage.workers)
     for worker in orders:
         if worker not in holders:

@@ -165,15 +165,10 @@ class Plan(OnScreen):
         return 1 + max(rank_of(worker) for worker in self.workers)
 
     def cut(self, micro_batches: int, micro_batch_size: int, *, batch_size: int) -> Plan:
-        """The plan with other micro-batches; no stage keeps more of them than there are.
+        """The plan with other micro-batches, sizes in samples; no stage keeps more of them than there are.
 
         Replicas share them as before, to whole ones: where they are few, one of them may have none. Listed orders keep
         the steps of the first micro-batches, on the workers that had them.
-
-        Args:
-            micro_batches: In a step.
-            micro_batch_size: In samples.
-            batch_size: In samples.
 
         Raises:
             UsageError: the orders are listed for fewer micro-batches.
@@ -248,12 +243,7 @@ def _check_listed(plan: Plan) -> None:
 
 
 def refuse_replicas(plan: Plan, what: str) -> None:
-    """Raise UsageError if a stage of the plan has several workers.
-
-    Args:
-        plan: Which is used.
-        what: What does not carry that, `the export for torchgpipe`.
-    """
+    """Raise UsageError if a stage has several workers, which `what` (`the export for torchgpipe`) does not carry."""
     for n, stage in enumerate(plan.stages):
         if stage.replicas:
             raise UsageError(

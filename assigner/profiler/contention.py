@@ -57,9 +57,7 @@ class SharedWire:
 def find_shared_wires(lane: Lane, largest: int) -> list[SharedWire]:
     """Let all neighbours send at once. Every rank calls this at the same time, and gets the same answer.
 
-    Args:
-        lane: This rank's messages.
-        largest: The largest message to send, in bytes.
+    No message has more than `largest` bytes.
     """
     workers = lane.workers
     if workers < 2:
@@ -103,9 +101,7 @@ def shared_wires(links: Sequence[Directed], slower: Slowdown) -> list[SharedWire
 def joined_wires(rings: Sequence[Sequence[SharedWire]], slower: Slowdown) -> list[SharedWire]:
     """The wires of both rounds, with those made one that are one: beside the other's links some take far longer still.
 
-    Args:
-        rings: The wires of each round of neighbours; of a round with many, none is tried.
-        slower: See `Slowdown`.
+    `rings` has the wires of each round of neighbours; of a round with many, none is tried.
     """
     if len(rings) < 2 or max(map(len, rings)) > _JOINED_UP_TO:
         return [wire for ring in rings for wire in ring]

@@ -80,12 +80,7 @@ def stage_partitions(graph: PartitionGraph, names: Sequence[str], budget_bytes: 
 
 
 def measured_stages(benches: Mapping[Point, PartitionBench], workbench: Workbench) -> list[StageBench]:
-    """Points of each size as one stage, with others beside them; where memory is short each of them alone.
-
-    Args:
-        benches: Those that are measured.
-        workbench: Makes the company's; the bytes of all are known there.
-    """
+    """Points of each size as one stage, with others beside them; where memory is short each of them alone."""
     return [
         stage
         for size in dict.fromkeys(point.micro_batch for point in benches)
@@ -213,12 +208,7 @@ class JoinedBenches:
 
 
 def joined_benches(benches: Sequence[PartitionBench], graph: PartitionGraph) -> list[AloneBench | JoinedBenches]:
-    """Those joined that may be, and of which each reads what one in front of it makes.
-
-    Args:
-        benches: Of a stage, in the model's order; each has run once.
-        graph: The model's partitions.
-    """
+    """Those of a stage joined that may be, each reading what one in front makes; in the model's order, all run once."""
     found: list[list[PartitionBench]] = []
     for bench in benches:
         before = {each.name for each in found[-1]} if found and found[-1][-1].joins() and bench.joins() else set()

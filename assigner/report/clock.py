@@ -47,9 +47,7 @@ class Placed(NamedTuple):
 def clock(plan: Plan, profile: Profile | None = None) -> tuple[Placed, ...]:
     """All of a step's forwards and backwards, stage by stage in the order of their ticks.
 
-    Args:
-        plan: What is scheduled.
-        profile: It knows which stage needs which; None: each is taken to need the one before it.
+    Without a profile, which knows which stage needs which, each is taken to need the one before it.
 
     Raises:
         FormatError: the plan's program cannot run.

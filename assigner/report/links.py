@@ -69,12 +69,7 @@ def rate(link: Link, size: float) -> float:
 
 
 def links(profile: Profile, *, everything: bool = False) -> Report:
-    """Bandwidth and latency of every link, or of groups of them.
-
-    Args:
-        profile: Its links.
-        everything: Each worker has its row, however many there are.
-    """
+    """Bandwidth and latency of every link, or of groups of them where there are many and not everything is asked."""
     if len(profile.workers) == 1:
         return ()
     if not profile.links:
@@ -209,12 +204,7 @@ def _messages(link: TransferPrediction, program: Program) -> tuple[str, str]:
 
 
 def collectives(profile: Profile, *, everything: bool = False) -> Report:
-    """One row for each set of workers; of many those that are furthest from the formula, and of all workers.
-
-    Args:
-        profile: Its all-reduces, and the links that they are compared with.
-        everything: A row for each, however many there are.
-    """
+    """One row for each set of workers; of many, unless all are asked for, those furthest from the formula, and all."""
     if not profile.collectives:
         return ()
     said = {each.workers: formula_s(profile, each) for each in profile.collectives}

@@ -25,13 +25,7 @@ FAR = 0.15
 
 
 def measured(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns], *, digits: int | None = None) -> Report:
-    """The table of what was measured, and sentences on what it means.
-
-    Args:
-        plans: Names and plans; the first is the baseline.
-        found: What `runs_by_plan` gives.
-        digits: Behind the point; None: as many as suit.
-    """
+    """The table of what `runs_by_plan` found, and sentences on what it means; the first plan is the baseline."""
     if not found:
         return ()
     base_name, baseline = plans[0]
@@ -160,9 +154,7 @@ def _steps_data(steps: Steps, plan: Plan, baseline: Plan, base: PlanRuns | None)
 def step_times_text(found: StepTimes, plan: Plan) -> str:
     """A run's step beside its plan's prediction, in one line: what `assigner run` says at its end.
 
-    Args:
-        found: The steps of the run.
-        plan: What it was started with; without a prediction where none holds.
+    A plan whose prediction does not hold has none here.
     """
     if not found.seconds:
         return f"step: none to hold against the prediction: {_other_steps(found)}"

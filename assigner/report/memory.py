@@ -68,11 +68,6 @@ def memory_bars(plan: Plan, profile: Profile | None = None, *, everything: bool 
 
     The bars have one scale, to the largest peak: many a model needs a hundredth of its worker's memory, and a bar of
     the whole of that would be empty.
-
-    Args:
-        plan: A plan.
-        profile: It knows what the plan leaves alone; None: no reserve is shown.
-        everything: All workers, however many; else the fullest of many.
     """
     if plan.predicted is None or not plan.predicted.workers:
         return ()

@@ -99,12 +99,7 @@ def same(baseline: Plan, other: Plan) -> bool:
 
 
 def placement_changes(plans: Sequence[tuple[str, Plan]], *, everything: bool = False) -> Report:
-    """What every other plan changes against the first.
-
-    Args:
-        plans: Names and plans; the first is the baseline.
-        everything: All partitions, not only those that changed.
-    """
+    """What every other plan changes against the first: the partitions that changed, or everything."""
     if len(plans) - 1 > DETAILED:
         return (_summary(plans), *_matrix(plans, everything=everything))
     return tuple(_detailed(plans[0], other, everything=everything) for other in plans[1:])

@@ -123,12 +123,7 @@ def describe_prediction(predicted: Prediction) -> str:
 
 
 def bottleneck(plan: Plan, profile: Profile | None) -> Report:
-    """What limits the plan, in a sentence; nothing where it has no prediction.
-
-    Args:
-        plan: A plan.
-        profile: What it was solved from, for the critical path; None: what is busiest is said to limit the plan.
-    """
+    """What limits the plan, in a sentence; by the critical path if there is a profile; nothing without a prediction."""
     if plan.predicted is None or not plan.predicted.workers:
         return ()
     path = None if profile is None else path_shares(simulated(plan, CostModel(profile)))
@@ -309,11 +304,8 @@ def speed_up(plan: Plan) -> float | None:
 def baselines(plan: Plan, *, most: int | None = None) -> Report:
     """Each baseline with what the plan gains over it, the best of them said in a cell and below.
 
-    Baselines are placed and priced for a short step: a plan of another objective is not held against them.
-
-    Args:
-        plan: A plan.
-        most: How many are shown, the fastest; None: all.
+    Baselines are placed and priced for a short step: a plan of another objective is not held against them. `most`: so
+    many are shown, the fastest.
     """
     if not plan.baselines:
         return ()
@@ -384,12 +376,7 @@ def plan_data(plan: Plan, *, profile: Profile | None = None, notes: Sequence[str
 
 
 def candidates(plan: Plan, *, most: int | None = None) -> Report:
-    """The candidates of a plan as a table; nothing where it has none.
-
-    Args:
-        plan: What was solved.
-        most: How many are shown, the chosen one and those nearest to it; None: all.
-    """
+    """The candidates of a plan as a table, all or the chosen one and those nearest to it; nothing where it has none."""
     if not plan.candidates:
         return ()
     shown = plan.candidates if most is None else _nearest(plan.candidates, most)

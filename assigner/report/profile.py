@@ -23,12 +23,7 @@ WORKER_LIMIT = 16
 
 
 def profile_report(profile: Profile, *, everything: bool = False) -> Report:
-    """What `assigner show PROFILE` prints.
-
-    Args:
-        profile: The profile.
-        everything: Every worker, partition, link and warning, however many.
-    """
+    """What `assigner show PROFILE` prints; `everything`: every worker, partition, link and warning, however many."""
     workload = profile.workload
     head = [f"profile of {workload.name}", f"batch of {workload.batch_size}", workload.dtype, workload.optimizer]
     made = [text for text in (profile.created_at, profile.tool_version) if text]

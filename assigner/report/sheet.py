@@ -243,12 +243,7 @@ def host_width(profile: Profile | None) -> int:
 
 
 def with_hosts(report: Iterable[Part], profile: Profile | None) -> Report:
-    """A report whose tables of workers name their hosts.
-
-    Args:
-        report: Tables with a column `worker` get one more behind it.
-        profile: What knows the hosts.
-    """
+    """A report in which tables with a column `worker` name the hosts behind it, if the profile knows several."""
     hosts = host_names(profile)
     return tuple(_named(part, hosts) if hosts and isinstance(part, Sheet) else part for part in report)
 

@@ -94,13 +94,7 @@ def doubt(profile: Profile) -> str | None:
 
 
 def warnings(profile: Profile, groups: Sequence[PartitionGroup], *, everything: bool = False) -> Report:
-    """What a reader should know before trusting the profile.
-
-    Args:
-        profile: Its figures, and what was seen while they were measured.
-        groups: Its partitions, like ones together.
-        everything: Each warning on a line of its own.
-    """
+    """What a reader should know before trusting the profile; `everything`: each warning on a line of its own."""
     if everything:
         return tuple(_warning(text) for text in (*profile_warnings(profile), *other_warnings(profile)))
     others = (*limits(profile), *other_warnings(profile))

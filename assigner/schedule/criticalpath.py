@@ -28,11 +28,7 @@ Where = tuple[str, ...]
 
 
 def critical_path(timeline: Timeline) -> tuple[int, ...]:
-    """Positions of the path's events in the timeline, the first one first.
-
-    Args:
-        timeline: What was simulated; its events stand behind all that they wait for.
-    """
+    """Positions of the path's events in the timeline, each behind all that it waits for; the first one first."""
     free: dict[tuple[str, float], int] = {}  # by worker and moment: what it was busy with until then
     made: dict[tuple[str, float], int] = {}
     idle: dict[tuple[str, str, float], int] = {}  # by link and moment: the message that was on it until then

@@ -23,11 +23,7 @@ Need = tuple[int, bool, int]
 
 
 def check_orders_run(plan: Plan, edges: Sequence[Edge]) -> None:
-    """Play the listed orders of a plan against each other.
-
-    Args:
-        plan: Its orders are sound in themselves.
-        edges: The values between partitions.
+    """Play the listed orders of a plan, sound in themselves, against each other.
 
     Raises:
         FormatError: some steps cannot run; the message names who waits for whom.

@@ -297,8 +297,7 @@ class StepTimer:
     def queues(self, orders: Sequence[Sequence[Step]]) -> list[Queue]:
         """The jobs of the plan's program without its actions, and behind them what workers do together.
 
-        Args:
-            orders: What each worker computes before its update, in the order of `plan.workers`.
+        `orders` has what each worker computes before its update, in the order of `plan.workers`.
         """
         found = [self._queue(worker, steps) for worker, steps in zip(self.plan.workers, orders, strict=True)]
         return [*found, *self.prices.collectives()]
