@@ -3,7 +3,6 @@
 replication                   which of a stage's workers takes which micro-batch; who updates what of it, and what
                               that takes
 orders                        what every worker computes in which order: one function for each schedule
-interleaving                  one of these: interleaved 1F1B
 deadlock                      whether listed orders would wait for each other for ever
 program                       the same with messages and the update
 cost, rings                   seconds and bytes of one action, and of an all-reduce; only here are measurements

@@ -9,8 +9,7 @@ import pytest
 from torch.distributed.pipelining.schedules import _get_1f1b_rank_ops, _get_warmup_ops
 
 from assigner.formats.stage import Replica, Stage
-from assigner.schedule.interleaving import interleaved_orders
-from assigner.schedule.orders import ActionKind, in_flight, listed, order_of
+from assigner.schedule.orders import ActionKind, in_flight, interleaved_orders, listed, order_of
 from assigner.schedule.simulate import predict
 from tests.builders import make_plan, make_profile, worker_name
 
