@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import console, names
+from . import completion, console
 from .options import Json
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_command(
-    workload: Annotated[str, names.WORKLOAD],
+    workload: Annotated[str, completion.WORKLOAD],
     *,
     mark: Annotated[
         list[str] | None,

@@ -8,7 +8,7 @@ import typer
 from assigner.errors import UsageError
 
 from . import console
-from .names import functions
+from .completion import functions
 from .options import Force, Json, PlanFile, PricingProfile, written
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import typer
 from assigner.errors import UsageError
 from assigner.settings import FieldFlag, declared
 
-from . import names
+from . import completion
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def _flag(each: FieldFlag, variables: str) -> inspect.Parameter:
         metavar=about.metavar,
         help=about.help,
         rich_help_panel=about.panel,
-        autocompletion=getattr(names, about.completes) if about.completes else None,
+        autocompletion=getattr(completion, about.completes) if about.completes else None,
         min=about.least,
         case_sensitive=False,
         **({} if about.form.taken == list[str] else environment),

@@ -16,7 +16,7 @@ from assigner.launch.stopping import SignalledExit
 from assigner.machine.launchedrank import launched
 from assigner.profiler.options import MEASURING, RANKS, ProfileDestination, ProfileOptions
 
-from . import console, names
+from . import completion, console
 from .check import compared
 from .configuration import settings_file
 from .given import Given
@@ -40,7 +40,7 @@ _FOUND = "ASSIGNER_VERIFICATION"
 
 
 def profile_command(
-    workload: Annotated[str | None, names.WORKLOAD] = None,
+    workload: Annotated[str | None, completion.WORKLOAD] = None,
     *,
     output: Annotated[Path, written("PROFILE", help="The profile file to write.")],
     workers: Annotated[

@@ -5,7 +5,7 @@ own backend, so that a plan's prices are those of the program that will run.
 
     options, session, rank, tasks what is asked for, and what `--only` names; one run, and what it puts back; one
                                   rank's part of it; who measures what
-    exchange, rankprogress        what ranks tell each other while they measure, and how long it will still take
+    rankprogress                  what ranks tell each other while they measure, and how long it will still take
     walk, partitionbench, stagegroups
                                   real inputs of each kind; partitions ready to run; those that are measured together
     computetimes, sampling, update, memory

@@ -18,13 +18,12 @@ from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.profiler.assembly import RankReport, main_dtype, optimizer_name
 from assigner.profiler.collectives import SIZES, measure_collectives
 from assigner.profiler.computetimes import ComputeMeasurement
-from assigner.profiler.exchange import OTHERS
 from assigner.profiler.host import VisibleGpus, device_place, host_facts, rank_device, start_up, visible_gpus
 from assigner.profiler.journal import FoundWires, Head, Journal, Note, OptimizerSize, journal_path
 from assigner.profiler.links import SweepOptions, measure_links
 from assigner.profiler.options import LINKS, Selection
 from assigner.profiler.partitionbench import state_bytes
-from assigner.profiler.rankprogress import Forecast, RanksProgress
+from assigner.profiler.rankprogress import OTHERS, Forecast, RanksProgress
 from assigner.profiler.tasks import Point, RankState, Start, assign_tasks, check_states
 from assigner.profiler.walk import representatives
 from assigner.runtime.forward.randomness import kept_generators
@@ -36,9 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from assigner.model.workload import Workload
-    from assigner.profiler.exchange import Exchange
     from assigner.profiler.options import Links, ProfileDestination, ProfileOptions
-    from assigner.profiler.rankprogress import RankProgress
+    from assigner.profiler.rankprogress import Exchange, RankProgress
 
 _ROUND_S = 5.0  # a round of links, until one is measured
 _REDUCES_S = 2.0  # a round of all-reduces

@@ -24,10 +24,9 @@ from assigner.machine.launchedrank import launched
 from assigner.model.marking.modules import TOO_FEW_VALUES, batch_norms
 from assigner.model.workload import call_arguments
 from assigner.profiler.assembly import RankReport, assemble, renew, verified, workload_reference
-from assigner.profiler.exchange import OTHERS, Exchange
 from assigner.profiler.options import Selection
 from assigner.profiler.rank import RankSession
-from assigner.profiler.rankprogress import Heartbeat
+from assigner.profiler.rankprogress import OTHERS, Exchange, Heartbeat
 from assigner.profiler.tasks import RefusedError, Start, describe
 from assigner.runtime.failures.failure import FailureWatch
 from assigner.runtime.forward.randomness import kept_generators

@@ -21,7 +21,7 @@ from assigner.formats.profile import Verification
 from assigner.formats.profilewarnings import other_warnings, profile_warnings
 from assigner.profiler.assembly import verified, workload_reference
 from assigner.profiler.session import check_sizes, default_micro_batches, without_single_rows
-from assigner.report.page.splits import splits
+from assigner.report.page.shown import splits
 from assigner.report.placementchanges import settings
 from assigner.report.plan import candidates, plan_report, title
 from assigner.report.profile import verification_report

@@ -235,7 +235,7 @@ def test_starts_are_in_the_file(plan, profile):
 def test_splits_are_priced_once(plan, profile, monkeypatch):
     """However often a page needs its placement at other numbers of micro-batches, they are priced once."""
     calls = []
-    monkeypatch.setattr("assigner.report.page.splits.step_s", lambda *args: calls.append(args) or step_s(*args))
+    monkeypatch.setattr("assigner.report.page.shown.step_s", lambda *args: calls.append(args) or step_s(*args))
     page_html([shown("plan", plan, profile)], title="t", made_at="today")
     assert len(calls) == 7
 

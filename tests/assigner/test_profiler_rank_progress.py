@@ -10,9 +10,8 @@ from stopped_store import stopped_store
 
 from assigner.launch import limitedstore
 from assigner.launch.limitedstore import StoreSilentError
-from assigner.profiler import exchange, rankprogress
-from assigner.profiler.exchange import Exchange, workers_text
-from assigner.profiler.rankprogress import Forecast, Heartbeat, RankProgress, RanksProgress
+from assigner.profiler import rankprogress
+from assigner.profiler.rankprogress import Exchange, Forecast, Heartbeat, RankProgress, RanksProgress, workers_text
 from assigner.runtime.messages.sending import LostConnectionError
 
 
@@ -193,7 +192,7 @@ def test_a_stopped_store_that_goes_on_finds_hearts_that_beat(monkeypatch):
 
 def test_whoever_is_missing_is_named(monkeypatch):
     """All of them, after the time-out, and at once where one is gone; what this rank is at, and whom it waits for."""
-    monkeypatch.setattr(exchange, "_LOOK_S", 0.01)
+    monkeypatch.setattr(rankprogress, "_CHECK_S", 0.01)
     store = dist.HashStore()
     table = Exchange(store, 1, 4, timeout_s=0.2)
     table.watch = SimpleNamespace(busy_since=None)

@@ -37,8 +37,7 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.report.agreement import other_remat
 from assigner.report.comparison import figures_data
-from assigner.report.page.shown import bound_s
-from assigner.report.page.splits import splits_figures
+from assigner.report.page.shown import bound_s, splits_figures
 from assigner.report.sheet import host_names
 from assigner.schedule.criticalpath import critical_path
 from assigner.schedule.orders import CALLED, TOGETHER, ActionKind

@@ -11,8 +11,7 @@ from assigner.formats.fineness import rows_each, split_text
 from assigner.report.agreement import agreement_report, missed_by, other_remat
 from assigner.report.memory import PARTS, fullness, misfit
 from assigner.report.page.markup import barred
-from assigner.report.page.shown import beaten, bound_s, changed, unlike_batches
-from assigner.report.page.splits import MOST
+from assigner.report.page.shown import MOST, beaten, bound_s, changed, unlike_batches
 from assigner.report.plan import (
     best_baseline,
     method,
