@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,8 @@ class Case:
         return kind == "equal"
 
 
-CASES: dict[str, Case] = {}
+CASES: UserDict[str, Case] = UserDict()
+"""In a kind of Python's own that nothing looks into: a capture walks all that a model's file can name."""
 
 
 def case(
