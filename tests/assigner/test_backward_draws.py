@@ -218,6 +218,7 @@ class NoisyLoss:
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [True, False])
 def test_a_loss_draws_the_same_under_every_plan(counts):
     """And so does the last partition, whose backward follows in the same generators or in a later recompute."""

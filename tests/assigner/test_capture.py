@@ -559,6 +559,7 @@ class Leaves(nn.Linear):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leave", "name"),
     [
@@ -910,6 +911,7 @@ def _left(term: Callable[[Any], Any]) -> Any:
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("term", "name"),
     sweep([

@@ -86,6 +86,7 @@ def test_dropout_is_that_of_the_eager_model(given):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_running_statistics_are_deferred_too(remat):
     """BatchNorm inside a compiled partition, at any depth: the plain model's running values."""

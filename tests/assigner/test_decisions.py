@@ -28,6 +28,7 @@ class Repaired(nn.Linear):
         return super().forward(x) if self.wrong(x.abs() > 99) else x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -181,6 +181,7 @@ def scaled_by_a_norm(norm) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "builder",
     [

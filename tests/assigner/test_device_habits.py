@@ -274,6 +274,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_kernels_leave_strides_of_their_own(device: str, dtype: torch.dtype) -> None:
     """A view between partitions is right for those of each device."""

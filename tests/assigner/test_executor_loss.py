@@ -44,6 +44,7 @@ def _layers() -> nn.Sequential:
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["micro_batch", "batch"])
 @pytest.mark.parametrize("remat", ["never", "always"])
 def test_a_loss_without_a_gradient(remat: str, over: str):

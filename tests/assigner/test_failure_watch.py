@@ -139,6 +139,7 @@ def test_whoever_knows_of_a_failure_stays_until_all_do(watching: Callable[..., F
         each.known.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["worker:2", "one of worker:2/cpu, worker:3/cpu"])
 def test_nobody_waits_for_a_rank_that_is_gone(
     watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch, gone: str

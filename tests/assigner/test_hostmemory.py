@@ -263,6 +263,7 @@ def test_training_through_memory(ranks: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_with_messages_in_memory(forked: ForkedRanks, tmp_path: Path, victim: int) -> None:

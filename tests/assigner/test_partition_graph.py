@@ -87,6 +87,7 @@ def test_values_that_code_behind_them_asks_whether_they_require_a_gradient():
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", [lambda x: x.is_leaf, lambda x: x.grad_fn is None])
 def test_the_graph_behind_a_value_is_not_asked_for(ask: Callable[[torch.Tensor], bool]):
     """It begins anew at a partition, and between partitions; of what has none, and of its own, a partition may ask."""

@@ -132,6 +132,7 @@ def test_what_is_done_to_parameters_by_themselves_is_not(change: Change, dtype: 
     Ranks(3, change, dtype).check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [0.5, 0.3, 1.5])
 def test_a_part_of_the_model_by_one_number_is_none(by: float) -> None:
     """In hundreds of updates, whatever norm is left."""

@@ -77,6 +77,7 @@ def test_prices_are_those_of_the_plans():
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sweep(range(5), quick=4))
 def test_no_split_of_the_chain_beats_the_plan(seed):
     """A proven optimum is never above a simpler way."""

@@ -71,6 +71,7 @@ def test_the_bound_is_below_every_plan_and_the_plan_within_its_gap(seed, schedul
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("blocks", "workers"), [(4, 2), (8, 3)])
 def test_a_language_model_with_tied_embeddings_is_proven_like_a_chain(blocks, workers):
     plan = solve(language_model(blocks=blocks, workers=workers)).plan

@@ -323,6 +323,7 @@ def sequences(rows: int, generator: torch.Generator, length: int = 6) -> Any:
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [(nn.LSTM, {"num_layers": 2}), (nn.LSTM, {"bidirectional": True}), (nn.LSTM, {"proj_size": 3}), (nn.GRU, {}),
@@ -444,6 +445,7 @@ def scaled(rows: int, generator: torch.Generator) -> Any:
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", sweep(["never", "except_last", "always"], quick=["always"]))
 @pytest.mark.parametrize("loss_inside", [False, True])
 @pytest.mark.parametrize("remembers", [False, True], ids=["pure", "counting"])

@@ -559,6 +559,7 @@ def test_a_loss_over_the_batch_is_compared_as_such():
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 @pytest.mark.filterwarnings("ignore")
 def test_a_language_model_of_transformers_passes(kind, monkeypatch):

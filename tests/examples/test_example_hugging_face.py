@@ -45,6 +45,7 @@ def exact(function: str, attention: str) -> str:
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("function", TINY)
 def test_a_chain_with_one_tie(function: str) -> None:
     """Embedding, blocks and head are a chain; masks and position ids are made anew, not sent; one matrix is shared."""
@@ -155,6 +156,7 @@ class Case:
 CASES = (Case("gpt2", "eager", ((1, 2), (0, 2)), 3), Case("bert", "sdpa", ((1, 1), (2, 2), (0, 1)), 4))
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.function}, {case.ranks} ranks")

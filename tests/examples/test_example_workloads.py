@@ -121,6 +121,7 @@ def test_a_batch_depends_on_the_generator_alone(example: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "arguments", "fall"),
     [
