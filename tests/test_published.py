@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,19 @@ def test_the_benchmark_prices_and_solves_a_folder(folder):
     assert len(gains) == 4
     assert all(float(row[3]) <= float(row[2]) for row in gains)
     assert picture.read_text().count("<title>") == 4
+
+
+def test_replicas_are_found_where_wires_are_fast(sailor, folder):
+    """The order that was found without replicas is solved again without them, and what is faster with them is shown."""
+    import gains
+
+    path = folder / "opt350-profile.json"
+    document = json.loads(path.read_text())
+    document["link"] = {
+        kind: {"2": {other: [0.0, 0.0, 50.0] for other in to["2"]}} for kind, to in document["link"].items()
+    }
+    path.write_text(json.dumps(document))
+    measured, run = sailor.Measured(path), sailor.read_runs(folder / "rtx-plans.json")[0]
+    many = replace(run, micro_batches=32)
+    solved = gains.gain(measured, many, reserve=1e9, limit_s=20).solved
+    assert [len(stage.replicas) for stage in solved.plan.stages] == [len(nodes) for nodes in solved.nodes] == [2]

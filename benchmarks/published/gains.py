@@ -104,9 +104,8 @@ def _solved(
         names = dict(zip((name for stage in plan.stages for name in stage.workers), in_order.worker, strict=True))
         found.append(Solved(priced(_renamed(plan, names), in_order), groups))
         if most == 1:
-            again = solve(in_order, SolveOptions(**asked, order=tuple(in_order.worker))).plan
-            kept = tuple(groups[in_order.worker[name].rank] for name in again.workers)
-            found.append(Solved(again, kept))
+            again = solve(in_order, SolveOptions(**asked, max_replicas=most, order=tuple(in_order.worker))).plan
+            found.append(Solved(again, tuple(groups[in_order.worker[name].rank] for name in again.workers)))
     return min(found, key=lambda each: each.step_s)
 
 
