@@ -235,3 +235,84 @@ class GivenCutOff(Unseen):
         y = torch.tanh(h)
         self.relu(y.data)
         return y
+
+
+BEHIND = r"changed in place .* that through \.data"
+
+
+@unseen("a gate that reads a .data, then its tensor raised in place", refusal=BEHIND)
+class GateOfData(Unseen):
+    def glue(self, h, x):
+        del x
+        h = h * 1
+        g = h.data * self.scale
+        h += g
+        return h
+
+
+@unseen("a marked gate that is given a .data, then its tensor raised in place", "first", "gate", "second", "last",
+        refusal=BEHIND)  # fmt: skip
+class MarkedGateOfData(Unseen):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, WIDTH)
+
+    def glue(self, h, x):
+        del x
+        g = self.gate(h.data)
+        h += g
+        return h
+
+
+@unseen("a marked gate that reads its own .data, then its tensor raised in place", "first", "gate", "second", "last",
+        refusal=BEHIND)  # fmt: skip
+class GateOfItsData(MarkedGateOfData):
+    class Gate(nn.Linear):
+        def forward(self, h):
+            return super().forward(h.data)
+
+    def __init__(self):
+        super().__init__()
+        self.gate = self.Gate(WIDTH, WIDTH)
+
+    def glue(self, h, x):
+        del x
+        g = self.gate(h)
+        h += g
+        return h
+
+
+@unseen("a table read through .data, then multiplied", refusal=BEHIND)
+class TableBehind(Unseen):
+    def glue(self, h, x):
+        del x
+        y = h @ self.table.data
+        self.table.mul_(0.9)
+        return y
+
+
+@unseen("a table read through .data for an argmax, then multiplied")
+class TableForArgmax(Unseen):
+    def glue(self, h, x):
+        nearest = (h @ self.table.data).argmax(1)
+        self.table.mul_(0.9)
+        return h + F.one_hot(nearest, WIDTH).to(x.dtype)
+
+
+@unseen("sums with a .data, then its tensor raised in place")
+class SumWithData(Unseen):
+    def glue(self, h, x):
+        h = h * 1
+        g = h.data + self.scale
+        h += g
+        return h + x
+
+
+@unseen("half of a .data read, the other half raised in place")
+class OtherHalf(Unseen):
+    def glue(self, h, x):
+        del x
+        h = h * 1
+        g = h.data[:, :8] * self.scale[:8]
+        h[:, 8:] += g[:, : WIDTH - 8]
+        return h

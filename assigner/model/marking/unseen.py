@@ -3,6 +3,9 @@
     y = torch.sigmoid(h)              its backward reads y
     y.data.round_()                   torch counts no change: plain PyTorch has the rounded values in that backward
 
+    g = self.gate(h.data)             and the other way round: its backward reads h
+    h += g                            the change counts for h, and not for what was read
+
 A captured graph is without writes: there the operation in front keeps what was there, and gives other gradients. What
 is saved of which memory autograd itself knows. So where a graph has such a write, and only there, it runs once more on
 tensors without values, without these writes, and what lies behind its results is looked at. What is saved for a
@@ -32,7 +35,7 @@ from assigner.model.marking.roworder import SCATTERING
 from assigner.model.marking.writing import wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from assigner.model.marking.functional import Functional
     from assigner.model.marking.observation import CallEffects
@@ -52,6 +55,8 @@ class _MemoryPart(NamedTuple):
         tensor: Lies there as the part does; None: it may be all of it.
         words: Who has saved it, for people; of a write empty.
         is_result: It is saved as a result of the operation, and so with its memory.
+        counter: A tensor of which torch counts writes as of the part: a backward that has saved it raises then; of a
+            write: as such a one. None: torch counts none.
     """
 
     turn: int
@@ -59,6 +64,7 @@ class _MemoryPart(NamedTuple):
     tensor: torch.Tensor | None
     words: str = ""
     is_result: bool = False
+    counter: torch.Tensor | None = None
 
 
 def check_unseen_writes(given: Functional) -> None:
@@ -67,18 +73,19 @@ def check_unseen_writes(given: Functional) -> None:
     Raises:
         MarkingError: there is one.
     """
-    unseen, cut_off = _unseen_writes(given.old, given.calls)
-    if not unseen or not torch.is_grad_enabled():
+    writes = _unseen_writes(given.old, given.calls)
+    if not (writes.hidden or writes.counted) or not torch.is_grad_enabled():
         return
-    rerun = _Rerun(given, unseen, cut_off)
+    rerun = _Rerun(given, writes)
     for node, write in rerun.writes:
         share = _is_assigned if any(each.target is ASSIGNED for each in node.all_input_nodes) else _overlap
         before = (each for each in rerun.saved if each.turn < write.turn and each.storage == write.storage)
-        found = next((each for each in before if share(each, write)), None)
+        found = next((each for each in before if not _count_together(each, write) and share(each, write)), None)
         if found is not None:
             by = f" by {given.calls[int(node.args[0])].label}" if is_call(node) else ""  # type: ignore[arg-type]
+            written, read = (" through .data or .detach()", "") if write.counter is None else ("", " through .data")
             raise MarkingError(
-                f"a tensor is changed in place through .data or .detach(){by} ({line_of(node)}) that"
+                f"a tensor is changed in place{written}{by} ({line_of(node)}) that{read}"
                 f" {found.words}: what its backward has saved of it would be changed there, too, where nothing is cut",
                 hint="write it out of place, as x = x.masked_fill(mask, 0), or to a copy (x.clone()), for the gradient"
                 " of what was read; change a weight in front of all that use it; or mark a larger module that contains"
@@ -86,24 +93,42 @@ def check_unseen_writes(given: Functional) -> None:
             )
 
 
-def _unseen_writes(graph: fx.Graph, calls: Sequence[OpaqueCall]) -> tuple[dict[fx.Node, list[fx.Node]], set[fx.Node]]:
-    """The nodes that write what autograd may not see, and to which others, in calls or cut off; and all cut off."""
-    cut_off: set[fx.Node] = set()
-    found: dict[fx.Node, list[fx.Node]] = {}
+class _UnseenWrites(NamedTuple):
+    """What a graph writes where autograd may not see it.
+
+    Args:
+        hidden: The nodes whose writes torch counts nowhere, each with what it writes to.
+        counted: Those that write to what was cut off before, in a way that torch counts for the others alone.
+        cut_off: The nodes whose tensors are cut off the gradient, in a memory of others.
+    """
+
+    hidden: dict[fx.Node, list[fx.Node]]
+    counted: dict[fx.Node, list[fx.Node]]
+    cut_off: set[fx.Node]
+
+
+def _unseen_writes(graph: fx.Graph, calls: Sequence[OpaqueCall]) -> _UnseenWrites:
+    found = _UnseenWrites({}, {}, set())
+    memories: set[int] = set()  # of what is cut off
     for node in graph.nodes:
+        written = written_by(node, calls) if memories else []
+        hidden = [each for each in written if each in found.cut_off]
+        counted = [each for each in written if each not in found.cut_off and memories.intersection(storages(each))]
         if is_call(node):
             number, given, _ = opaque_arguments(node)
             effects = calls[number].effects
-            hidden = {*_written_unseen(effects), *(n for n in effects.written if given[n] in cut_off)}
-            written = [given[n] for n in sorted(hidden)]
+            unseen = [given[n] for n in _written_unseen(effects)]
+            hidden += [each for each in unseen if each not in hidden]
+            memories.update(memory for n in _cut_off_in(effects) for memory in storages(given[n]))
         else:
-            written = [each for each in written_by(node, calls) if each in cut_off] if cut_off else []
-            sources = {memory for each in node.all_input_nodes if each in cut_off for memory in storages(each)}
+            sources = {memory for each in node.all_input_nodes if each in found.cut_off for memory in storages(each)}
             if node.target is torch.ops.aten.detach.default or (sources and sources.intersection(storages(node))):
-                cut_off.add(node)
-        if written:
-            found[node] = written
-    return found, cut_off
+                found.cut_off.add(node)
+                memories.update(storages(node))
+        for those, writes in ((hidden, found.hidden), (counted, found.counted)):
+            if those:
+                writes[node] = those
+    return found
 
 
 class _Rerun:
@@ -114,10 +139,8 @@ class _Rerun:
         saved: What backwards have saved.
     """
 
-    def __init__(
-        self, given: Functional, unseen: Mapping[fx.Node, Sequence[fx.Node]], cut_off: Collection[fx.Node]
-    ) -> None:
-        self.calls, self.hooks, self.unseen, self._cut_off = given.calls, given.hooks, unseen, cut_off
+    def __init__(self, given: Functional, unseen: _UnseenWrites) -> None:
+        self.calls, self.hooks, self.unseen = given.calls, given.hooks, unseen
         self.writes: list[tuple[fx.Node, _MemoryPart]] = []
         self.saved: list[_MemoryPart] = []
         self._values: dict[fx.Node, Any] = {}
@@ -141,7 +164,7 @@ class _Rerun:
             for function, each in saved_behind(self._wanted):
                 turn = turns[function._sequence_nr()]
                 part = self._part(each, _used_at(nodes[turn]))
-                self.saved.append(part._replace(turn=turn, is_result=each.grad_fn is function))
+                self.saved.append(part._replace(turn=turn, is_result=each.grad_fn is function, counter=None))
 
     def _of(self, tree: Any) -> Any:
         return fx.map_arg(tree, self._values.__getitem__)
@@ -149,12 +172,17 @@ class _Rerun:
     def _part(self, tensor: torch.Tensor, words: str = "") -> _MemoryPart:
         storage = storage_of(tensor)
         whole = storage in self._linked
-        return _MemoryPart(self._turn, self._linked.get(storage, storage), None if whole else tensor, words)
+        return _MemoryPart(
+            self._turn, self._linked.get(storage, storage), None if whole else tensor, words, counter=tensor
+        )
 
     def _run(self, node: fx.Node) -> Any:
         """What a node gives."""
         value = node.meta.get("val")
-        self.writes += [(node, self._part(self._values[each])) for each in self.unseen.get(node, ())]
+        for each in self.unseen.hidden.get(node, ()):
+            self.writes.append((node, self._part(self._values[each])._replace(counter=None)))
+        for each in self.unseen.counted.get(node, ()):
+            self.writes.append((node, self._part(self._values[each])))
         if node.op == "placeholder":
             return pytree.tree_map_only(torch.Tensor, lambda each: _leaf(each, requires=each.requires_grad), value)
         if is_call(node):
@@ -167,7 +195,7 @@ class _Rerun:
             self._run_hook(*self._of(node.args))
         elif tensor_leaves(value):
             with torch.set_grad_enabled(not node.meta.get("without_gradient")):
-                return self._skip_write(node) if node in self.unseen else self._run_operation(node)
+                return self._skip_write(node) if node in self.unseen.hidden else self._run_operation(node)
         return value
 
     def _run_hook(self, number: int, tensor: torch.Tensor) -> None:
@@ -180,6 +208,8 @@ class _Rerun:
     def _run_operation(self, node: fx.Node) -> Any:
         args, kwargs = self._of((node.args, node.kwargs))
         given = tensor_leaves((args, kwargs))
+        if node.target is torch.ops.aten.detach.default:  # may have been a `.data`, for which other writes do not count
+            return given[0].data
         written = written_tensors(node.target, args, kwargs)
         trains = torch.is_grad_enabled() and any(each.requires_grad for each in given)
         if trains and _saves_unshown(node.target, written):
@@ -200,13 +230,13 @@ class _Rerun:
 
     def _skip_write(self, node: fx.Node) -> torch.Tensor:
         """A write to what is cut off gives all that is cut off in this memory the gradient of what is written."""
-        target: torch.Tensor = self._values[self.unseen[node][0]]
+        target: torch.Tensor = self._values[self.unseen.hidden[node][0]]
         given = _others(tensor_leaves(self._of((node.args, node.kwargs))), [target])
         if torch.is_grad_enabled() and any(each.requires_grad for each in given):
             self._want(given)
             if _name(node.target) not in _SAVES_NOTHING:
                 self._save_all(given, node)
-            for each in tensor_leaves([self._values[one] for one in self._cut_off if one in self._values]):
+            for each in tensor_leaves([self._values[one] for one in self.unseen.cut_off if one in self._values]):
                 if storage_of(each) == storage_of(target) and not each.requires_grad:
                     each.requires_grad_(_is_able(each))
         return target
@@ -249,19 +279,34 @@ class _Rerun:
                 yield from (self._part(made[n], f"{label} has made") for n in sorted(call.effects.wanting))
             return
         places = {
-            storage_of(tensor): self._part(self._values[self._state[key]], f"{label} has used before")
+            storage_of(tensor): (tensor, self._part(self._values[self._state[key]], f"{label} has used before"))
             for key, tensor in way.own.items()
             if key in self._state
         }
         for theirs, each in zip(way.made, made, strict=True):  # which part of it the results share nobody knows
-            places[storage_of(theirs)] = self._part(each, f"{label} has made")._replace(tensor=None)
+            places[storage_of(theirs)] = theirs, self._part(each, f"{label} has made")._replace(tensor=None)
         for theirs, each in zip(way.given, given, strict=True):
             part = self._part(each, f"{label} was given before")
             is_made = any(each is one for one in made)
-            places[storage_of(theirs)] = part._replace(tensor=None) if is_made else part
+            places[storage_of(theirs)] = theirs, part._replace(tensor=None) if is_made else part
         for function, each in found:
             if storage_of(each) in places:
-                yield places[storage_of(each)]._replace(is_result=each.grad_fn is function)
+                theirs, part = places[storage_of(each)]
+                counter = part.counter if _have_one_counter(theirs, each) else None
+                yield part._replace(is_result=each.grad_fn is function, counter=counter)
+
+
+def _count_together(saved: _MemoryPart, write: _MemoryPart) -> bool:
+    return saved.counter is not None and write.counter is not None and _have_one_counter(saved.counter, write.counter)
+
+
+def _have_one_counter(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether torch counts a write to the one as one to the other, as it does unless a `.data` is between them."""
+    counts = left._version, right._version
+    torch.autograd.graph.increment_version(left)
+    both = right._version != counts[1]
+    torch._C._autograd._unsafe_set_version_counter((left, right), counts)
+    return both
 
 
 def _is_able(tensor: torch.Tensor) -> bool:
@@ -312,6 +357,19 @@ def _written_unseen(effects: CallEffects) -> list[int]:
             cut_off.update(id(each) for each in tensor_leaves(made) if is_cut or storage_of(each) in memories)
         found.update(n for n, each in enumerate(way.given) if storage_of(each) in written)
     return sorted(found & effects.written)
+
+
+def _cut_off_in(effects: CallEffects) -> set[int]:
+    """Which of the tensors that it is given a call cuts off, or parts of them."""
+    found: set[int] = set()
+    for way in effects.ways:
+        cut_off = {
+            storage_of(leaf)
+            for each in way.operations if each.target is torch.ops.aten.detach.default
+            for leaf in tensor_leaves(each.made)
+        }  # fmt: skip
+        found.update(n for n, each in enumerate(way.given) if storage_of(each) in cut_off)
+    return found
 
 
 def _saved_on(way: Way) -> list[tuple[Any, torch.Tensor]]:
