@@ -30,15 +30,19 @@ FIRST = "test_compiling"
 """A capture that meets `torch.cond` leaves torch 2.13 unable to compile a graph's forward in that process."""
 
 LONGEST = (
-    FIRST, "test_page_blocks", "test_foreign_", "test_end_to_end", "test_launchers", "test_combinations",
-    "test_profile_resume", "test_replica_ranks", "test_scripts", "test_runtime_benchmark", "test_solver_replicas",
+    FIRST, "test_page_blocks", "test_foreign_", "test_end_to_end", "test_profile_resume", "test_launchers",
+    "test_capture", "test_verification", "test_pipeline_ranks", "test_combinations", "test_variants", "test_scripts",
+    "test_replica_ranks", "test_script_objects", "test_memory_limit", "test_attributes", "test_training_ranks",
+    "test_profiler_session", "test_device_habits", "test_runtime_benchmark", "test_solver_replicas",
     "test_gpu_benchmark", "test_cli_init", "test_lab_hosts", "test_stopping_ranks",
 )  # fmt: skip
 """How the names of files begin that take longest, the longest first: half a minute of a processor or more each."""
 
 
 RARELY = 10_000, 20, 20
-"""New objects, and younger collections, before garbage is looked for in each of Python's three generations."""
+"""New objects, and younger collections, before garbage is looked for in each of Python's three generations: less often
+than by itself, which took a quarter of the collection of tests, and a tenth of captures.
+"""
 
 
 def pytest_configure() -> None:
@@ -47,6 +51,7 @@ def pytest_configure() -> None:
     started the tests in the background.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
+    gc.set_threshold(*RARELY)
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -97,16 +102,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What is imported by now stays: no collection of garbage goes over it again (one takes half a second).
 
-    From then on garbage is looked for less often: that took a tenth of what captures take. And test files no longer
-    name the loader that has changed their assertions, which holds pytest's session: whatever makes a model looks
-    through all that its file can name, and went through the items of all tests each time.
+    And test files no longer name the loader that has changed their assertions, which holds pytest's session: whatever
+    makes a model looks through all that its file can name, and went through the items of all tests each time.
     """
     for module in [*sys.modules.values()]:
         if isinstance(getattr(module, "__loader__", None), AssertionRewritingHook):
             module.__loader__ = SourceFileLoader(module.__name__, str(module.__file__))
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*RARELY)
 
 
 @pytest.fixture(scope="module", autouse=True)

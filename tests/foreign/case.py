@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -70,10 +69,6 @@ class Case:
         return kind == "equal"
 
 
-CASES: UserDict[str, Case] = UserDict()
-"""In a kind of Python's own that nothing looks into: a capture walks all that a model's file can name."""
-
-
 def case(
     name: str,
     *marks: str,
@@ -103,10 +98,10 @@ def case(
         def build() -> Workload:
             return workload(made, *marks, **words) if inspect.isclass(made) else made()
 
-        assert name not in CASES, name
+        assert name not in all_cases.known, name
         group = made.__module__.rpartition(".")[2]
         words_of_refusal = refusal or REFUSALS.get(name, "")
-        CASES[name] = Case(name, group, build, words_of_refusal, inherent, random, tolerance, usual, loop)
+        all_cases.known[name] = Case(name, group, build, words_of_refusal, inherent, random, tolerance, usual, loop)
         return made
 
     return add
@@ -116,4 +111,8 @@ def all_cases() -> list[Case]:
     """Every case, by module."""
     for module in MODULES:
         importlib.import_module(f"foreign.{module}")
-    return list(CASES.values())
+    return list(all_cases.known.values())
+
+
+all_cases.known = {}
+"""By name. At a function, where nothing looks: what makes a model looks through all that its file can name."""
