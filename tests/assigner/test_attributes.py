@@ -331,7 +331,7 @@ def test_what_forwards_leave_alone_is_the_same():
         (lambda s: s.twins.__setitem__(0, nn.Linear(WIDTH, WIDTH).double()), "place of 'middle.twins.0.weight'"),
         (lambda s: s.handle.remove(), "a hook of middle.inner"),
         (lambda s: s.twins[0].register_forward_hook(double), "a hook of middle.twins.0"),
-    ], quick=4),
+    ], quick=1),
 )  # fmt: skip
 def test_what_a_partition_that_is_built_anew_would_not_have_is_refused(change, words):
     """Nothing that forwards have changed is lost in silence."""

@@ -524,9 +524,9 @@ class EvaluatedWithin(nn.Module):
         (Counting, "whose output depends on its running statistics, momentum or num_batches_tracked"),
         (Modulo, "whose forward reads or moves its own momentum or num_batches_tracked:"),
         (Faster, "moves its running statistics in a way of its own"),
-        (WarmingUp, "moves its running statistics in a way of its own"),
-        (Twice, "moves its running statistics in a way of its own"),
-        (Still, "moves its running statistics in a way of its own"),
+        pytest.param(WarmingUp, "moves its running statistics in a way of its own", marks=pytest.mark.sweep),
+        pytest.param(Twice, "moves its running statistics in a way of its own", marks=pytest.mark.sweep),
+        pytest.param(Still, "moves its running statistics in a way of its own", marks=pytest.mark.sweep),
         (EvaluatedWithin, "is called in eval mode behind a call in training mode"),
     ],
 )

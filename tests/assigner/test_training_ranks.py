@@ -34,6 +34,7 @@ def test_equal_to_the_plain_loop(ranks, case):
             assert (placement, {key: each for key, each in differences.items() if not each < EXACT}) == (placement, {})
 
 
+@pytest.mark.sweep
 def test_every_optimizer_and_scheduler_is_equal(forked, tmp_path):
     """Also those that do the same to each parameter, whoever has it, and schedulers in both kinds of loop."""
     for found in forked.found("training.py", tmp_path, "every", ranks=3, before=BEFORE):
