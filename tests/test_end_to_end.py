@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from brief import measuring_briefly
 from running_ranks import wait_for_rank
 
 from assigner.formats.plan import load_plan
@@ -25,11 +26,24 @@ pytestmark = pytest.mark.distributed
 
 WORKLOAD = "examples/gpt.py:workload(width=32,blocks=3,context=16)"
 ASSIGNER = [sys.executable, "-m", "assigner_cli"]
+UNLIKE = """
+[[host]]
+name = "big"
+cpu = 1.2
+
+[[host]]
+name = "small"
+cpu = 0.4
+"""
+"""Two hosts, 3 : 1 in speed; of less processor than this, starting Python and torch alone takes one long."""
 
 
-def call(root: Path, *command: str, code: int = 0, timeout: float = 1200) -> subprocess.CompletedProcess[str]:
+def call(root: Path, *command: str, code: int = 0, brief: bool = False) -> subprocess.CompletedProcess[str]:
     """Run a command in the repository's folder; its exit code must be `code`."""
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, timeout=1200, check=False,
+        env=measuring_briefly() if brief else None,
+    )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
@@ -180,21 +194,23 @@ def test_a_killed_rank_ends_the_run(root: Path, profiled: Path) -> None:
 
 @pytest.mark.lab
 @pytest.mark.long
-def test_unlike_hosts_get_unlike_stages(root: Path, lab: Path, tmp_path: Path) -> None:
-    """On hosts of 4 : 2 : 1 in speed the profile tells them apart, and the plan gives the fast one more."""
-    start = [*ASSIGNER, "lab", str(lab / "mixed3.toml"), "--timeout", "1180", "--"]
+@pytest.mark.usefixtures("lab")
+def test_unlike_hosts_get_unlike_stages(root: Path, tmp_path: Path) -> None:
+    """On hosts of 3 : 1 in speed the profile tells them apart, and the plan gives the fast one more."""
+    (tmp_path / "unlike.toml").write_text(UNLIKE)
+    start = [*ASSIGNER, "lab", str(tmp_path / "unlike.toml"), "--timeout", "1180", "--"]
     workload = "examples/gpt.py:workload(width=64,blocks=4,context=32)"
     profile, plan, result = (tmp_path / name for name in ("profile.json", "plan.json", "result.json"))
     call(
         root, *start, "assigner", "profile", workload, "-o", str(profile), "--micro-batches", "4",
         "--max-message", "65536", "--no-check",
-        timeout=1200,
+        brief=True,
     )  # fmt: skip
     found = load_profile(profile)
-    assert [worker.host for worker in found.workers] == ["big", "mid", "small"]
+    assert [worker.host for worker in found.workers] == ["big", "small"]
     cost = CostModel(found)
     slow = [cost.partition("blocks.1", worker.name, 4).backward_s for worker in found.workers]
-    assert slow[0] < slow[2]  # a quarter of the speed: no noise hides it
+    assert slow[0] < slow[1]  # a third of the speed: no noise hides it
     call(root, *ASSIGNER, "solve", str(profile), "-o", str(plan))
     given = {worker.name: 0 for worker in found.workers}  # partitions times micro-batches: stages may be shared
     solved = load_plan(plan)
@@ -202,10 +218,7 @@ def test_unlike_hosts_get_unlike_stages(root: Path, lab: Path, tmp_path: Path) -
         shares = [(each.worker, each.micro_batches) for each in stage.replicas]
         for worker, batches in shares or [(stage.worker, solved.micro_batches)]:
             given[worker] += batches * len(stage.partitions)
-    assert given["worker:0/cpu"] > given["worker:2/cpu"]
+    assert given["worker:0/cpu"] > given["worker:1/cpu"]
     assert predict(solved, found).step_s == pytest.approx(solved.predicted.step_s)
-    call(
-        root, *start, "assigner", "run", str(plan), "--", "examples/train.py", "--steps", "3", "--json", str(result),
-        timeout=1200,
-    )  # fmt: skip
+    call(root, *start, "assigner", "run", str(plan), "--", "examples/train.py", "--steps", "3", "--json", str(result))
     assert len(json.loads(result.read_text())["losses"]) == 3

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
+from brief import measuring_briefly
 from slurm_cluster import SECOND, lacks, slurm_cluster
 
 from assigner.formats.profile import load_profile
@@ -35,7 +36,7 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in the repository's folder, to a good end."""
     done = subprocess.run(
-        list(map(str, command)), cwd=root, env={**environment, "OMP_NUM_THREADS": "1", **variables},
+        list(map(str, command)), cwd=root, env=measuring_briefly({**environment, "OMP_NUM_THREADS": "1", **variables}),
         capture_output=True, text=True, timeout=1200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from brief import measuring_briefly
 from running_ranks import wait_for_rank
 
 from assigner.formats.document import decode
@@ -53,8 +54,9 @@ class Folder:
     def interrupt(self, *flags: str, when: Callable[[], bool], how: Callable[[int], None]) -> tuple[int, str]:
         """Run it until `when`, then interrupt; its exit code, and what it said."""
         run = subprocess.Popen(
-            [*ASSIGNER, *self.flags(*flags)], cwd=self.root, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+            [*ASSIGNER, *self.flags(*flags)], cwd=self.root, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env=measuring_briefly(),
+        )  # fmt: skip
         try:
             deadline = time.monotonic() + 600
             while not when():
