@@ -41,7 +41,7 @@ LONGEST = (
 
 RARELY = 10_000, 20, 20
 """New objects, and younger collections, before garbage is looked for in each of Python's three generations: less often
-than by itself, which took a quarter of the collection of tests, and a tenth of captures.
+than by itself, which took a tenth of what collecting tests, and capturing models, takes.
 """
 
 
