@@ -7,14 +7,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import zlib
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from _pytest.assertion.rewrite import AssertionRewritingHook
 from forked_programs import forked_programs
 from forked_ranks import forked_ranks
 
@@ -100,14 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: no collection of garbage goes over it again (one takes half a second).
-
-    And test files no longer name the loader that has changed their assertions, which holds pytest's session: whatever
-    makes a model looks through all that its file can name, and went through the items of all tests each time.
-    """
-    for module in [*sys.modules.values()]:
-        if isinstance(getattr(module, "__loader__", None), AssertionRewritingHook):
-            module.__loader__ = SourceFileLoader(module.__name__, str(module.__file__))
+    """What is imported by now stays: no collection of garbage goes over it again (one takes half a second)."""
     gc.collect()
     gc.freeze()
 

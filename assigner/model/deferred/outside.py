@@ -30,6 +30,7 @@ _LEAVES = (*ATOMS, torch.Tensor)
 _CONTAINERS = (dict, list, tuple, set, deque, weakref.WeakSet)
 _ONLY_LEAD = (tuple, types.MethodType, functools.partial)
 _DEEPEST = 8
+_OF_IMPORTS = frozenset({"__builtins__", "__loader__", "__spec__"})  # pytest's loader leads to all of a session's tests
 
 
 def objects_outside(builder: Callable[[], nn.Module], model: nn.Module) -> dict[int, Any]:
@@ -44,7 +45,7 @@ def objects_outside(builder: Callable[[], nn.Module], model: nn.Module) -> dict[
     """
     kinds = dict.fromkeys(type(module) for module in model.modules())
     files = dict.fromkeys(kind.__module__ for kind in kinds if is_users(kind.__module__))
-    names = [vars(sys.modules[name]) for name in files if name in sys.modules]
+    names = [_named(vars(sys.modules[name])) for name in files if name in sys.modules]
     outside = _reached([builder, *kinds, *names])
     held = _reached(value for module in model.modules() for value in module.__dict__.values())
     shared = {number: each for number, each in held.items() if number in outside and not callable(each)}
@@ -143,7 +144,7 @@ def _parts(value: Any, files: set[int]) -> Iterator[Any]:
     elif isinstance(value, types.ModuleType | type):
         name = value.__module__ if isinstance(value, type) else value.__name__
         if is_own(name):
-            yield from vars(value).values()
+            yield from _named(dict(vars(value)))
     elif isinstance(value, functools._lru_cache_wrapper):
         yield from kept_objects(value)
     elif is_users(type(value).__module__) or isinstance(value, OPEN):
@@ -158,4 +159,8 @@ def _surroundings(function: types.FunctionType, files: set[int]) -> Iterator[Any
     yield from (function.__kwdefaults__ or {}).values()
     if id(function.__globals__) not in files:
         files.add(id(function.__globals__))
-        yield from list(function.__globals__.values())
+        yield from _named(function.__globals__)
+
+
+def _named(names: dict[str, Any]) -> list[Any]:
+    return [value for name, value in list(names.items()) if name not in _OF_IMPORTS]
