@@ -316,3 +316,113 @@ class OtherHalf(Unseen):
         g = h.data[:, :8] * self.scale[:8]
         h[:, 8:] += g[:, : WIDTH - 8]
         return h
+
+
+class GatedUnseen(Unseen):
+    """`gate` is marked, too: what `make_gate` gives, between the layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.emb = self.make_gate(), nn.Embedding(WIDTH, WIDTH)
+
+    def make_gate(self):
+        return nn.Linear(WIDTH, WIDTH)
+
+
+def gated(name, refusal=""):
+    return unseen(name, "first", "gate", "second", "last", refusal=refusal)
+
+
+@gated("a marked module that reads the .data of its own result, which is raised in place", refusal=BEHIND)
+class OwnResult(GatedUnseen):
+    class Gate(nn.Linear):
+        def forward(self, h):
+            h = h * 2
+            return h, super().forward(h.data)
+
+    def make_gate(self):
+        return self.Gate(WIDTH, WIDTH)
+
+    def glue(self, h, x):
+        del x
+        h, g = self.gate(h)
+        h += g
+        return h
+
+
+@gated("a marked module that reads the .data of its own table, which is multiplied behind", refusal=BEHIND)
+class OwnTable(GatedUnseen):
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.linspace(-1, 1, WIDTH * WIDTH, dtype=torch.float64).view(WIDTH, WIDTH))
+
+        def forward(self, h):
+            return F.linear(h, self.table.data)
+
+    def make_gate(self):
+        return self.Gate()
+
+    def glue(self, h, x):
+        del x
+        y = self.gate(h)
+        self.gate.table.mul_(0.9)
+        return y
+
+
+class Halves(GatedUnseen):
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(WIDTH // 2, dtype=torch.float64))
+
+        def forward(self, left, right):
+            return torch.cat([self.scale * left, right], 1)
+
+    def make_gate(self):
+        return self.Gate()
+
+    def glue(self, h, x):
+        del x
+        h = h * 1
+        y = self.gate(h.data[:, : WIDTH // 2], h.data[:, WIDTH // 2 :])
+        h[:, self.raised] += 1
+        return h + y
+
+
+@gated("a marked module that saves one half of a .data, which is raised in place", refusal=BEHIND)
+class SavedHalf(Halves):
+    raised = slice(None, WIDTH // 2)
+
+
+@gated("a marked module that saves one half of a .data, the other is raised in place")
+class UnsavedHalf(Halves):
+    raised = slice(WIDTH // 2, None)
+
+
+@gated("a marked router of a detached tensor, for an argmax alone, then that tensor raised in place")
+class Router(GatedUnseen):
+    def glue(self, h, x):
+        del x
+        chosen = self.gate(h.detach()).argmax(1)
+        h += self.emb(chosen)
+        return h
+
+
+@gated("a marked module's detached result of a .data, by which its tensor is raised in place")
+class DetachedResult(GatedUnseen):
+    def glue(self, h, x):
+        del x
+        a = self.gate(h.data).detach()
+        h += a
+        return h
+
+
+@gated("a marked gate of a .data, then its tensor unsqueezed in place")
+class Unsqueezed(GatedUnseen):
+    def glue(self, h, x):
+        del x
+        h = h * 1
+        g = self.gate(h.data)
+        h.unsqueeze_(1)
+        return (h + g[:, None]).squeeze(1)

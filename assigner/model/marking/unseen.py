@@ -15,6 +15,8 @@ gradient that nobody takes does not count, nor does another part of the same mem
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
@@ -35,7 +37,7 @@ from assigner.model.marking.roworder import SCATTERING
 from assigner.model.marking.writing import wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from assigner.model.marking.functional import Functional
     from assigner.model.marking.observation import CallEffects
@@ -67,13 +69,16 @@ class _MemoryPart(NamedTuple):
     counter: torch.Tensor | None = None
 
 
+_Place = tuple[torch.Tensor, _MemoryPart]  # a tensor as a call has it, and as the graph does
+
+
 def check_unseen_writes(given: Functional) -> None:
     """Refuse a write that autograd does not see into what a backward has saved.
 
     Raises:
         MarkingError: there is one.
     """
-    writes = _unseen_writes(given.old, given.calls)
+    writes = _unseen_writes(given)
     if not (writes.hidden or writes.counted) or not torch.is_grad_enabled():
         return
     rerun = _Rerun(given, writes)
@@ -107,19 +112,21 @@ class _UnseenWrites(NamedTuple):
     cut_off: set[fx.Node]
 
 
-def _unseen_writes(graph: fx.Graph, calls: Sequence[OpaqueCall]) -> _UnseenWrites:
-    found = _UnseenWrites({}, {}, set())
+def _unseen_writes(model: Functional) -> _UnseenWrites:
+    found, calls, state = _UnseenWrites({}, {}, set()), model.calls, _state_of(model)
     memories: set[int] = set()  # of what is cut off
-    for node in graph.nodes:
+    for node in model.old.nodes:
         written = written_by(node, calls) if memories else []
         hidden = [each for each in written if each in found.cut_off]
-        counted = [each for each in written if each not in found.cut_off and memories.intersection(storages(each))]
+        reshapes = torch.Tag.inplace_view in getattr(node.target, "tags", ())  # and changes no value
+        others = [] if reshapes else [each for each in written if each not in found.cut_off]
+        counted = [each for each in others if memories.intersection(storages(each))]
         if is_call(node):
             number, given, _ = opaque_arguments(node)
             effects = calls[number].effects
             unseen = [given[n] for n in _written_unseen(effects)]
             hidden += [each for each in unseen if each not in hidden]
-            memories.update(memory for n in _cut_off_in(effects) for memory in storages(given[n]))
+            memories.update(_cut_off_in(effects, node, given, state))
         else:
             sources = {memory for each in node.all_input_nodes if each in found.cut_off for memory in storages(each)}
             if node.target is torch.ops.aten.detach.default or (sources and sources.intersection(storages(node))):
@@ -129,6 +136,20 @@ def _unseen_writes(graph: fx.Graph, calls: Sequence[OpaqueCall]) -> _UnseenWrite
             if those:
                 writes[node] = those
     return found
+
+
+class _TrainedCall(NamedTuple):
+    """A call that passes gradients on.
+
+    Args:
+        results: The nodes of autograd's graph by which gradients come to it.
+        given: What it is given.
+        saved: What its backward has saved.
+    """
+
+    results: set[Any]
+    given: list[torch.Tensor]
+    saved: list[_MemoryPart]
 
 
 class _Rerun:
@@ -145,10 +166,10 @@ class _Rerun:
         self.saved: list[_MemoryPart] = []
         self._values: dict[fx.Node, Any] = {}
         self._wanted: list[torch.Tensor] = []  # gradients arrive here
+        self._trained: list[_TrainedCall] = []
         self._linked: dict[int, int] = {}  # which memory lies somewhere in which other
         nodes = list(given.old.nodes)
-        kinds = {node: given.kinds[node.name] for node in nodes if node.op == "placeholder"}
-        self._state = {name: node for node, (kind, name) in kinds.items() if kind in STATE}
+        self._state = _state_of(given)
         self._turn = 0
         turns: dict[int, int] = {}  # by autograd's own numbers
         mode = detect_fake_mode([leaf for node in nodes for leaf in tensor_leaves(node.meta.get("val"))])
@@ -161,10 +182,21 @@ class _Rerun:
                 first = _next_number()
                 self._values[node] = self._run(node)
                 turns.update(dict.fromkeys(range(first, _next_number()), self._turn))
-            for function, each in saved_behind(self._wanted):
+            self._look_behind(nodes, turns)
+
+    def _look_behind(self, nodes: Sequence[fx.Node], turns: Mapping[int, int]) -> None:
+        """Note what is saved behind the results, and by the calls that these gradients come to."""
+        seen: set[Any] = {None}
+        roots, calls = self._wanted, self._trained
+        while roots:
+            for function, each in saved_behind(roots, seen):
                 turn = turns[function._sequence_nr()]
                 part = self._part(each, _used_at(nodes[turn]))
                 self.saved.append(part._replace(turn=turn, is_result=each.grad_fn is function, counter=None))
+            reached = [each for each in calls if not seen.isdisjoint(each.results)]
+            calls = [each for each in calls if seen.isdisjoint(each.results)]
+            self.saved += [part for each in reached for part in each.saved]
+            roots = [tensor for each in reached for tensor in each.given if tensor.requires_grad]
 
     def _of(self, tree: Any) -> Any:
         return fx.map_arg(tree, self._values.__getitem__)
@@ -259,9 +291,9 @@ class _Rerun:
                 other = storage_of(known[int(alias.index)])
                 self._linked[storage_of(made[-1])] = self._linked.get(other, other)
         if trains:
-            self._want(tensors)
-            for way in effects.ways or (None,):
-                self.saved += self._saved_in(way, self.calls[number], tensors, made)
+            ways = effects.ways or (None,)
+            saved = [part for way in ways for part in self._saved_in(way, self.calls[number], tensors, made)]
+            self._trained.append(_TrainedCall({made[n].grad_fn for n in effects.wanting}, tensors, saved))
         return made
 
     def _saved_in(
@@ -274,26 +306,37 @@ class _Rerun:
         except _RunsAgainError:
             found = None
         if way is None or found is None:
-            yield from (self._part(each, f"{label} was given before") for each in given)
+            counted = way is None  # a checkpoint reads it again, and nobody looks at its counter
+            parts = [self._part(each, f"{label} was given before") for each in given]
+            yield from (each if counted else each._replace(counter=None) for each in parts)
             if way is None:
                 yield from (self._part(made[n], f"{label} has made") for n in sorted(call.effects.wanting))
             return
-        places = {
-            storage_of(tensor): (tensor, self._part(self._values[self._state[key]], f"{label} has used before"))
-            for key, tensor in way.own.items()
-            if key in self._state
-        }
-        for theirs, each in zip(way.made, made, strict=True):  # which part of it the results share nobody knows
-            places[storage_of(theirs)] = theirs, self._part(each, f"{label} has made")._replace(tensor=None)
+        inputs, results, own = list[_Place](), list[_Place](), list[_Place]()
         for theirs, each in zip(way.given, given, strict=True):
             part = self._part(each, f"{label} was given before")
             is_made = any(each is one for one in made)
-            places[storage_of(theirs)] = theirs, part._replace(tensor=None) if is_made else part
+            inputs.append((theirs, part._replace(tensor=None) if is_made else part))
+        for theirs, each in zip(way.made, made, strict=True):  # which part of it the results share nobody knows
+            results.append((theirs, self._part(each, f"{label} has made")._replace(tensor=None)))
+        for key, theirs in way.own.items():
+            if key in self._state:
+                own.append((theirs, self._part(self._values[self._state[key]], f"{label} has used before")))
         for function, each in found:
-            if storage_of(each) in places:
-                theirs, part = places[storage_of(each)]
+            there = next(filter(None, (_on_storage_of(each, places) for places in (inputs, results, own))), [])
+            for theirs, part in [place for place in there if is_same_view(place[0], each)] or there:
                 counter = part.counter if _have_one_counter(theirs, each) else None
                 yield part._replace(is_result=each.grad_fn is function, counter=counter)
+
+
+def _on_storage_of(tensor: torch.Tensor, places: Sequence[_Place]) -> list[_Place]:
+    return [place for place in places if storage_of(place[0]) == storage_of(tensor)]
+
+
+def _state_of(model: Functional) -> dict[str, fx.Node]:
+    """The placeholders of parameters and buffers by their names."""
+    kinds = {node: model.kinds[node.name] for node in model.old.nodes if node.op == "placeholder"}
+    return {name: node for node, (kind, name) in kinds.items() if kind in STATE}
 
 
 def _count_together(saved: _MemoryPart, write: _MemoryPart) -> bool:
@@ -359,17 +402,18 @@ def _written_unseen(effects: CallEffects) -> list[int]:
     return sorted(found & effects.written)
 
 
-def _cut_off_in(effects: CallEffects) -> set[int]:
-    """Which of the tensors that it is given a call cuts off, or parts of them."""
-    found: set[int] = set()
+def _cut_off_in(
+    effects: CallEffects, node: fx.Node, given: Sequence[fx.Node], state: Mapping[str, fx.Node]
+) -> Iterator[int]:
+    """The memories of what a call cuts off of what it is given, has or makes."""
     for way in effects.ways:
-        cut_off = {
-            storage_of(leaf)
-            for each in way.operations if each.target is torch.ops.aten.detach.default
-            for leaf in tensor_leaves(each.made)
-        }  # fmt: skip
-        found.update(n for n, each in enumerate(way.given) if storage_of(each) in cut_off)
-    return found
+        made = [each.made for each in way.operations if each.target is torch.ops.aten.detach.default]
+        cut_off = {storage_of(leaf) for leaf in tensor_leaves(made)}
+        own = [(state[key], each) for key, each in way.own.items() if key in state]
+        held = [*zip(given, way.given, strict=True), *own]
+        yield from (memory for each, theirs in held if storage_of(theirs) in cut_off for memory in storages(each))
+        results = zip(node.meta["val"], way.made, strict=True)
+        yield from (storage_of(each) for each, theirs in results if storage_of(theirs) in cut_off)
 
 
 def _saved_on(way: Way) -> list[tuple[Any, torch.Tensor]]:
@@ -389,16 +433,20 @@ def _saves_unshown(target: Any, written: Sequence[torch.Tensor]) -> bool:
     return any(each._is_view() for each in written) and _name(target) not in _SAVES_NOTHING
 
 
-def saved_behind(roots: Iterable[torch.Tensor]) -> Iterator[tuple[Any, torch.Tensor]]:
+def saved_behind(roots: Iterable[torch.Tensor], seen: set[Any] | None = None) -> Iterator[tuple[Any, torch.Tensor]]:
     """What autograd has saved for the gradients of some tensors, each with the node of its graph.
 
     What was changed since, so that torch sees it, is left out: that backward raises.
+
+    Args:
+        roots: The tensors.
+        seen: The nodes that are passed over; those behind the tensors are added.
 
     Raises:
         _RunsAgainError: something in it is checkpointed.
     """
     waiting: list[Any] = [each.grad_fn for each in roots]
-    seen = {None}
+    seen = {None} if seen is None else seen
     with mock.patch.object(torch.utils.checkpoint, "_recomputation_hook", side_effect=_RunsAgainError):
         while waiting:
             function = waiting.pop()
@@ -423,19 +471,47 @@ def _is_assigned(saved: _MemoryPart, write: _MemoryPart) -> bool:
 
 
 def _overlap(saved: _MemoryPart, write: _MemoryPart) -> bool:
-    left, right = (None if each.tensor is None else _places(each.tensor) for each in (saved, write))
-    return left is None or right is None or bool(torch.isin(left, right).any())
+    left, right = (None if each.tensor is None else _strides(each.tensor) for each in (saved, write))
+    if left is None or right is None:
+        return True
+    if left.end <= right.offset or right.end <= left.offset:  # as most steps of a loop do, and whatever their size
+        return False
+    return max(left.elements, right.elements) > _MOST_ELEMENTS or bool(torch.isin(_places(left), _places(right)).any())
 
 
-def _places(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Where the elements of a tensor lie, for the example's sizes; None: nobody knows, or there are too many."""
+class _Strides(NamedTuple):
+    """Where the elements of a tensor lie in its memory, for the example's sizes, counted in elements."""
+
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many elements there are."""
+        return math.prod(self.sizes)
+
+    @property
+    def end(self) -> int:
+        """The first place behind all of them."""
+        last = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
+        return self.offset + (last + 1 if self.elements else 0)
+
+
+def _strides(tensor: torch.Tensor) -> _Strides | None:
+    """None: nobody knows."""
     numbers = [_number(each) for each in (tensor.storage_offset(), *tensor.shape, *tensor.stride())]
-    offset, sizes, strides = numbers[0], numbers[1 : tensor.dim() + 1], numbers[tensor.dim() + 1 :]
-    if None in numbers or torch.Size(sizes).numel() > _MOST_ELEMENTS:  # type: ignore[arg-type]
+    known = tuple(each for each in numbers if each is not None)
+    if len(known) < len(numbers):
         return None
-    found = torch.tensor([offset], device="cpu")
-    for size, stride in zip(sizes, strides, strict=True):
-        found = (found[:, None] + stride * torch.arange(size, device="cpu")).flatten()  # type: ignore[arg-type,operator]
+    return _Strides(known[0], known[1 : tensor.dim() + 1], known[tensor.dim() + 1 :])
+
+
+@functools.lru_cache(maxsize=64)
+def _places(strides: _Strides) -> torch.Tensor:
+    found = torch.tensor([strides.offset], device="cpu")
+    for size, stride in zip(strides.sizes, strides.strides, strict=True):
+        found = (found[:, None] + stride * torch.arange(size, device="cpu")).flatten()
     return found
 
 
