@@ -336,7 +336,7 @@ class Ownership:
             (self.owner[node], name)
             for node in self.owner
             if is_call(node)
-            for name in self._call(node).effects.changed
+            for name in sorted(self._call(node).effects.changed)  # on every rank the same one first
             if name in self.capture.deferred_statistics
         ]
         changed += [
