@@ -305,16 +305,15 @@ class _Rerun:
             found = None if way is None else _saved_on(way)
         except _RunsAgainError:
             found = None
-        if way is None or found is None:
-            counted = way is None  # a checkpoint reads it again, and nobody looks at its counter
-            parts = [self._part(each, f"{label} was given before") for each in given]
-            yield from (each if counted else each._replace(counter=None) for each in parts)
-            if way is None:
-                yield from (self._part(made[n], f"{label} has made") for n in sorted(call.effects.wanting))
+        parts = [self._part(each, f"{label} was given before") for each in given]
+        if way is None:
+            yield from (*parts, *(self._part(made[n], f"{label} has made") for n in sorted(call.effects.wanting)))
+            return
+        if found is None:  # a checkpoint reads again what it was given, and nobody looks at its counter
+            yield from (each._replace(counter=None) for each in parts)
             return
         inputs, results, own = list[_Place](), list[_Place](), list[_Place]()
-        for theirs, each in zip(way.given, given, strict=True):
-            part = self._part(each, f"{label} was given before")
+        for theirs, each, part in zip(way.given, given, parts, strict=True):
             is_made = any(each is one for one in made)
             inputs.append((theirs, part._replace(tensor=None) if is_made else part))
         for theirs, each in zip(way.made, made, strict=True):  # which part of it the results share nobody knows
@@ -409,6 +408,8 @@ def _cut_off_in(
     for way in effects.ways:
         made = [each.made for each in way.operations if each.target is torch.ops.aten.detach.default]
         cut_off = {storage_of(leaf) for leaf in tensor_leaves(made)}
+        if not cut_off:
+            continue
         own = [(state[key], each) for key, each in way.own.items() if key in state]
         held = [*zip(given, way.given, strict=True), *own]
         yield from (memory for each, theirs in held if storage_of(theirs) in cut_off for memory in storages(each))
