@@ -9,9 +9,10 @@ import pytest
 import torch
 from made_ranks import Change, Ranks
 from torch import nn
+from torch.profiler import profile
 
 from assigner.errors import UsageError
-from assigner.runtime.update.rankchanges import is_written
+from assigner.runtime.update.rankchanges import RankChanges, is_written
 from assigner.runtime.update.rankfactor import RankFactor
 
 PAIRS = "x.weight x.bias y.weight y.bias"
@@ -359,6 +360,22 @@ def test_what_comes_before_a_later_step_is_seen_in_some() -> None:
             seen.append(n)
             ranks.together(lambda factor: setattr(factor, "_begun", factor._begun + 1))
     assert seen == [*range(1, 9), 17, 34, 51]
+
+
+def test_a_large_parameter_is_looked_at_without_a_copy() -> None:
+    """A worker that is full has no room for another one: norms are of all values, made of a few at once."""
+    weight = nn.Parameter(torch.randn(3, 700_001, generator=torch.Generator().manual_seed(1)))
+    weight.grad = -2 * weight.detach()
+    changes = RankChanges([weight], 64, lambda _: True)
+    with profile(profile_memory=True) as profiled:
+        changes.note()
+    kineto = profiled.profiler.kineto_results
+    taken = [each.nbytes() for each in kineto.events() if each.name() == "[memory]"]
+    assert 0 < max(taken) < weight.nbytes / 4
+    old = weight.detach().clone()
+    weight.data *= 0.5
+    norms = [torch.linalg.vector_norm(each.double(), kind) for each in (old, weight.grad) for kind in (2, math.inf)]
+    assert changes.found()[0].norms[:4] == pytest.approx([float(each) for each in norms], rel=1e-12)
 
 
 def test_numbers_that_somebody_writes() -> None:

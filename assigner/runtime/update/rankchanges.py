@@ -44,6 +44,7 @@ _FEWEST = 4  # values that have changed: fewer are explained by anything
 _UNLIKE = 1e-2  # relative, of numbers on two ranks
 _ALIKE, _HARDLY_ALIKE = 1e-5, 1e-4  # likewise, of such a number times a norm: of exact ones, and of others at most
 _KINDS = (2.0, math.inf)  # of norms
+_BLOCK = 1 << 17  # values that a norm is made of at once
 _REPEATED, _OTHER = (
     3e-6,
     1e-4,
@@ -203,18 +204,15 @@ class RankChanges:
     @torch.no_grad()
     def _norms(self) -> torch.Tensor:
         """Of each weight, and of its gradient: by subject, kind and parameter."""
-        wide = torch.float64
-        nothing = torch.zeros((), dtype=wide, device="cpu")
-        found: list[torch.Tensor] = []
-        for kind in _KINDS:
-            gradients = [each.grad for each in self._every]
-            some = [each for each in gradients if each is not None and each.layout is torch.strided]
-            known = iter(torch._foreach_norm(some, kind, dtype=wide) if some else ())
-            found += torch._foreach_norm([*self._every], kind, dtype=wide)
-            found += [
-                nothing if each is None or each.layout is not torch.strided else next(known) for each in gradients
-            ]
-        return torch.stack(found).view(len(_KINDS), len(SUBJECTS), -1).transpose(0, 1)
+        room = torch.empty(_BLOCK, dtype=torch.float64, device="cpu")
+        found = [
+            (0.0,) * len(_KINDS) if each is None or each.layout is not torch.strided else _norms(each, room)
+            for parameter in self._every
+            for each in (parameter, parameter.grad)
+        ]
+        return (
+            torch.tensor(found, dtype=torch.float64, device="cpu").view(-1, len(SUBJECTS), len(_KINDS)).permute(1, 2, 0)
+        )
 
     @torch.no_grad()
     def _values(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -431,6 +429,22 @@ def _some(tensor: torch.Tensor) -> torch.Tensor:
     values = values if values.is_contiguous() else values.contiguous()
     every = -(-values.numel() // _VALUES) or 1
     return values.as_strided((-(-values.numel() // every),), (every,), values.storage_offset())
+
+
+def _norms(tensor: torch.Tensor, room: torch.Tensor) -> tuple[float, ...]:
+    """Of `_KINDS`, in float64, block by block: a copy of all of it would be the most that an update holds at once.
+
+    Args:
+        tensor: Whose.
+        room: Where the blocks are made.
+    """
+    values, sums, largest = tensor.detach().reshape(-1), room.new_zeros(()), room.new_zeros(())
+    for start in range(0, len(values), len(room)):
+        some = values[start : start + len(room)]
+        block = room[: len(some)].copy_(some).abs_()
+        largest = torch.maximum(largest, block.max())
+        sums += block.square_().sum()
+    return math.sqrt(sums), float(largest)
 
 
 def _sums(values: torch.Tensor, owner: torch.Tensor, count: int) -> torch.Tensor:
