@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import fx
 
 from assigner import formatting as fmt
 from assigner.errors import MeasurementError
 from assigner.formats.profile import Measurement
 from assigner.formats.profilewarnings import launch_bound
 from assigner.machine.starvation import REFUSED, StarvationWatch
-from assigner.model.marking import PartitionGraph
+from assigner.model.marking import PartitionGraph, PartitionModule
 from assigner.model.workload import Workload
 from assigner.profiler.host import allocator_share
 from assigner.profiler.journal import Note, OptimizerSize
@@ -260,7 +259,7 @@ class ComputeMeasurement:
             )
         return samples, starved
 
-    def _update(self, name: str, module: fx.GraphModule, *, is_wanted: bool) -> _PartitionUpdate:
+    def _update(self, name: str, module: PartitionModule, *, is_wanted: bool) -> _PartitionUpdate:
         """A partition's update; its optimizer's state is gone before the next one is made."""
         before = self.forecast.done("update")
         self.forecast.begin("update")

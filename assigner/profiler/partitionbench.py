@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
 
-from assigner.model.marking import PartitionGraph
+from assigner.model.marking import PartitionGraph, PartitionModule
 from assigner.model.singleprocess import as_single_process
 from assigner.model.workload import Workload
 from assigner.profiler.memory import allocated_bytes, grown_bytes, memory_errors, peak_bytes, saved_bytes, storage_bytes
@@ -329,7 +328,7 @@ class Workbench:
     workload: Workload
     graph: PartitionGraph
     device: torch.device
-    modules: Mapping[str, fx.GraphModule]
+    modules: Mapping[str, PartitionModule]
     inputs: Mapping[int, Mapping[str, KindInputs]]
     state_share: float
     room: Callable[[], float]

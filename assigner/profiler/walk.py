@@ -13,10 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
 
 from assigner.errors import UsageError
-from assigner.model.marking import PartitionGraph, Piece, Value
+from assigner.model.marking import PartitionGraph, PartitionModule, Piece, Value
 from assigner.model.marking.casting import casting
 from assigner.model.marking.rows import EXAMPLE_ROWS
 from assigner.profiler.memory import peak_bytes
@@ -153,7 +152,7 @@ class _Pass:
         reads = tuple(self._read(value) for value in piece.reads)
         return KindInputs(self.cut, reads, tuple(size.evaluate(self.cut.inputs) for size in piece.sizes))
 
-    def run(self, piece: Piece, module: fx.GraphModule, inputs: KindInputs) -> None:
+    def run(self, piece: Piece, module: PartitionModule, inputs: KindInputs) -> None:
         """Run it, keep what it makes, and drop what nobody reads any more."""
         with torch.no_grad(), casting(piece.autocast, self.device.type):
             outputs = module(*inputs.reads, *inputs.sizes)

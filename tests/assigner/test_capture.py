@@ -249,6 +249,38 @@ def test_modules_of_any_name(outer):
         assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=1e-12)
 
 
+class TakenNames(nn.Module):
+    """What a module of torch.fx calls its own, as modules, a parameter and a buffer of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code, self.graph = nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        self.last, self.meta = nn.Linear(WIDTH, 1), nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+        self.register_buffer("recompile", torch.linspace(-1, 1, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.graph(self.code(x)) * self.meta + self.recompile
+        return self.last(x @ self.graph[0].weight * self.code.bias)
+
+
+@pytest.mark.parametrize("marks", [("code", "graph", "last"), ("graph.0", "last"), ("last",)], ids=len)
+def test_names_that_torch_fx_takes(marks, tmp_path):
+    """They are called, read between partitions, trained, saved and moved."""
+    made = workload(TakenNames, *marks)
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        for seed in (1, 2):
+            batch = made.make_batch(8, seed=seed)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=1e-12)
+            assert reference.gradient_distance(pipeline.gradients()) < 1e-12
+        pipeline.save(tmp_path / "saved")
+        assert pipeline.state_dict().keys() == made.model().state_dict().keys()
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        pipeline.load(tmp_path / "saved")
+        batch = made.make_batch(8, seed=3)
+        assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=1e-12)
+
+
 @pytest.mark.long
 def test_regions_that_cannot_be_cut():
     """Glue under torch.autocast is refused in words."""

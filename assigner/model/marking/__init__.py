@@ -34,5 +34,6 @@ from __future__ import annotations
 from assigner.model.marking.cut import partition_graph
 from assigner.model.marking.graph import PartitionGraph, Piece, Value
 from assigner.model.marking.marks import Mark, find_marks, partition
+from assigner.model.marking.partitionmodule import PartitionModule
 
-__all__ = ["Mark", "PartitionGraph", "Piece", "Value", "find_marks", "partition", "partition_graph"]
+__all__ = ["Mark", "PartitionGraph", "PartitionModule", "Piece", "Value", "find_marks", "partition", "partition_graph"]

@@ -29,7 +29,7 @@ from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.leftovers import Notes
 from assigner.model.marking.marks import Mark
 from assigner.model.marking.nodes import is_item
-from assigner.model.marking.partitionmodule import around_module, build_module
+from assigner.model.marking.partitionmodule import PartitionModule, around_module, build_module
 from assigner.model.marking.realforward import Maker
 from assigner.model.marking.rows import BatchRows
 from assigner.model.marking.tables import CapturedTables
@@ -409,12 +409,12 @@ class PartitionGraph:
 
     def rebuild(
         self,
-        modules: Mapping[str, fx.GraphModule],
+        modules: Mapping[str, PartitionModule],
         device: torch.device,
         constants: frozenset[str],
         lent: Mapping[str, Mapping[str, str]],
         unread: Mapping[str, torch.Tensor],
-    ) -> dict[str, fx.GraphModule]:
+    ) -> dict[str, PartitionModule]:
         """This rank's partitions of this graph, around the modules and tensors of those that another one has.
 
         Args:
@@ -451,7 +451,7 @@ class PartitionGraph:
         """The names of tensors that code between partitions writes, or hands to what may."""
         return frozenset(name for piece in self.pieces for name in _written(piece.graph))
 
-    def build(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, fx.GraphModule]:
+    def build(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, PartitionModule]:
         """The named partitions as modules with their initial weights; nothing else is materialised.
 
         A parameter that several of them hold is one tensor. Names in a module's state_dict are the model's own.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import keyword
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
 from torch import fx, nn
+from torch.fx.graph_module import _assign_attr, _forward_from_src
 from torch.utils import _pytree as pytree
 
 from assigner.model.deferred import slot_of
@@ -16,15 +18,45 @@ from assigner.model.deferred.memento import Memento
 from assigner.model.marking.owncopies import own_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from assigner.model.deferred import DeferredModel
     from assigner.model.marking.graph import Piece
 
 
+class PartitionModule(nn.Module):
+    """A part of a model under the model's own names, with the code of a graph as its forward.
+
+    Unlike an `fx.GraphModule` it has no attributes of its own beside a module's: the model may call its own modules and
+    tensors `graph`, `code` and `meta`.
+
+    Args:
+        root: The modules and tensors that the graph has, by their names there.
+        graph: Of operations; its outputs are what a call returns.
+    """
+
+    def __init__(self, root: Mapping[str, Any], graph: fx.Graph) -> None:
+        super().__init__()
+        for name in sorted(_targets(graph), key=lambda each: each.count(".")):
+            _assign_attr(root[name], self, name)
+        with any_names():
+            code = graph.python_code("self")
+        self.__run: Callable[..., Any] = _forward_from_src(code.src, code.globals)
+
+    @property
+    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
+        """The graph's code, on this module; it is bound anew each time, for a method that is kept would be a cycle."""
+        return MethodType(self.__run, self)
+
+
+def _targets(graph: fx.Graph) -> set[str]:
+    """Names of the modules and tensors that a graph has."""
+    return {str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")}
+
+
 def build_module(
     deferred: DeferredModel, piece: Piece, tensors: Mapping[str, torch.Tensor], device: torch.device
-) -> fx.GraphModule:
+) -> PartitionModule:
     """A piece as a module that holds just its own part of the model, under the model's own names.
 
     Args:
@@ -78,12 +110,12 @@ def copied_module(
 
 
 def around_module(
-    module: fx.GraphModule,
+    module: PartitionModule,
     piece: Piece,
     device: torch.device,
     beside: Mapping[str, torch.Tensor],
-    lenders: Mapping[str, fx.GraphModule],
-) -> fx.GraphModule:
+    lenders: Mapping[str, PartitionModule],
+) -> PartitionModule:
     """A piece of another capture as a module around the parts of `module`: the same objects, no second copy.
 
     Args:
@@ -108,12 +140,11 @@ def around_module(
     return made
 
 
-def _assemble(root: dict[str, Any], piece: Piece, device: torch.device) -> fx.GraphModule:
+def _assemble(root: dict[str, Any], piece: Piece, device: torch.device) -> PartitionModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(piece.graph, {}))
     _retarget(graph, device)
-    with any_names():
-        return fx.GraphModule(root, graph, class_name="Partition")
+    return PartitionModule(root, graph)
 
 
 @contextlib.contextmanager

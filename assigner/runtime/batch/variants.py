@@ -17,14 +17,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from torch import fx
-
 from assigner import formatting as fmt
 from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
 from assigner.formats.orders import written_order
 from assigner.formats.plan import Plan
 from assigner.location import rank_of
-from assigner.model.marking import PartitionGraph, Value
+from assigner.model.marking import PartitionGraph, PartitionModule, Value
 from assigner.model.marking.cut import UNREAD, lent, recut
 from assigner.model.marking.domain import InputKey, input_key
 from assigner.model.marking.modules import TOO_FEW_VALUES
@@ -60,7 +58,7 @@ class Variant:
 
     graph: PartitionGraph
     plan: Plan
-    modules: Mapping[str, fx.GraphModule]
+    modules: Mapping[str, PartitionModule]
     transport: Transport | None
     is_planned: bool = False
     _programs: dict[tuple[int, bool], Program] = field(default_factory=dict)
@@ -131,7 +129,7 @@ class Variants:
         self,
         graph: PartitionGraph,
         plan: Plan,
-        modules: Mapping[str, fx.GraphModule],
+        modules: Mapping[str, PartitionModule],
         member: Membership,
         *,
         trained: Mapping[str, torch.Tensor],
@@ -243,7 +241,7 @@ class Variants:
             ) from error
         return variant
 
-    def _around(self, graph: PartitionGraph, lending: Mapping[str, Mapping[str, str]]) -> dict[str, fx.GraphModule]:
+    def _around(self, graph: PartitionGraph, lending: Mapping[str, Mapping[str, str]]) -> dict[str, PartitionModule]:
         by = {name: each for partition in self.planned.modules for name, each in lending.get(partition, {}).items()}
         first = {name: self.planned.graph.canonical.get(name, name) for name, each in by.items() if each == UNREAD}
         values = self._unread(first.values(), self.member.device)

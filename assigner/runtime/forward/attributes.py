@@ -20,7 +20,7 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS, contents_of, filling_of
@@ -35,7 +35,7 @@ from assigner.model.deferred.ownership import (
     slots_of,
 )
 from assigner.model.deferred.reach import reach
-from assigner.model.marking.partitionmodule import copied_module
+from assigner.model.marking.partitionmodule import PartitionModule, copied_module
 from assigner.model.plainvalues import to_json
 from assigner.runtime.forward.heldtensors import has_values_of
 
@@ -76,26 +76,31 @@ def _can_go(value: Any) -> bool:
         return False
 
 
-def check_rebuilt(module: fx.GraphModule, deferred: DeferredModel) -> None:
+def check_rebuilt(module: PartitionModule, called: Sequence[str], deferred: DeferredModel) -> None:
     """Refuse what forwards have changed on a partition's modules where one that is built anew could not get it.
+
+    Args:
+        module: The partition.
+        called: Those of its modules that its code calls, by name.
+        deferred: The whole model.
 
     Raises:
         UsageError: an attribute is gone, submodules or hooks are others, or a function leads to modules themselves.
     """
-    for change in _unlike(module, deferred):
+    for change in _unlike(module, called, deferred):
         raise UsageError(
             f"forward has {change}: under the new plan the module is built anew as the builder made it, without that",
             hint="have forward keep a number or a flag, and decide by it; or go on without a move",
         )
 
 
-def _unlike(module: fx.GraphModule, deferred: DeferredModel) -> Iterator[str]:
+def _unlike(module: PartitionModule, called: Sequence[str], deferred: DeferredModel) -> Iterator[str]:
     likeness, modules = _Likeness(module, deferred, by_values=True), {id(each) for each in module.modules()}
     for path, each, built in _copies(module, deferred):
         seen = deferred.vocabulary.copier(each)
         gone = set() if seen is None else seen(built).keys() - each.__dict__.keys()
         if gone and not _copies_all(type(each)):
-            gone &= _copied_anew(path, module, deferred).__dict__.keys()
+            gone &= _copied_anew(path, called, deferred).__dict__.keys()
         if gone:
             yield f"deleted {path}.{min(gone)}"
         now, then = each._modules, built._modules
@@ -115,9 +120,8 @@ def _unlike(module: fx.GraphModule, deferred: DeferredModel) -> Iterator[str]:
             yield f"set {name} to a {type(value).__name__} with the partition's own weights or buffers"
 
 
-def _copied_anew(path: str, module: fx.GraphModule, deferred: DeferredModel) -> nn.Module:
+def _copied_anew(path: str, called: Sequence[str], deferred: DeferredModel) -> nn.Module:
     """A module of a partition as a copy of the builder's has it; what it belongs to is copied as a whole."""
-    called = (str(node.target) for node in module.graph.nodes if node.op == "call_module")
     whole = next(each for each in called if f"{path}.".startswith(f"{each}."))
     return copied_module(deferred, whole, {}).get_submodule(path[len(whole) + 1 :])
 
@@ -132,7 +136,7 @@ def _copies(module: nn.Module, deferred: DeferredModel) -> Iterator[tuple[str, n
     """The modules of a partition that are copies of the builder's: name, copy, the builder's."""
     built = dict(deferred.model.named_modules(remove_duplicate=False))
     for path, each in module.named_modules():
-        if path in built and not isinstance(each, fx.GraphModule) and type(each) is not nn.Module:
+        if path in built and not isinstance(each, PartitionModule) and type(each) is not nn.Module:
             yield path, each, built[path]
 
 

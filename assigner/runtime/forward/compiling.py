@@ -16,14 +16,13 @@ import torch
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from torch import fx
-
+    from assigner.model.marking import PartitionModule
     from assigner.model.workload import CompileOptions
 
 Forward = Callable[..., Any]
 
 
-def compiled(module: fx.GraphModule, name: str, options: CompileOptions) -> Forward | None:
+def compiled(module: PartitionModule, name: str, options: CompileOptions) -> Forward | None:
     """What runs a partition's forward in its place; None: it is not compiled.
 
     Args:

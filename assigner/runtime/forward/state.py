@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from assigner.errors import UsageError
@@ -31,6 +31,7 @@ from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.ownership import is_users
 from assigner.model.deferred.reach import kept_objects, reach
+from assigner.model.marking import PartitionModule
 from assigner.model.members import buffers, parameters
 from assigner.runtime.forward.heldtensors import HeldTensor, apart_from, as_they_were, is_strided, on_copies
 
@@ -461,7 +462,7 @@ def changeable_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules of a partition whose Python values its forwards may change, by name."""
     if not has_user_code(module):
         return []
-    return [(name, each) for name, each in module.named_modules() if not isinstance(each, fx.GraphModule)]
+    return [(name, each) for name, each in module.named_modules() if not isinstance(each, PartitionModule)]
 
 
 def has_user_code(module: nn.Module) -> bool:
@@ -469,7 +470,7 @@ def has_user_code(module: nn.Module) -> bool:
 
     It is a class, a hook or a function that is not torch's own: a layer may be given one.
     """
-    layers = [(name, each) for name, each in module.named_modules() if not isinstance(each, fx.GraphModule)]
+    layers = [(name, each) for name, each in module.named_modules() if not isinstance(each, PartitionModule)]
     return any(
         not type(each).__module__.startswith("torch.")
         or each._forward_pre_hooks
@@ -477,7 +478,7 @@ def has_user_code(module: nn.Module) -> bool:
         or each._backward_pre_hooks
         or each._backward_hooks
         or "forward" in each.__dict__
-        for each in module.modules()
+        for _, each in layers
     ) or any(
         callable(each) and isinstance(of := getattr(each, "__module__", None), str) and is_users(of)
         for _, each in reach({}, layers)

@@ -161,7 +161,7 @@ class LocalPartitions:
         """Raise UsageError where forwards have changed what no partition that is built anew could get."""
         self.check_parameters()
         for partition in self.partitions:
-            check_rebuilt(self.modules[partition], self._graph.deferred)
+            check_rebuilt(self.modules[partition], self._graph.piece[partition].called, self._graph.deferred)
 
     def check_hung(self) -> None:
         """Raise UsageError where the script has hung something on a parameter, which a move makes anew without that."""

@@ -11,7 +11,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from assigner.model.marking import PartitionGraph, Value
+from assigner.model.marking import PartitionGraph, PartitionModule, Value
 from assigner.model.marking.gradients import check_asked
 from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import StandIns, as_rank, as_single_process
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     import torch
-    from torch import fx
 
     from assigner.model.workload import Workload
     from assigner.runtime.batch.microbatch import MicroBatch
@@ -83,7 +82,7 @@ class Executor:
     def __init__(
         self,
         graph: PartitionGraph,
-        modules: Mapping[str, fx.GraphModule],
+        modules: Mapping[str, PartitionModule],
         member: Membership,
         workload: Workload,
         *,
@@ -118,7 +117,7 @@ class Executor:
         self._written = {id(each.state.written): each.state.written for each in self.runners.values()}.values()
 
     def _runner(
-        self, module: fx.GraphModule, name: str, remat: Rematerialisation | None, workload: Workload
+        self, module: PartitionModule, name: str, remat: Rematerialisation | None, workload: Workload
     ) -> PartitionRunner:
         piece = self.graph.piece[name]
         gradients = self.graph.output_gradients(piece)

@@ -31,12 +31,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import fx
 
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.mutation import GradientUses, Writes, storage_of
-from assigner.model.marking import Piece
+from assigner.model.marking import PartitionModule, Piece
 from assigner.model.marking.casting import casting
 from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import as_single_process
@@ -101,7 +100,7 @@ class PartitionRunner:
     """
 
     piece: Piece
-    module: fx.GraphModule
+    module: PartitionModule
     device: torch.device
     rematerialise: bool
     gradients: tuple[bool, ...]
