@@ -60,7 +60,11 @@ SHOWS_THROUGH = frozenset(
         "blind: the root asks hasattr(h, ...) for what a subclass has",
         "blind: the root asks has_torch_function",
         "blind: the root asks whether a parameter has a gradient yet",
+        "unseen: a product with its own .data, in one operation",
+        "unseen: a .data that a marked module hands on, read before a write",
+        "unseen: a .data that a module saves whose forward needs values",
     )
 )
 """Code between partitions that asks what its tensors and sizes are made of: a capture cannot hide what it works with.
+And writes that autograd does not see, where a capture does not see either what a backward has saved.
 `assigner check` refuses these, and `profile` with it."""

@@ -426,3 +426,54 @@ class Unsqueezed(GatedUnseen):
         g = self.gate(h.data)
         h.unsqueeze_(1)
         return (h + g[:, None]).squeeze(1)
+
+
+@unseen("a product with its own .data, in one operation")
+class WithItself(Unseen):
+    def glue(self, h, x):
+        del x
+        h = h * 1.0
+        h *= h.data
+        return h
+
+
+class HandsOn(nn.Module):
+    def forward(self, h):
+        return h.data
+
+
+@unseen("a .data that a marked module hands on, read before a write", "first", "cut", "second", "last")
+class HandedOn(Unseen):
+    def __init__(self):
+        super().__init__()
+        self.cut = HandsOn()
+
+    def glue(self, h, x):
+        del x
+        y = self.scale * self.cut(h)
+        h += y
+        return h
+
+
+class NeedsValues(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h):
+        if not len(h.detach().numpy()):
+            raise ValueError("no rows")
+        return torch.sigmoid(self.gate(h.data))
+
+
+@unseen("a .data that a module saves whose forward needs values", "first", "gate", "second", "last")
+class SavedWithValues(Unseen):
+    def __init__(self):
+        super().__init__()
+        self.gate = NeedsValues()
+
+    def glue(self, h, x):
+        del x
+        g = self.gate(h)
+        h += g
+        return h
