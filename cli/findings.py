@@ -72,7 +72,7 @@ _EXTRAS = (
     ("accelerate", "", "takes what export --to device-map writes", "pip install accelerate"),
     ("torchgpipe", "", "takes what export --to torchgpipe writes", "pip install torchgpipe"),
     ("Graphviz", "dot", "draws what export --to dot writes", "apt-get (or brew) install graphviz"),
-    ("mpi4py", "", "carries messages where the backend is mpi", "pip install 'assigner[mpi]'"),
+    ("mpi4py", "", "carries messages where the backend is mpi", "pip install 'mpi4py>=4'"),
     ("MPI launcher", "mpirun", "another way to start ranks", "apt-get install openmpi-bin"),
 )
 """What something optional needs: a package, or what has a program, with the program; what for, and how to get it."""

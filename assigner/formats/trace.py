@@ -261,7 +261,7 @@ def check_same_plan(trace: Trace | Plan, plan: Plan) -> None:
     """Raise FormatError unless a trace, or the plan that ran, is of this plan."""
     if others := unlike(trace, plan):
         raise FormatError(
-            f"the trace is of another plan: its {others[0]} differ from the plan's",
+            f"the trace is of another plan: it differs from this one in its {others[0]}",
             hint="give the plan that the traced run was started with",
         )
 

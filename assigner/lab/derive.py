@@ -13,6 +13,7 @@ fastest link, and a pair far below both its wires is a pair in two racks.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import combinations
@@ -137,7 +138,7 @@ def derive(profile: Profile, machine: Machine, *, here: Profile | None = None, n
     if here is not None and [each.name for each in here.partitions] != [each.name for each in profile.partitions]:
         raise FormatError(
             f"the two profiles are of different workloads: {profile.workload.name} and {here.workload.name}",
-            hint=f"assigner profile {profile.workload.entry} -o here.json",
+            hint=_measuring(profile),
         )
     work = common_work(profile, here)
     core_s, reason = _core_seconds(profile, work, machine, here)
@@ -164,6 +165,11 @@ def derive(profile: Profile, machine: Machine, *, here: Profile | None = None, n
     return Derived(scale, notes, tuple(hosts), wires.rack_link())
 
 
+def _measuring(profile: Profile) -> str:
+    """The command that measures a profile's workload on this machine."""
+    return f"assigner profile {shlex.quote(profile.workload.entry)} -o here.json"
+
+
 def _core_seconds(profile: Profile, work: SharedWork, machine: Machine, here: Profile | None) -> tuple[float, str]:
     """Seconds of the work on one whole core of this machine, and how that is known."""
     if here is not None:
@@ -177,7 +183,7 @@ def _core_seconds(profile: Profile, work: SharedWork, machine: Machine, here: Pr
         kinds = ", ".join(dict.fromkeys(worker.kind for worker in profile.workers))
         raise UsageError(
             f"nothing tells how fast this machine ({machine.processor}) is beside the profile's workers ({kinds})",
-            hint=f"measure it: assigner profile {profile.workload.entry} -o here.json; then --here here.json",
+            hint=f"measure it: {_measuring(profile)}; then --here here.json",
         )
     seconds = median(work.seconds[worker.name] * _cores(worker) for worker in alike)
     names = ", ".join(worker.name for worker in alike)

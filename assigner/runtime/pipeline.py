@@ -25,7 +25,7 @@ from assigner.runtime.messages.rendezvous import asked_backend, told_if_refused
 from assigner.runtime.modelstate import ModelState
 from assigner.runtime.outsidevalues import OutsideValues
 from assigner.runtime.passes import of_one_batch, without_training
-from assigner.runtime.plangraph import check_alike, plan_graph
+from assigner.runtime.plangraph import check_alike, check_workload, plan_graph
 from assigner.runtime.ranks.membership import Membership, outside_inference
 from assigner.runtime.ranks.process import check_world, executed, start_computing
 from assigner.runtime.recording.memory import held_bytes
@@ -96,6 +96,7 @@ class Pipeline(ModelState):
         training: bool = True,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
+        check_workload(workload)
         self.workload, self._trains = workload, training
         self._remat, self._batch_norm, self._checks_memory = remat, batch_norm, check_memory
         self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))

@@ -20,7 +20,7 @@ from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.marking.cut import check_mode
 from assigner.model.marking.domain import input_key, input_structure
 from assigner.model.marking.rows import EXAMPLE_ROWS
-from assigner.model.workload import call_arguments, entry_settings
+from assigner.model.workload import Workload, call_arguments, entry_settings
 from assigner.runtime.batch.staterows import check_carried
 from assigner.runtime.stages.replicas import check_shared, obstacles
 from assigner.runtime.step.loss import check_schedule
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.model.workload import Workload
     from assigner.runtime.ranks.membership import Membership
 
 
@@ -38,6 +37,15 @@ _OF_A_SET = (
     "the order of a set is another one in each process: go over sorted(...) of it, or a list; of texts, ranks that are"
     " started with the same PYTHONHASHSEED, as by assigner run, have the same one"
 )
+
+
+def check_workload(workload: Any) -> None:
+    """Raise UsageError where it is no Workload, but the model or the name of a workload's file."""
+    if not isinstance(workload, Workload):
+        raise UsageError(
+            f"a pipeline is made of a workload and a plan, and the workload is of type {type(workload).__name__}",
+            hint="assigner.load_workload(plan.workload.entry), or the assigner.Workload that your function returns",
+        )
 
 
 def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = None) -> PartitionGraph:

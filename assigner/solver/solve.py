@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from assigner.errors import UsageError
+from assigner.formats.profile import Profile
 from assigner.solver.problem.answer import FrontierPoint, Progress, Solution
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.options import SolveOptions
@@ -12,7 +14,6 @@ from assigner.solver.problem.options import SolveOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from assigner.formats.profile import Profile
     from assigner.solver.baselines import FoundBaseline
     from assigner.solver.methods.candidate import Proposal
     from assigner.solver.search.search import Search
@@ -42,12 +43,15 @@ def solve(
         tool version are left to the caller.
 
     Raises:
-        UsageError: the options do not fit the profile.
+        UsageError: the options do not fit the profile, or it is none.
         InfeasibleError: no plan exists; the message names the tightest obstacle, the hint a way out that was found by
             solving.
         LimitError: the time limit came before any plan.
         KeyboardInterrupt: Ctrl-C came before any plan, or a second time.
     """
+    if not isinstance(profile, Profile):
+        hint = "assigner.load_profile(PATH) reads one"
+        raise UsageError(f"solve takes a Profile, and this is of type {type(profile).__name__}", hint=hint)
     from assigner.solver.baselines import find_baselines
     from assigner.solver.report import make_solution, no_plan
     from assigner.solver.search.relief import relieved

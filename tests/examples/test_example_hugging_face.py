@@ -17,9 +17,7 @@ from assigner.formats.plan import save_plan
 from assigner.model.deferred import DeferredModel
 from assigner.model.workload import load_workload
 
-transformers = pytest.importorskip(
-    "transformers", reason="transformers is not installed: pip install 'assigner[examples]'"
-)
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[examples]'")
 
 if TYPE_CHECKING:
     from pathlib import Path

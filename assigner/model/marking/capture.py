@@ -530,8 +530,8 @@ def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:
         raise MarkingError(
             f"the forward of {type(model).__name__} reads a tensor of a partition that the partition does not return:"
             " a hook or an attribute carries it",
-            hint="return it from the marked module; a Hugging Face model collects nothing with output_hidden_states,"
-            " output_attentions and output_router_logits left off",
+            hint="return it from the marked module; a Hugging Face model collects nothing by hooks"
+            " with output_attentions and output_router_logits left off, nor hidden states if its layers are partitions",
         )
 
 

@@ -45,7 +45,7 @@ _LEAST_PAUSE_S, _MOST_PAUSE_S = 5e-5, 5e-4
 _ASK_S = 0.25  # how often a wait looks at the other rank's connection
 _GRACE_S = 1.5  # a rank that has left may have sent before
 _LAUNCHED = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
-_INSTALL = "pip install 'assigner[mpi]', and an MPI: apt-get install openmpi-bin, the cluster's own module"
+_INSTALL = "pip install 'mpi4py>=4', and an MPI: apt-get install openmpi-bin, the cluster's own module"
 _START = "start the ranks with MPI's own launcher: mpirun -n RANKS ..., or srun --mpi=pmix ..."
 
 _lock = threading.Lock()  # of the process: it has one MPI
