@@ -24,8 +24,8 @@ class SolverReport:
         objective_s: The plan's value of the objective: seconds of a step, of a batch in the steady state
             (`throughput`), of one forward of one micro-batch (`latency`); money per sample (`cost`).
         bound_s: No plan of those searched can be better; `scope` says which.
-        single_bound_s: No plan can be better whose stages have one worker each, where that is told apart from plans in
-            which workers share stages; None: it is not.
+        single_bound_s: No plan of those searched can be better whose stages have one worker each, where that is told
+            apart from plans in which workers share stages; None: it is not.
         gap: (objective - bound) / objective.
         seconds: Wall time of the search.
         options: The settings in effect.
@@ -33,7 +33,8 @@ class SolverReport:
         proven_by: What has proven the bound, of all settings (schedule, micro-batches) that were decided.
         scope: Which plans the bound is about; empty: it is not told.
         interrupted: The user ended the search.
-        any_order_s: No plan takes less, whatever its stages, workers and orders; None: it is not told.
+        any_order_s: No plan with one of the numbers of micro-batches that were looked at takes less, whatever its
+            stages, workers and orders; None: it is not told.
         any_order_found_s: The shortest step that was found with several stages a worker, where that is less than the
             plan's by too little to take one for it; None: there is none.
     """

@@ -38,6 +38,7 @@ CHOSEN = "chosen"
 """The status of the candidate that became the plan."""
 SHARED = ("data parallel", "data parallel by speed")
 """The baselines in which workers share a stage."""
+_IN_ANY_ORDER = "with any number of stages a worker, in any order"
 _FEW = 4
 """Candidates and baselines on a screen that does not list everything."""
 _SHORT = 24
@@ -227,11 +228,13 @@ def proof(solver: SolverReport) -> str:
 def scope(solver: SolverReport) -> str:
     """Among which plans it is proven; empty: nothing is."""
     asked, schedule = solver.options, str(solver.options.get("schedule", "auto"))
-    if solver.gap < 1 and solver.any_order_s == solver.bound_s:
-        return "with any number of stages a worker, in any order"
+    is_of_all = solver.gap < 1 and solver.any_order_s == solver.bound_s
     if _single_gap(solver) is not None:
         wider = f"within {fmt.percent(solver.gap)} of any" if solver.gap < 1 else "nothing is proven of plans"
-        return f"{searched(schedule, 1)}; {wider} in which workers share a stage, updates undivided"
+        others = f"plan {_IN_ANY_ORDER}" if is_of_all else "in which workers share a stage, updates undivided"
+        return f"{searched(schedule, 1)}; {wider} {others}"
+    if is_of_all:
+        return _IN_ANY_ORDER
     return "" if solver.gap >= 1 else searched(schedule, asked.get("max_replicas", "all"))
 
 

@@ -221,8 +221,8 @@ def _beside(cost: CostModel, plan: Plan, worker: str) -> Iterator[tuple[str, flo
         if is_exchanged(plan, tie):
             if here and not own:
                 yield here[0], cost.tied_share(here[0], tie)
-        elif own and _first(plan, tie) not in mine:
-            yield own[0], -cost.tied_share(own[0], tie)
+        elif _first(plan, tie) not in mine:
+            yield from ((name, -cost.tied_share(name, tie)) for name in own)
 
 
 def _first(plan: Plan, tie: Tie) -> str:

@@ -56,7 +56,7 @@ def make_solution(
     report = _report(search, best.found_by, options, value, min(bound, value))
     if not covered:
         report = replace(
-            report, name="assigner", version=__version__, proven_by=(TOTAL_WORK,), scope=_any_scope(search)
+            report, name="assigner", version=__version__, proven_by=(TOTAL_WORK,), scope=_any_scope(search, options)
         )
     elif plan.is_divided:
         scope = "all plans, also those that divide optimizer state"
@@ -109,29 +109,41 @@ def _report(search: Search, found_by: str, options: SolveOptions, value: float, 
         options=options.record(),
         found_by=found_by,
         proven_by=tuple(sorted(search.proofs)),
-        scope=_scope(search),
+        scope=_scope(search, options),
         interrupted=state.interrupted,
     )
 
 
-def _scope(search: Search) -> str:
+def _scope(search: Search, options: SolveOptions) -> str:
     """Which plans the bound is about: where workers share a stage, those of which each updates the whole stage."""
     kinds = list(dict.fromkeys(each.schedule for each in search.candidates))
-    counts = sorted({each.micro_batches for each in search.candidates})
     stages = "any number of stages" if "interleaved" in kinds else "one stage"
     most = search.problem.most_replicas
     shared = f", up to {fmt.plural(most, 'worker')} a stage,{' updates undivided,' if most > 1 else ''}"
-    equal = " equal" if all(search.problem.workload.batch_size % each == 0 for each in counts) else ""
-    told = f"{counts[0]} to {counts[-1]}" if equal else ", ".join(map(str, counts))
-    asked = fmt.plural(counts[0], "micro-batch") if len(counts) == 1 else f"{told}{equal} micro-batches"
-    return f"plans with {stages} a worker{shared} under {' or '.join(sorted(kinds))} with {asked}"
+    under = " or ".join(sorted(kinds))
+    return f"{_that_keep_hints(search, options)} with {stages} a worker{shared} under {under} with {_counts(search)}"
 
 
-def _any_scope(search: Search) -> str:
+def _any_scope(search: Search, options: SolveOptions) -> str:
     """The plans that a search over orders is about."""
     most = search.problem.most_replicas
     shared = f" and up to {most} workers a stage" if most > 1 else ""
-    return f"plans with any number of stages a worker{shared} in any order"
+    kept = _that_keep_hints(search, options)
+    return f"{kept} with any number of stages a worker{shared} in any order with {_counts(search)}"
+
+
+def _that_keep_hints(search: Search, options: SolveOptions) -> str:
+    """Hints are the options' or, by what they have become in the problem, those of marks."""
+    return "plans that keep the hints," if options.hinted or search.problem.options.hinted else "plans"
+
+
+def _counts(search: Search) -> str:
+    """The numbers of micro-batches that were looked at."""
+    counts = sorted({each.micro_batches for each in search.candidates})
+    if len(counts) == 1:
+        return fmt.plural(counts[0], "micro-batch")
+    equal = " equal" if all(search.problem.workload.batch_size % each == 0 for each in counts) else ""
+    return f"{f'{counts[0]} to {counts[-1]}' if equal else ', '.join(map(str, counts))}{equal} micro-batches"
 
 
 def _candidates(search: Search, best: Proposal, bound: float) -> tuple[Candidate, ...]:

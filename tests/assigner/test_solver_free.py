@@ -16,6 +16,7 @@ from sweeps import sweep
 from assigner.formats.graph import topological_order
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict, prediction_of, step_s, worker_memory
+from assigner.solver import SolveOptions, solve
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.bounds import Bounds
 from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
@@ -103,6 +104,16 @@ def test_a_row_waits_for_no_reader_without_a_gradient():
     memory = memory_of(profile, 4)
     found = priced(memory, ((0, 0b0001), (1, 0b0010), (2, 0b0100), (1, 0b1000)))
     assert found.value_s == step_s(found.plan("interleaved"), memory.table.problem.cost)
+
+
+def test_a_cut_by_which_a_gradient_leaves_earlier_is_looked_at():
+    """Of a value that a worker's first stage reads without a gradient, and its second one with: by the second alone."""
+    profile = make_profile(work=[1e-3] * 3, slowness=[1.0] * 2, edges=[(0, 1), (1, 2), (0, 2)], batch=1)
+    profile = replace(profile, edges=tuple(replace(e, gradient=e.target != "p1") for e in profile.edges))
+    pins = {"p0": "worker:0", "p1": "worker:1", "p2": "worker:1"}
+    plan = solve(profile, SolveOptions(schedule="interleaved", micro_batches=1, pins=pins)).plan
+    assert [stage.partitions for stage in plan.stages] == [("p0",), ("p1",), ("p2",)]
+    assert plan.solver.status == "optimal"
 
 
 @pytest.mark.parametrize("seed", range(12))

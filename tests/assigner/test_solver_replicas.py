@@ -369,6 +369,20 @@ def test_both_scopes_are_told_where_less_is_proven_of_shared_stages():
         "optimal with one stage a worker and one worker a stage; within 10.0 % of any in which workers share a stage,"
         " updates undivided"
     )
+    assert status(replace(open_, single_bound_s=solver.objective_s, any_order_s=open_.bound_s)) == (
+        "optimal with one stage a worker and one worker a stage; within 10.0 % of any plan with any number of"
+        " stages a worker, in any order"
+    )
+
+
+def test_the_sentence_of_a_proof_says_that_hints_were_kept():
+    """And only where there were any: without them other plans are better."""
+    profile = wide(work=[1e-3] * 2, slowness=[1.0, 5.0])
+    names = tuple(profile.order)
+    for asked in ({"together": (names,)}, {"max_workers": 1}, {"pins": {names[0]: "worker:1"}}, {"remat": "always"}):
+        scope = solve(profile, SolveOptions(schedule="one-stage", **asked)).plan.solver.scope
+        assert scope.startswith("plans that keep the hints, with one stage a worker"), asked
+    assert solve(profile, SolveOptions(schedule="one-stage")).plan.solver.scope.startswith("plans with one stage")
 
 
 @pytest.mark.slow

@@ -89,6 +89,20 @@ def test_a_shared_parameter_is_the_first_partition_s_or_everybody_s() -> None:
     assert optimizer((second, last), TWO) == pytest.approx(alone[TWO])
 
 
+def test_nobody_else_is_charged_for_the_update_of_a_shared_parameter() -> None:
+    """However many of the partitions that hold it another worker of the stage updates."""
+    first, second, third = PROFILE.order[:3]
+    size = min(PROFILE.partition[name].parameter_bytes for name in PROFILE.order) / 4
+    tied = CostModel(replace(PROFILE, ties=(Tie("shared", (first, second, third), size),)))
+    rest = DIVIDED.micro_batch_size
+    alone = [
+        tied.partition(name, TWO, rest).update_s * (1 - size / PROFILE.partition[name].parameter_bytes)
+        for name in (second, third)
+    ]
+    assert update_s(tied, DIVIDED, TWO) == pytest.approx(sum(alone))
+    assert update_s(tied, DIVIDED, ONE) == tied.partition(first, ONE, rest).update_s
+
+
 def test_parameters_are_handed_out_behind_the_last_update() -> None:
     """Once both have updated, for half an all-reduce of as many times the larger part as there are workers."""
     cost = CostModel(PROFILE)

@@ -167,6 +167,7 @@ class StageOrders:
         self._sweep = RowTiming(memory.table, where, values)
         self._sends = [sum(1 << n for n, way in enumerate(values) if way.maker == i) for i in range(len(where))]
         self._reads = [sum(1 << n for n, way in enumerate(values) if i in way.readers) for i in range(len(where))]
+        self._grades = [sum(1 << n for n, way in enumerate(values) if i in way.graded) for i in range(len(where))]
         self._row: list[tuple[int, int]] = []
         self._all = sum(masks)
         self.finished = self._more = True
@@ -194,7 +195,7 @@ class StageOrders:
             return
         for worker, stage in self._next(done):
             receives = self._ways_of(self._reads, stage) & ~received
-            if not self._is_normal(worker, stage) or self._is_cut_in_vain(worker, receives):
+            if not self._is_normal(worker, stage) or self._is_cut_in_vain(worker, stage, done, receives):
                 continue
             if not self._tick():
                 self.finished = self._more = False
@@ -240,8 +241,13 @@ class StageOrders:
                 return False
         return True
 
-    def _is_cut_in_vain(self, worker: int, receives: int) -> bool:
-        if receives:
+    def _is_cut_in_vain(self, worker: int, stage: int, done: int, receives: int) -> bool:
+        """Joined with the worker's stage before it nothing would start later.
+
+        It waits for no value of its own, nobody waits for one of that stage, and no gradient leaves with its backward:
+        that leaves with the first stage that adds to it, whose backward comes last.
+        """
+        if receives or self._ways_of(self._grades, stage) & ~self._ways_of(self._grades, done):
             return False
         before = next((mask for other, mask in reversed(self._row) if other == worker), 0)
         return before != 0 and self._ways_of(self._sends, before) == 0

@@ -25,6 +25,7 @@ from assigner.settings import (
     capacity,
     check,
     count_or,
+    declared,
     money,
     one_of,
     pair_list,
@@ -228,6 +229,15 @@ class SolveOptions:
     def stop_gap(self) -> float:
         """The share at which the search may stop."""
         return USUAL_GAP if self.gap is None else self.gap
+
+    @property
+    def hinted(self) -> bool:
+        """Whether plans are left out by a hint, by the most workers, or by what must or must not be rematerialised."""
+        return any(
+            getattr(self, each.field) != each.default
+            for each in declared(SolveOptions)
+            if each.about.panel == HINTS or each.field in ("max_workers", "remat")
+        )
 
     @property
     def shares(self) -> bool:
