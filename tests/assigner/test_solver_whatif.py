@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from builders import make_profile, random_chain, worker_name
 
-from assigner.formats.profile import Link
+from assigner.formats.profile import Link, load_profile, save_profile
+from assigner.location import MOST_RANKS
 from assigner.schedule.cost import CostModel
 from assigner.schedule.timing import step_s
 from assigner.solver import SolveOptions, solve
@@ -241,3 +242,11 @@ def test_an_interrupted_search_is_followed_by_no_others():
     solution = solve(profile, options, progress=stop)
     assert solution.plan.solver.interrupted
     assert price_what_ifs(solution, profile, options).plan.what_if == ()
+
+
+def test_one_more_worker_has_a_rank_that_is_free(tmp_path):
+    """Behind the last rank that there may be there is none: one in front of it, then."""
+    path = tmp_path / "profile.json"
+    save_profile(random_chain(3, partitions=4, workers=2), path)
+    path.write_text(path.read_text().replace(worker_name(1), worker_name(MOST_RANKS - 1)))
+    assert what_if(priced(load_profile(path)), "worker")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.formats.profile import Link, LinkPoint
+from assigner.location import MOST_RANKS
 from assigner.schedule.cost import message_s
 from assigner.schedule.program import build_program
 from assigner.schedule.simulate import worker_memory
@@ -149,7 +150,9 @@ def with_copy(name: str, case: Case) -> Case:
     """
     profile = case.profile
     worker = next(each for each in case.workers if each.name == name)  # with the reserve asked for
-    rank = max(each.rank for each in profile.workers) + 1
+    taken = {each.rank for each in profile.workers}
+    behind = max(taken) + 1
+    rank = behind if behind < MOST_RANKS else min(set(range(len(taken) + 1)) - taken)
     copy = f"worker:{rank}/{name.partition('/')[2]}"
     alike = [each.name for each in profile.workers if each.kind == worker.kind and each.name != name]
     leaving = [link for link in profile.links if link.source == name]
