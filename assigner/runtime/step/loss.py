@@ -35,6 +35,7 @@ from assigner.model.deferred.memento import Memento
 from assigner.runtime.forward.heldtensors import HeldTensor, is_strided, on_copies
 from assigner.runtime.forward.randomness import DeviceStates, backward_seed, partition_seed, seed_device, seed_python
 from assigner.runtime.messages.staging import copied_to
+from assigner.runtime.step.lossgradients import reads_what_is_made_of_another, whole_gradients
 from assigner.runtime.step.metrics import StepMetrics, without_values
 from assigner.runtime.step.outputs import Part, join
 from assigner.runtime.step.results import exact_sum
@@ -69,6 +70,7 @@ class StepLoss:
         self._graph, self._device, self._training = graph, device, training
         self._remembers: bool | None = None
         self._written: list[torch.Tensor] | None = None  # in place, by the loss; None: none was called
+        self._is_split = reads_what_is_made_of_another(graph)
         self._is_users = not (getattr(workload.loss, "__module__", None) or "").startswith("torch.")
         self._metrics = StepMetrics(workload.metrics, device) if workload.metrics else None
         self.words = "the loss" if self._metrics is None else "the loss and the metrics"
@@ -225,7 +227,8 @@ class StepLoss:
         if self._is_users:
             seed_python(partition_seed(self._workload.seed, self._number, "the loss", place))
         try:
-            value = self._workload.compute_loss(output, _given(targets, self._device, copied=self._is_users))
+            with whole_gradients(output, is_split=self._is_split):
+                value = self._workload.compute_loss(output, _given(targets, self._device, copied=self._is_users))
         except RuntimeError as error:
             if "same device" in str(error):
                 raise UsageError(
