@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from assigner import Pipeline, Workload
 from assigner.errors import UsageError
 from assigner.model.marking import partition_graph
 from assigner.runtime.step.batchnorm import DeferredStatistics
+from assigner.runtime.step.deferrednorm import DeferredNorm, PartitionNorms
 
 EXACT = 1e-10
 
@@ -306,6 +308,47 @@ def test_a_failed_step_leaves_them():
         assert all(torch.equal(before[name], after[name]) for name in before)
         calls[:] = [1, 1]
         assert_plain(made, Reference(made), pipeline, (12, 12))
+
+
+class Guarded(nn.BatchNorm1d):
+    """Refuses what it has made, behind torch's forward, which has left the figures of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = super().forward(x)
+        if not made.isfinite().all():
+            raise ValueError("values are not finite")
+        return made
+
+
+def test_a_forward_that_raises_behind_the_figures_leaves_them():
+    """Infinities that no good forward has counted reach neither the next step nor other workers."""
+    made = workload(lambda: nn.Sequential(Guarded(WIDTH, dtype=torch.float64), nn.Linear(WIDTH, 1)), rows=12)
+    with pipeline_of(made, make_plan(made, micro_batches=3)) as pipeline:
+        reference = Reference(made)
+        assert_plain(made, reference, pipeline, (12,))
+        before = statistics(pipeline.state_dict().items())
+        inputs, targets = made.make_batch(12, 1)
+        inputs[5] = float("inf")
+        with pytest.raises(ValueError, match="not finite"):
+            pipeline.step((inputs, targets), update=False)
+        after = statistics(pipeline.state_dict().items())
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert_plain(made, reference, pipeline, (12,))
+
+
+def test_workers_are_given_no_figures_that_nobody_has_counted():
+    """What a forward that has raised has left is no part of the sum over workers."""
+    module = Guarded(WIDTH)
+    norm = DeferredNorm(module, "norm", PartitionNorms("part", {}, itertools.count()), itertools.count())
+    norm.begin(0)
+    module(torch.randn(4, WIDTH))
+    norm.begin(1)
+    with pytest.raises(ValueError, match="not finite"):
+        module(torch.full((4, WIDTH), float("inf")))
+    counted, left = norm.packed(2)
+    assert counted.isfinite().all()
+    assert counted[0] == 4
+    assert not left.any()
 
 
 @pytest.mark.long

@@ -333,7 +333,8 @@ class DeferredNorm:
             for n in range(micro_batches):
                 figures = self._figures(seen, n)
                 count = figures.mean.new_full((1,), figures.count, dtype=torch.float64)
-                rows.append(torch.cat([count, figures.mean.double(), figures.variance.double()]))
+                row = torch.cat([count, figures.mean.double(), figures.variance.double()])
+                rows.append(row if figures.count else torch.zeros_like(row))  # a forward that raised has left some
         return torch.stack(rows)
 
     def unpack(self, rows: torch.Tensor) -> None:
@@ -361,9 +362,13 @@ class DeferredNorm:
         return self.turns[call] if call < len(self.turns) else math.inf
 
     def forget(self) -> list[torch.Tensor]:
-        """Leave the running values as they are; what is to be zero: an infinity in there would outlive momentum 1."""
+        """Leave the running values as they are; what is to be zero: an infinity in there would outlive momentum 1.
+
+        A forward of the user's own that has raised has left figures, too, which nobody has counted.
+        """
+        found = (figures for seen in self.seen for figures in seen.values())
+        used = [figures for figures in found if self.recording or figures.count]
         self.recording, self._tried, self.momenta, self.turns, self.calls = False, None, [], [], {}
-        used = [figures for seen in self.seen for figures in seen.values() if figures.count]
         for figures in used:
             figures.count = 0
         return [tensor for figures in used for tensor in (figures.mean, figures.variance)]
