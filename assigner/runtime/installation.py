@@ -27,6 +27,7 @@ from assigner.runtime.stages.updaters import updaters, updating_ranks
 from assigner.runtime.step.batchnorm import DeferredStatistics
 from assigner.runtime.step.gradients import Gradients
 from assigner.runtime.step.results import shared_result
+from assigner.runtime.update.sparsemomentum import fit_momentum
 from assigner.schedule.replication import is_exchanged, tie_holders
 
 if TYPE_CHECKING:
@@ -233,6 +234,8 @@ class Installation:
             good: False: nothing is applied, anywhere.
         """
         applied = optimizer.applied if good else None
+        if applied is not None:
+            fit_momentum(applied)
         self.executor.update(applied, number, optimizer.around(applied, self.member.device) if good else None)
         if good and self.plan.is_divided:
             self.member.before_sums()

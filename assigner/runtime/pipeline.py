@@ -16,6 +16,7 @@ from assigner.location import rank_of
 from assigner.model.deferred.modes import left_in_eval
 from assigner.model.deferred.originals import keep_moved
 from assigner.model.marking.casting import refuse_other_casting
+from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 from assigner.runtime.checkpoints.wholestate import UnreadState
 from assigner.runtime.forward.lossvalues import LossValues
 from assigner.runtime.forward.randomness import kept_generators
@@ -36,6 +37,7 @@ from assigner.runtime.tracing import traced
 from assigner.runtime.update.optimizer import PipelineOptimizer
 from assigner.runtime.update.rankoptimizer import RankOptimizer
 from assigner.runtime.update.scaling import GradientScaling
+from assigner.runtime.update.sparsemomentum import fit_momentum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -265,6 +267,7 @@ class Pipeline(ModelState):
         if self._waiting and self._installed.gradients.named():
             raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
         self._rank_optimizer.memory.check_moved(ranks=self._rank_optimizer.ranks)
+        OptimizerState.of(self._installed.share.updated, self._rank_optimizer)
         self._rank_optimizer.check(shares_of(self.graph, plan), holder_counts(self.graph, plan))
 
     @of_one_batch
@@ -506,6 +509,7 @@ class Pipeline(ModelState):
             def evaluated() -> Any:
                 carried.parts = begun  # all evaluations are of one function of the weights
                 found.append(closure())
+                fit_momentum(self._rank_optimizer.local)
                 return found[-1]
 
             def evaluation() -> Any:

@@ -174,7 +174,7 @@ def relocate(
     for names, source, target in _state_removals(graph, old, new):
         if rank == source:
             leaving = OptimizerState.of({name: share.updated[name] for name in names}, optimizer)
-            tensors = {key: _bare(each) for key, each in leaving.tensors.items()}
+            tensors = {key: _bare(each) for key, each in leaving.dense.items()}
             packed = PackedValue.of([tensors, json.dumps(leaving.plain)], "the optimizer's state")
             send_value(member, packed, [target])
         elif rank == target:

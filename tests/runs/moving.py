@@ -14,7 +14,8 @@ from assigner import Pipeline, UsageError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
-from workloads import Reference, graph_of, language, make_plan, normalised, workload
+from torch import nn
+from workloads import Reference, graph_of, language, make_plan, next_token, normalised, tokens, workload
 
 EXACT = 1e-10
 LAYOUTS = [
@@ -81,3 +82,18 @@ with Pipeline(made, plans[0], graph=graph_of(made)) as pipeline:
         assert abs(pipeline.step(batch) - reference.step(batch)) < EXACT
         pipeline.move(plans[(step + 1) % 2])
         assert reference.distance(pipeline.state_dict().items()) < EXACT
+
+for nesterov in (False, True):  # momentum that is sparse, but where two workers add up the gradient
+    made = workload(
+        lambda: nn.Sequential(nn.Embedding(17, 4, sparse=True), nn.Linear(4, 17)), "*", batch=tokens, loss=next_token,
+        optimizer=lambda p, nesterov=nesterov: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=nesterov),
+    )  # fmt: skip
+    reference = Reference(made)
+    layouts = [[(0, "0"), (1, "1")], [(2, "0"), (0, "1")], [({0: 1, 2: 1}, "0"), (1, "1")]]
+    plans = [make_plan(made, stages, micro_batches=2) for stages in layouts]
+    with Pipeline(made, plans[0], graph=graph_of(made)) as pipeline:
+        for step in range(7):
+            batch = made.make_batch(8, step)
+            assert abs(pipeline.step(batch) - reference.step(batch)) < EXACT, step
+            assert reference.distance(pipeline.named_parameters()) < EXACT, step
+            pipeline.move(plans[(step + 1) % 3])

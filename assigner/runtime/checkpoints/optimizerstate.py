@@ -23,6 +23,7 @@ from assigner.model.plainvalues import SINGLE, dtype_name
 from assigner.runtime.checkpoints.shards import DAMAGED, Index
 from assigner.runtime.update.namedstate import load_named_state, named_state
 from assigner.runtime.update.separability import is_known, needs_closure
+from assigner.runtime.update.sparsemomentum import check_sparse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,7 +60,7 @@ class OptimizerState:
         """What an optimizer holds for these parameters.
 
         Raises:
-            UsageError: a value that is neither a tensor nor plain.
+            UsageError: a value that is neither a tensor nor plain, or a sparse tensor that is not SGD's momentum.
         """
         made = cls({}, {}, {})
         group_of = _groups(optimizer)
@@ -68,6 +69,7 @@ class OptimizerState:
                 if not isinstance(key, str) or "/" in key:
                     raise UsageError(f"the optimizer's state {key!r} of {name!r} is no name that can be saved")
                 if isinstance(value, torch.Tensor):
+                    check_sparse(optimizer.local, name, key, value)
                     made.tensors[f"{name}/{key}"] = value.detach()
                 elif isinstance(value, SINGLE):
                     made.plain[f"{name}/{key}"] = value
@@ -79,6 +81,11 @@ class OptimizerState:
                     )
             made.settings[name] = _settings(group_of.get(id(parameter), {}))
         return made
+
+    @property
+    def dense(self) -> dict[str, torch.Tensor]:
+        """The tensors as they are written, and go to other ranks: one that is sparse as a dense one."""
+        return {key: each if each.layout is torch.strided else each.to_dense() for key, each in self.tensors.items()}
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """What stands in the index of a checkpoint beside the tensors."""

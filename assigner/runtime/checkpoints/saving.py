@@ -152,7 +152,7 @@ class Saving:
         moments = self._moments
         with _written(self._named):
             shards: dict[str, tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]] = {
-                "model": (tensors, sections), "optimizer": (moments.tensors, moments.sections())
+                "model": (tensors, sections), "optimizer": (moments.dense, moments.sections())
             }  # fmt: skip
             if self._state is not None:
                 shards["carried"] = packed_state(self._state, self._rank)

@@ -10,5 +10,6 @@ verdict             what such trials have told of it under a plan, and when they
 scaling             one scale of float16 losses on all ranks
 rankfactor          whether a script has multiplied gradients by a number of one rank's own
 rankchanges         whether it has changed them, or weights, by such a number in another way
+sparsemomentum      SGD's momentum of sparse gradients: sparse where these are, dense on its way
 optimizermemory     what an optimizer keeps beside the state of its parameters; plain values of it go along in a move
 """
