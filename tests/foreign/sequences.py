@@ -416,3 +416,10 @@ class Bag(nn.Module):
 
     def forward(self, values, offsets):
         return self.head(torch.tanh(self.second(self.embed(values, offsets))))
+
+
+@case("an LSTM whose weights the root's forward flattens", *MARKS, **WORDS)
+class Flattened(Net):
+    def forward(self, ids):
+        self.middle.flatten_parameters()
+        return super().forward(ids)

@@ -210,6 +210,7 @@ class Interceptions:
                 (tensor, "register_post_accumulate_grad_hook",
                  _refused(tensor.register_post_accumulate_grad_hook, "registers a hook on the gradient of a tensor")),
                 (tensor, "retain_grad", _ignored(tensor.retain_grad)),
+                (nn.RNNBase, "flatten_parameters", _ignored(nn.RNNBase.flatten_parameters)),  # each worker does it itself
                 (nn.Module, "_apply", unmoved(nn.Module._apply)),
                 (autograd, "_engine_run_backward",
                  _refused(autograd._engine_run_backward, "computes gradients")),
@@ -378,9 +379,9 @@ def _saves_alone(hooks: Any) -> bool:
 
 
 def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
-    def ignore(tensor: torch.Tensor) -> None:
+    def ignore(subject: Any) -> None:
         if within_call():
-            original(tensor)
+            original(subject)
 
     return ignore
 
