@@ -273,9 +273,9 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
             where = f", as it takes it for a number at {dependence.line}" if dependence.line else ""
             raise MarkingError(
                 f"the forward of {name} works for one number of rows alone{where}",
-                hint="a list with an entry for each row, int() or float() of x.shape[0], a NumPy array of so many rows or"
-                " a loop over them makes it so: use tensors whose first dimension is the rows, as torch.arange(n)[None].expand("
-                "len(x), -1), or mark a larger module that contains the line",
+                hint="a list with an entry for each row, int() or float() of x.shape[0], a NumPy array of so many rows"
+                " or a loop over them makes it so: use tensors whose first dimension is the rows, as torch.arange(n)"
+                "[None].expand(len(x), -1), or mark a larger module that contains the line",
             ) from error
         dependence.fixing.clear()
         if strange := re.match(r"Found <class '([^']+)'> in output", reason):

@@ -210,7 +210,7 @@ class Interceptions:
                 (tensor, "register_post_accumulate_grad_hook",
                  _refused(tensor.register_post_accumulate_grad_hook, "registers a hook on the gradient of a tensor")),
                 (tensor, "retain_grad", _ignored(tensor.retain_grad)),
-                (nn.RNNBase, "flatten_parameters", _ignored(nn.RNNBase.flatten_parameters)),  # each worker does it itself
+                (nn.RNNBase, "flatten_parameters", _ignored(nn.RNNBase.flatten_parameters)),  # by each worker
                 (nn.Module, "_apply", unmoved(nn.Module._apply)),
                 (autograd, "_engine_run_backward",
                  _refused(autograd._engine_run_backward, "computes gradients")),
