@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from builders import make_profile, single
 
 from assigner.schedule.cost import CostModel
+from assigner.solver.limits import tuning
 from assigner.solver.problem.memory import IntervalBytes, least_remat
+from assigner.solver.problem.options import SolveOptions
 from assigner.solver.problem.problem import Problem
+from assigner.solver.solve import solve
 
 
 def every_subset(activations, forwards, in_flight, room):
@@ -38,20 +42,67 @@ def test_the_cheapest_subset_that_fits(seed):
     found = least_remat(sizes, forwards, in_flight=in_flight, room=room)
     assert (found is None) == (best is None)
     if found is not None:
-        assert sum(forwards[i] for i in found) == pytest.approx(best)
-        stored = sum(size for i, size in enumerate(sizes) if i not in found)
-        assert in_flight * stored + max((sizes[i] for i in found), default=0) <= room * (1 + 1e-12)
+        assert sum(forwards[i] for i in found.positions) == found.seconds == found.floor_s == pytest.approx(best)
+        stored = sum(size for i, size in enumerate(sizes) if i not in found.positions)
+        assert in_flight * stored + max((sizes[i] for i in found.positions), default=0) <= room * (1 + 1e-12)
 
 
 def test_nothing_is_rematerialised_where_everything_fits():
     """Room for all: the empty choice, not a free one of zero cost."""
-    assert least_remat([1.0, 1.0], [0.0, 0.0], in_flight=2, room=4.0) == ()
+    assert least_remat([1.0, 1.0], [0.0, 0.0], in_flight=2, room=4.0).positions == ()
 
 
 def test_many_equal_blocks_are_chosen_at_once():
     """Sixty alike partitions are decided by count, not by trying their subsets."""
     found = least_remat([2.0] * 60, [1.0 + i * 1e-6 for i in range(60)], in_flight=4, room=300.0)
-    assert found == tuple(range(23))
+    assert found.positions == tuple(range(23))
+
+
+def knapsack(n, noise, seed=0):
+    """Activations, and recomputes that take about as long per byte."""
+    rng = random.Random(f"{n} {noise} {seed}")
+    sizes = [rng.uniform(1e6, 9e6) for _ in range(n)]
+    return sizes, [size * 1e-9 * (1 + rng.uniform(-noise, noise)) for size in sizes]
+
+
+@pytest.mark.parametrize(("noise", "in_flight"), [(0.0, 1), (0.0, 4), (1e-2, 2), (0.1, 8)])
+def test_a_search_that_is_cut_off_has_a_floor(noise, in_flight):
+    """The choice fits, no choice adds less than the floor, and it says that it may not be the best."""
+    sizes, seconds = knapsack(16, noise)
+    room = 0.5 * in_flight * sum(sizes)
+    best = least_remat(sizes, seconds, in_flight=in_flight, room=room, nodes=10**7)
+    few = least_remat(sizes, seconds, in_flight=in_flight, room=room, nodes=20)
+    assert best.exact
+    assert not few.exact
+    assert few.floor_s <= best.seconds <= few.seconds == pytest.approx(sum(seconds[i] for i in few.positions))
+    stored = sum(size for i, size in enumerate(sizes) if i not in few.positions)
+    assert in_flight * stored + max(sizes[i] for i in few.positions) <= room * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("n", [24, 1_100])
+def test_a_subset_sum_ends_with_its_nodes(n):
+    """As many seconds per byte everywhere: no bound prunes it, and no stage is too deep for it."""
+    sizes, seconds = knapsack(n, 0.0)
+    found = least_remat(sizes, seconds, in_flight=4, room=2 * sum(sizes))
+    assert found.seconds * (1 - 1e-3) < found.floor_s < found.seconds
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_what_is_proven_goes_by_the_floor(schedule, monkeypatch):
+    """Where knapsacks were cut off, the bound is not above the best plan that there is: a worse one is not optimal."""
+    sizes, seconds = knapsack(10, 0.0)
+    profile = make_profile(work=seconds, slowness=[1.0], capacity=1e12)
+    points = [replace(m, activation_bytes=sizes[int(m.partition[1:])] * m.micro_batch) for m in profile.measurements]
+    workers = [replace(each, memory_bytes=40e6 + 1.4 * sum(sizes)) for each in profile.workers]
+    profile = replace(profile, measurements=tuple(points), workers=tuple(workers))
+    options = SolveOptions(schedule=schedule, micro_batches=4, max_replicas=1, time_limit=20.0)
+    best = solve(profile, options).plan
+    monkeypatch.setattr(tuning, "KNAPSACK_NODES", 20)
+    monkeypatch.setattr(tuning, "KNAPSACK_NEAR", 0.5)
+    rough = solve(profile, options).plan
+    assert best.solver.status == "optimal"
+    assert rough.solver.status == "feasible"
+    assert rough.solver.bound_s <= best.solver.bound_s < rough.solver.objective_s
 
 
 def test_messages_between_partitions_that_others_stand_between():

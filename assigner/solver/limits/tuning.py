@@ -24,6 +24,11 @@ OPTION_LEVELS = 40
 COUNTED_SIZES = 3
 """Up to so many different activation sizes, counts per size are enumerated; more are left to branch and bound."""
 
+KNAPSACK_NODES, KNAPSACKS_CUT, KNAPSACK_NEAR = 4_000, 100, 1e-4
+"""So many nodes branch and bound may take to find what a worker must rematerialise: some 10 ms. Where they are not
+enough, a good choice is looked for with as many more, until no other takes less by this share; and once so many
+searches were cut off, all have a twentieth of the nodes."""
+
 BYTE_PRICES = 24
 """So many prices of a byte are tried for a bound; with no more ratios of time to size it is the best of its kind."""
 

@@ -225,14 +225,15 @@ class CandidateSearch(ABC):
             self.best = self.with_wires
 
     def raise_bound(self, bound: float, proof: str) -> None:
-        """Take a proven bound; the candidate is decided once it reaches the target.
+        """Take a bound that is proven at the prices of stages; the candidate is decided once it reaches the target.
 
         Args:
-            bound: No plan of this candidate has a lower value; inf: none is left below the target.
+            bound: No plan of this candidate has a lower value, or where those prices are not exact (`RematFloor`) a
+                lower one than their share of it; inf: none is left below the target.
             proof: How it was proven.
         """
         nothing_better = bound == math.inf and not math.isinf(self.state.target)
-        bound = self.state.target if nothing_better else bound
+        bound = (self.state.target if nothing_better else bound) * self.problem.remat_floor.share
         if bound > self.bound:
             self.bound, self.proof = bound, proof
         if self.bound >= self.state.target * (1 - TIE):  # units of a model take its last bit

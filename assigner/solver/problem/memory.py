@@ -7,8 +7,10 @@ A worker that keeps `in_flight` micro-batches of what it holds fits if
 
 (`CostModel.memory` is the simulator's word on it). Rematerialising a partition costs the time of its recompute, and
 everything else about the step time is untouched: so of one stage the subset with the least added time is the best
-whatever the other stages do. That is a small knapsack, solved exactly by `least_remat`, and for many intervals at once
-as a bound by `least_recompute_s`.
+whatever the other stages do. That is a small knapsack, solved by `least_remat`, and for many intervals at once as a
+bound by `least_recompute_s`. Where all partitions take about as many seconds per byte it is a subset sum, which no
+bound prunes: after `tuning.KNAPSACK_NODES` the best set so far is taken, and `RematFloor` says how much less than the
+prices proofs may go by.
 
 Where several workers share a stage (stage_remat.py), or a worker has several (set_memory.py), more than one sum of
 seconds counts: there all sets are kept that no other one beats in all of these at once (`undominated`).
@@ -22,13 +24,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from assigner.schedule.cost import PartitionCost
 from assigner.solver.limits import tuning
-from assigner.solver.limits.tuning import ROUNDING
+from assigner.solver.limits.tuning import ROUNDING, TIE
 from assigner.solver.problem.options import RematRule
 
 if TYPE_CHECKING:
@@ -64,11 +66,11 @@ class HeldPartitions:
         workspace = max(each.workspace_bytes for each in costs)
         return cls(tuple(costs), rules, capacity - state - messages - workspace, read)
 
-    def again(self, in_flight: int) -> tuple[int, ...] | None:
-        """What to rematerialise with so many micro-batches in flight, as indices; None: that many do not fit."""
+    def again(self, in_flight: int, nodes: int) -> LeastRemat | None:
+        """What to rematerialise with so many micro-batches in flight; None: that many do not fit; as `least_remat`."""
         return least_remat(
             [each.activation_bytes for each in self.costs], [each.recompute_s for each in self.costs],
-            in_flight=in_flight, room=self.room - in_flight * self.read, rules=self.rules,
+            in_flight=in_flight, room=self.room - in_flight * self.read, rules=self.rules, nodes=nodes,
         )  # fmt: skip
 
     def deepest(self, again: tuple[int, ...], in_flight: int, most: int) -> int:
@@ -133,6 +135,55 @@ class IntervalBytes:
             yield state, read, sum(bytes_ * (1 + (graded > last)) for bytes_, _, graded in open_values)
 
 
+@dataclass(frozen=True, slots=True)
+class LeastRemat:
+    """What to rematerialise so that a worker fits.
+
+    Args:
+        positions: The partitions, by index.
+        seconds: What that adds to a micro-batch.
+        floor_s: What any choice that fits adds at least: the same where the search ended, else a lower bound.
+    """
+
+    positions: tuple[int, ...]
+    seconds: float
+    floor_s: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing adds less."""
+        return self.floor_s >= self.seconds
+
+
+class RematFloor:
+    """By how much backwards may be shorter than their prices where knapsacks were too large to be searched to the end.
+
+    A step takes no less than this share of what it would take at the prices: with all times so many times as long it
+    takes exactly that, and no time is shorter. So does what proofs say of the step at the prices.
+
+    Attributes:
+        share: The least share; 1: all prices are exact.
+    """
+
+    def __init__(self) -> None:
+        self.share = 1.0
+        self._cut_off = 0
+
+    def least(self, held: HeldPartitions, in_flight: int) -> LeastRemat | None:
+        """`HeldPartitions.again`; with fewer nodes once many knapsacks were cut off, as then all are of that kind."""
+        few = self._cut_off >= tuning.KNAPSACKS_CUT
+        found = held.again(in_flight, tuning.KNAPSACK_NODES // 20 if few else tuning.KNAPSACK_NODES)
+        self._cut_off += found is not None and not found.exact
+        return found
+
+    def price(self, backward_s: float, again: LeastRemat) -> float:
+        """Seconds of a backward that with nothing rematerialised takes `backward_s`; its floor is taken note of."""
+        priced = backward_s + again.seconds
+        if not again.exact:
+            self.share = min(self.share, (backward_s + again.floor_s) / priced)
+        return priced
+
+
 def least_remat(
     activations: Sequence[float],
     recomputes: Sequence[float],
@@ -140,7 +191,8 @@ def least_remat(
     in_flight: int,
     room: float,
     rules: Sequence[RematRule | None] | None = None,
-) -> tuple[int, ...] | None:
+    nodes: int = tuning.KNAPSACK_NODES,
+) -> LeastRemat | None:
     """The positions to rematerialise: least sum of `recomputes`, then found first; None: nothing fits.
 
     The largest rematerialised activation is enumerated: for each value `top`, only partitions up to it take part, and
@@ -152,17 +204,20 @@ def least_remat(
         in_flight: Micro-batches kept at once.
         room: Bytes for activations.
         rules: Per position "never" or "always" where there is no choice; left out: all are free.
+        nodes: So many branch and bound may take; where it is cut off, a good choice is found with as many more.
     """
     given = rules or [None] * len(activations)
     forced = [i for i, rule in enumerate(given) if rule == "always"]
     base = max((activations[i] for i in forced), default=0.0)
     excess = in_flight * (sum(activations) - sum(activations[i] for i in forced)) - room
+    must = sum(recomputes[i] for i in forced)
     if excess + base <= 0:
-        return tuple(forced)
+        return LeastRemat(tuple(forced), must, must)
     free = [i for i, size in enumerate(activations) if size > 0 and given[i] is None]
     ranked = sorted(free, key=lambda i: (recomputes[i] / activations[i], i))
     best = _Cheapest(float("inf"), None)
     sizes = sorted({activations[i] for i in ranked}, reverse=True)
+    knapsacks, left = [], nodes
     for n, top in enumerate(sizes):
         items = [i for i in ranked if activations[i] <= top]
         need = (excess + max(top, base)) / in_flight
@@ -172,10 +227,28 @@ def least_remat(
             groups = [[i for i in items if activations[i] == size] for size in sizes[n:]]
             _count(sorted(groups, key=len), sizes_of=activations, recomputes=recomputes, need=need, best=best)
         else:
-            _cover(items, activations, recomputes, need, best)
+            knapsacks.append(_Knapsack(items, activations, recomputes, need))
+            left = knapsacks[-1].search(best, left)
         if top <= base:
             break  # below, only choice is lost
-    return None if best.chosen is None else tuple(sorted([*forced, *best.chosen]))
+    floor = best.cost if left > 0 else _most_promising(knapsacks, best, nodes)
+    if best.chosen is None:
+        return None
+    positions = tuple(sorted([*forced, *best.chosen]))
+    seconds = sum(recomputes[i] for i in positions)
+    return LeastRemat(positions, seconds, seconds if left > 0 else min(seconds, must + floor))
+
+
+def _most_promising(knapsacks: Sequence[_Knapsack], best: _Cheapest, nodes: int) -> float:
+    """Improve `best` until it is near what none is below, the knapsack with the least bound first; returns that."""
+    floor = best.cost
+    for least, knapsack in sorted(((each.bound(0, each.need), each) for each in knapsacks), key=lambda each: each[0]):
+        floor = min(floor, least)
+        if nodes <= 0 or least >= best.cost * (1 - tuning.KNAPSACK_NEAR):
+            break
+        enough = len(knapsack.items) + 1  # to fill up in order
+        nodes = knapsack.search(best, max(nodes, enough), tuning.KNAPSACK_NEAR)
+    return min(floor, best.cost)
 
 
 @dataclass(slots=True)
@@ -227,41 +300,72 @@ def _count(
         cost += recomputes[group[number]]
 
 
-def _cover(
-    items: Sequence[int], activations: Sequence[float], recomputes: Sequence[float], need: float, best: _Cheapest
-) -> None:
-    """Improve `best` with the cheapest `items` whose activations add up to `need`, by depth-first branch and bound.
+class _Chain(NamedTuple):
+    """What was chosen last, and before that: branches share their beginnings."""
 
-    `items` are ordered by seconds per byte, so filling up in that order (the last one in part) is a lower bound. Of
-    equal activations the cheaper is taken first: once one is left out, so are its equals that follow.
+    last: int
+    before: _Chain | None
+
+
+class _Knapsack:
+    """Items whose activations must add up to `need`, as cheap as can be.
+
+    Args:
+        items: Positions, ordered by seconds per byte.
+        sizes: Activations by position.
+        recomputes: Seconds by position.
+        need: Bytes.
     """
-    chosen: list[int] = []
-    size_up_to = list(itertools.accumulate((activations[i] for i in items), initial=0.0))
-    cost_up_to = list(itertools.accumulate((recomputes[i] for i in items), initial=0.0))
 
-    def bound(at: int, missing: float) -> float:
-        filled = bisect_left(size_up_to, size_up_to[at] + missing, lo=at)
-        if filled > len(items):
+    def __init__(self, items: Sequence[int], sizes: Sequence[float], recomputes: Sequence[float], need: float) -> None:
+        self.items, self.need = items, need
+        self._sizes, self._recomputes = sizes, recomputes
+        self._size_up_to = list(itertools.accumulate((sizes[i] for i in items), initial=0.0))
+        self._cost_up_to = list(itertools.accumulate((recomputes[i] for i in items), initial=0.0))
+
+    def bound(self, at: int, missing: float) -> float:
+        """Least seconds for so many bytes of the items from `at` on: in their order, the last one in part."""
+        filled = bisect_left(self._size_up_to, self._size_up_to[at] + missing, lo=at)
+        if filled > len(self.items):
             return float("inf")
-        i = items[filled - 1]
-        over = (size_up_to[filled] - size_up_to[at] - missing) / activations[i]
-        return cost_up_to[filled] - cost_up_to[at] - over * recomputes[i]
+        i = self.items[filled - 1]
+        over = (self._size_up_to[filled] - self._size_up_to[at] - missing) / self._sizes[i]
+        return self._cost_up_to[filled] - self._cost_up_to[at] - over * self._recomputes[i]
 
-    def descend(at: int, missing: float, cost: float, left_out: frozenset[float]) -> None:
-        if missing <= 0:
-            if cost < best.cost:
-                best.cost, best.chosen = cost, list(chosen)
-            return
-        if at == len(items) or cost + bound(at, missing) >= best.cost * (1 - 1e-12):
-            return
-        i = items[at]
-        if activations[i] not in left_out:
-            chosen.append(i)
-            descend(at + 1, missing - activations[i], cost + recomputes[i], left_out)
-            chosen.pop()
-        descend(at + 1, missing, cost, left_out | {activations[i]})
+    def search(self, best: _Cheapest, nodes: int, near: float = TIE) -> int:
+        """Improve `best` by depth-first branch and bound; returns how many of the `nodes` are left, 0: it was cut off.
 
-    descend(0, need, 0.0, frozenset())
+        What can be better only by a share of less than `near` is left out.
+
+        Of equal activations the cheaper is taken first: once one is left out, so are its equals that follow.
+        """
+        none: frozenset[float] = frozenset()
+        stack: list[tuple[int, float, float, frozenset[float], _Chain | None]] = [(0, self.need, 0.0, none, None)]
+        while stack:
+            if nodes <= 1:
+                return 0
+            nodes -= 1
+            at, missing, cost, left_out, chosen = stack.pop()
+            if missing <= 0:
+                if cost < best.cost:
+                    best.cost, best.chosen = cost, _links(chosen)
+                continue
+            if at == len(self.items) or cost + self.bound(at, missing) >= best.cost * (1 - near):
+                continue
+            i = self.items[at]
+            size = self._sizes[i]
+            stack.append((at + 1, missing, cost, left_out | {size}, chosen))
+            if size not in left_out:
+                stack.append((at + 1, missing - size, cost + self._recomputes[i], left_out, _Chain(i, chosen)))
+        return nodes
+
+
+def _links(chain: _Chain | None) -> list[int]:
+    found = []
+    while chain is not None:
+        found.append(chain.last)
+        chain = chain.before
+    return found
 
 
 def fitting_sets(

@@ -88,8 +88,8 @@ class SetMemory:
             in_flight: Micro-batches kept at once; None: as many as was said of all.
         """
         held = self._held(worker, (mask,), 0.0)
-        again = held.again(in_flight or self._in_flight)
-        return math.inf if again is None else sum([held.costs[k].recompute_s for k in again])
+        again = self._problem.remat_floor.least(held, in_flight or self._in_flight)
+        return math.inf if again is None else again.floor_s
 
     def again_s(self, worker: int, positions: Sequence[int]) -> float:
         """Seconds that a backward takes longer with these positions rematerialised."""
@@ -99,17 +99,22 @@ class SetMemory:
     def _cheapest(self, worker: int, stages: Masks, in_flight: int | None) -> Masks | None:
         """What to rematerialise in each stage of a worker for the least added time; None: the stages do not fit.
 
+        Of one stage its backward is priced so: how exact that is goes to `Problem.remat_floor`. Of several it is where
+        a search begins, and not what proofs go by (`is_listed`).
+
         Args:
             worker: The worker.
             stages: All its stages.
             in_flight: Micro-batches kept at once; None: as many as was said of all.
         """
         whole = sum(stages)
-        again = self._held(worker, stages, self.messages(whole)).again(in_flight or self._in_flight)
+        held = self._held(worker, stages, self.messages(whole))
+        again = self._problem.remat_floor.least(held, in_flight or self._in_flight)
         if again is None:
             return None
         positions = list(bits(whole))
-        chosen = sum(1 << positions[k] for k in again)
+        self._problem.remat_floor.price(sum(self.table.backward_s[worker][i] for i in positions), again)
+        chosen = sum(1 << positions[k] for k in again.positions)
         return tuple(chosen & stage for stage in stages)
 
     def is_listed(self, worker: int, stages: Masks) -> bool:

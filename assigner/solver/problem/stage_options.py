@@ -166,7 +166,6 @@ class StageOptions:
     def _from(self, first: int, group: int) -> Iterator[StageOption]:
         """All intervals that start at `first`."""
         table, problem = self._table, self._table.problem
-        problem.clock.check()
         capacity, row, workspace = table.capacity(group), table.rows[group], 0.0
         for last, (state, read, _) in enumerate(table.interval_bytes.grown(first), start=first):
             price = row[last]
@@ -176,6 +175,7 @@ class StageOptions:
             if state + workspace + self._least * read > capacity:
                 return
             if problem.may_cut[last + 1]:
+                problem.clock.check()  # the levels of one interval may take a second
                 yield from self._of_interval(first, last, group)
 
     def _levels(self, first: int, last: int, group: int) -> Iterator[StageOption]:
@@ -193,14 +193,14 @@ class StageOptions:
             return
         in_flight = self._least
         for level in range(tuning.OPTION_LEVELS):
-            again = held.again(in_flight)
+            again = problem.remat_floor.least(held, in_flight)
             if again is None:
                 return
-            deepest = held.deepest(again, in_flight, most)
+            positions, deepest = again.positions, held.deepest(again.positions, in_flight, most)
             final = level == tuning.OPTION_LEVELS - 1 or self._relaxed
             yield StageOption(
-                first, last, group, forward, backward + sum(costs[i].recompute_s for i in again), update,
-                tuple(first + i for i in again), in_flight, deepest, most if final else deepest, tied_s=tied,
+                first, last, group, forward, problem.remat_floor.price(backward, again), update,
+                tuple(first + i for i in positions), in_flight, deepest, most if final else deepest, tied_s=tied,
             )  # fmt: skip
             in_flight = deepest + 1
             if in_flight > most or final:

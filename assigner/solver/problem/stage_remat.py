@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.stage import Stage
     from assigner.solver.problem.arrays import Flags
+    from assigner.solver.problem.memory import LeastRemat
     from assigner.solver.problem.options import RematRule
     from assigner.solver.problem.problem import Problem
 
@@ -44,7 +45,8 @@ class RematChoices:
     Args:
         sets: Partitions of the stage, the best first; empty: a worker has no room, whatever is rematerialised.
         alone_s: Seconds by which each worker's backward is longer at least, by what it must rematerialise by itself.
-        every: Whether no other set makes a plan faster than each of these.
+        every: Whether no other set makes a plan faster than each of these. Both hold as far as `Problem.remat_floor`
+            says that prices are exact.
     """
 
     sets: tuple[tuple[str, ...], ...]
@@ -92,7 +94,11 @@ class StageRemat:
         key = (stage.partitions, plan.micro_batches, group, deep, room)
         if key not in self._rows:
             rules = [_rule(self._problem, name) for name in stage.partitions]
-            self._rows[key] = _Row(HeldPartitions(tuple(costs), rules, room, 0.0), deep)
+            held, floor = HeldPartitions(tuple(costs), rules, room, 0.0), self._problem.remat_floor
+            again = floor.least(held, deep)
+            if again is not None:
+                floor.price(sum(each.backward_s for each in costs), again)
+            self._rows[key] = _Row(held, deep, again)
         return self._rows[key]
 
 
@@ -102,17 +108,17 @@ class _Row:
     Args:
         held: The stage on the worker, with its room for what is kept of all micro-batches in flight.
         deep: How many these are, at most.
+        again: What it rematerialises by itself; None: it has no room.
     """
 
-    def __init__(self, held: HeldPartitions, deep: int) -> None:
-        self.held, self.deep = held, deep
-        self.again = held.again(deep)
+    def __init__(self, held: HeldPartitions, deep: int, again: LeastRemat | None) -> None:
+        self.held, self.deep, self.again = held, deep, again
 
     @property
     def own(self) -> Flags:
         """Which positions it must rematerialise by itself."""
         found = np.zeros(len(self.held.costs), dtype=bool)
-        found[list(self.again or ())] = True
+        found[list(self.again.positions if self.again else ())] = True
         return found
 
 
