@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from brute_force import random_instance, with_shared_values
@@ -20,7 +21,7 @@ from assigner.solver import SolveOptions, solve
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.bounds import Bounds
 from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
-from assigner.solver.free.exhaustive import Exhaustive
+from assigner.solver.free.exhaustive import Exhaustive, StageOrders
 from assigner.solver.free.pricing import Arrangement, StepPricing, again_s, held_stages, joined
 from assigner.solver.free.row_timing import row_step_s
 from assigner.solver.free.starts import orders, starts
@@ -403,3 +404,31 @@ def test_a_search_tells_of_its_progress(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         state.candidates[0].prove()
     assert not state.candidates[0].decided
+
+
+def next_stages(before, masks, done=0):
+    rows = object.__new__(StageOrders)
+    rows._table, rows._masks = SimpleNamespace(before=before), masks
+    return rows._next(done)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_stage_that_can_come_next(seed):
+    """Those whose partitions lack nothing that they read, of each worker in falling order, and no others."""
+    rng = random.Random(seed)
+    before = [sum(1 << j for j in range(i) if rng.random() < 0.3) for i in range(8)]
+    masks = [0, 0]
+    for i in range(8):
+        masks[rng.randrange(2)] |= 1 << i
+    done = (1 << rng.randrange(4)) - 1
+    every = [
+        (worker, stage) for worker, mask in enumerate(masks) for stage in range(255, 0, -1)
+        if not stage & ~(mask & ~done) and all(not before[i] & ~(done | stage) for i in bits(stage))
+    ]  # fmt: skip
+    assert list(next_stages(before, masks, done)) == every
+
+
+def test_next_stages_of_a_long_chain():
+    """Of a chain on one worker those are its beginnings, and nobody looks at all subsets for them."""
+    chain = [1 << i >> 1 for i in range(200)]
+    assert [stage.bit_length() for _, stage in next_stages(chain, [(1 << 200) - 1])] == list(range(200, 0, -1))

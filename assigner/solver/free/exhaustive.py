@@ -214,14 +214,26 @@ class StageOrders:
 
     def _next(self, done: int) -> Iterator[tuple[int, int]]:
         """Every stage that can come next, those with many partitions first."""
-        before = self._table.before
         for worker, mask in enumerate(self._masks):
             rest = stage = mask & ~done
             while stage:
-                known = done | stage
-                if all(before[i] & ~known == 0 for i in bits(stage)):
+                kept = self._obstacle(stage, rest, done)
+                if kept < 0:
                     yield worker, stage
-                stage = (stage - 1) & rest
+                stage = ((stage >> kept << kept if kept > 0 else stage) - 1) & rest
+
+    def _obstacle(self, stage: int, rest: int, done: int) -> int:
+        """The position from which on a stage of `rest` has to be another one to come next; -1: it can come next.
+
+        Where a partition lacks what it reads, so it does whatever stands below both of them: of a chain all those
+        stages are passed over at once.
+        """
+        before, found = self._table.before, -1
+        for i in bits(stage):
+            missing = before[i] & ~(done | stage)
+            if missing:
+                found = max(found, i if missing & ~rest else min(i, missing.bit_length() - 1))
+        return found
 
     @staticmethod
     def _ways_of(table: Sequence[int], stage: int) -> int:
