@@ -87,19 +87,32 @@ def test_a_subset_sum_ends_with_its_nodes(n):
     assert found.seconds * (1 - 1e-3) < found.floor_s < found.seconds
 
 
+def subset_sum(n):
+    """A chain on one worker, which has room for about a third of what it keeps of four micro-batches."""
+    sizes, seconds = knapsack(n, 0.0)
+    profile = make_profile(work=seconds, slowness=[1.0], capacity=1e12)
+    points = [replace(m, activation_bytes=sizes[int(m.partition[1:])] * m.micro_batch) for m in profile.measurements]
+    workers = [replace(each, memory_bytes=n * 4e6 + 1.4 * sum(sizes)) for each in profile.workers]
+    return replace(profile, measurements=tuple(points), workers=tuple(workers))
+
+
+def test_a_gap_is_reached_in_spite_of_a_floor():
+    """A floor that lies well within the gap asked for does not keep a plan from being proven to be within it."""
+    together = (tuple(f"p{i}" for i in range(40)),)
+    options = SolveOptions(schedule="gpipe", micro_batches=4, together=together, gap=0.01, time_limit=20.0)
+    report = solve(subset_sum(40), options).plan.solver
+    assert report.status == "optimal"
+    assert report.objective_s * 0.99 <= report.bound_s < report.objective_s
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_what_is_proven_goes_by_the_floor(schedule, monkeypatch):
     """Where knapsacks were cut off, the bound is not above the best plan that there is: a worse one is not optimal."""
-    sizes, seconds = knapsack(10, 0.0)
-    profile = make_profile(work=seconds, slowness=[1.0], capacity=1e12)
-    points = [replace(m, activation_bytes=sizes[int(m.partition[1:])] * m.micro_batch) for m in profile.measurements]
-    workers = [replace(each, memory_bytes=40e6 + 1.4 * sum(sizes)) for each in profile.workers]
-    profile = replace(profile, measurements=tuple(points), workers=tuple(workers))
     options = SolveOptions(schedule=schedule, micro_batches=4, max_replicas=1, time_limit=20.0)
-    best = solve(profile, options).plan
+    best = solve(subset_sum(10), options).plan
     monkeypatch.setattr(tuning, "KNAPSACK_NODES", 20)
     monkeypatch.setattr(tuning, "KNAPSACK_NEAR", 0.5)
-    rough = solve(profile, options).plan
+    rough = solve(subset_sum(10), options).plan
     assert best.solver.status == "optimal"
     assert rough.solver.status == "feasible"
     assert rough.solver.bound_s <= best.solver.bound_s < rough.solver.objective_s

@@ -139,9 +139,23 @@ class SearchState:
         return math.inf if self.best is None else self.best.value
 
     @property
+    def goal(self) -> float:
+        """What a bound must reach."""
+        return min(self.cutoff, self._beaten * (1 - max(self.gap, PROVEN / 10)))
+
+    @property
     def target(self) -> float:
-        """A plan is only worth finding below this value."""
-        return min(self.cutoff, max(self.best_value, self.allowed) * (1 - max(self.gap, PROVEN / 10)))
+        """A plan is only worth finding below this value.
+
+        Where prices are not exact (`RematFloor`) that is more than the goal, as far as the gap leaves room: their share
+        of a bound that reaches it reaches the goal.
+        """
+        within = self._beaten * (1 - PROVEN / 10)
+        return max(self.goal, min(self.cutoff, within, self.goal / self.problem.remat_floor.share))
+
+    @property
+    def _beaten(self) -> float:
+        return max(self.best_value, self.allowed)
 
     @property
     def unit(self) -> float:
@@ -236,8 +250,8 @@ class CandidateSearch(ABC):
         bound = (self.state.target if nothing_better else bound) * self.problem.remat_floor.share
         if bound > self.bound:
             self.bound, self.proof = bound, proof
-        if self.bound >= self.state.target * (1 - TIE):  # units of a model take its last bit
-            self.bound = max(self.bound, self.state.target)
+        if self.bound >= self.state.goal * (1 - TIE):  # units of a model take its last bit
+            self.bound = max(self.bound, self.state.goal)
             self.decided = True
             self.state.proofs.add(proof)
 
