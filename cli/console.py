@@ -113,7 +113,7 @@ def show(report: Iterable[Part]) -> None:
     from assigner.report.sheet import draw
 
     console = stdout()
-    console.print(draw(report, width=console.width))
+    console.print(draw(report, width=console.width), crop=False)
 
 
 def show_json(data: Any) -> None:
@@ -161,7 +161,7 @@ def explain(report: Iterable[Part]) -> None:
     if parts and not settings().quiet:
         console = stderr()
         console.print()
-        console.print(draw(parts, width=console.width))
+        console.print(draw(parts, width=console.width), crop=False)
 
 
 def fail(message: str, hint: str | None) -> None:

@@ -24,6 +24,8 @@ GAP = 2
 """Spaces between two columns."""
 LEAST_TEXT = 24
 """Columns of the terminal that a wrapping column gets before others are left out."""
+_NARROWEST = 6
+"""Columns of the terminal below which a wrapping column is not folded: the table is wider than the terminal instead."""
 _HOST_RANK = 2
 """It leaves a table that is too wide before the figures that a plan is judged by."""
 
@@ -82,19 +84,44 @@ class Sheet:
         while sum(needed[n] for n in keep) + GAP * (len(keep) - 1) > width:
             least = max(keep, key=lambda n: self.columns[n].rank)
             if self.columns[least].rank == 0:
-                return self.instead.fitted(width) if self.instead else self._with(keep)
+                return self.instead.fitted(width) if self.instead else self._with(keep)._levelled(width)
             keep.remove(least)
-        return self._with(keep)
+        return self._with(keep)._levelled(width)
 
     def _with(self, keep: Sequence[int]) -> Sheet:
         rows = tuple(tuple(row[n] for n in keep) for row in self.rows)
         left_out = tuple(column.header for n, column in enumerate(self.columns) if n not in keep)
         return replace(self, columns=tuple(self.columns[n] for n in keep), rows=rows, left_out=left_out)
 
+    def _levelled(self, width: int) -> Sheet:
+        """The sheet with texts that may be folded to the width at which all of them, cut to it, have room."""
+        texts = [self._widest(n) for n, column in enumerate(self.columns) if column.kind == "text"]
+        fixed = sum(self._widest(n) for n, column in enumerate(self.columns) if column.kind != "text")
+        room, level = width - fixed - GAP * (len(self.columns) - 1), max(texts, default=0)
+        while level > _NARROWEST and sum(min(text, level) for text in texts) > room:
+            level -= 1
+        return replace(self, columns=tuple(replace(each, least=min(each.least, level)) for each in self.columns))
+
     def _needed(self, column: int) -> int:
         """Terminal columns that one column wants at least."""
-        widest = max(len(text) for text in (self.columns[column].header, *(row[column] for row in self.rows)))
+        widest = self._widest(column)
         return min(widest, self.columns[column].least) if self.columns[column].kind == "text" else widest
+
+    def _widest(self, column: int) -> int:
+        """Terminal columns that one column takes on one line."""
+        from rich.cells import cell_len
+
+        texts = (self.columns[column].header, *(row[column] for row in self.rows))
+        return max(cell_len(printable(text)) for text in texts)
+
+    def width_of(self, column: int) -> int:
+        """Terminal columns that one column is never drawn without: all of a number, and a text's longest word."""
+        from rich.cells import cell_len
+
+        if self.columns[column].kind != "text":
+            return self._widest(column)
+        words = [cell_len(word) for row in self.rows for word in printable(row[column]).split()]
+        return min(max(words, default=1), self.columns[column].least)
 
 
 @dataclass(frozen=True)
@@ -146,7 +173,10 @@ Report = tuple[Part, ...]
 
 
 def draw(report: Iterable[Part], *, width: int) -> Group:
-    """A report for a console that is `width` columns wide: lines together, a blank line around each table."""
+    """A report for a console that is `width` columns wide: lines together, a blank line around each table.
+
+    A table whose figures do not fit is wider: it is to be printed with `crop=False`.
+    """
     from rich.console import Group
     from rich.text import Text
 
@@ -191,13 +221,12 @@ def _table(sheet: Sheet) -> Table:
         border_style="dim",
     )  # fmt: skip
     for n, column in enumerate(sheet.columns):
-        words = [len(word) for row in sheet.rows for word in row[n].split()]
         table.add_column(
             Text(column.header),
             justify="right" if column.kind == "number" else "left",
             no_wrap=column.kind != "text",
             overflow="fold",
-            min_width=min(max(words, default=1), column.least) if column.kind == "text" else None,
+            min_width=sheet.width_of(n),
         )
     for n, row in enumerate(sheet.rows):
         table.add_row(*(Text(printable(cell)) for cell in row), style="bold green" if n in sheet.marked else None)

@@ -1,6 +1,7 @@
 import io
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from assigner.report.sheet import Column, Line, Sheet, draw, markdown
@@ -15,7 +16,7 @@ SHEET = Sheet(
 
 def printed(report, width):
     stream = io.StringIO()
-    Console(file=stream, width=width, height=25, markup=False).print(draw(report, width=width))
+    Console(file=stream, width=width, height=25, markup=False).print(draw(report, width=width), crop=False)
     return stream.getvalue()
 
 
@@ -82,3 +83,14 @@ def test_control_characters_are_written_out():
     assert "\x07" not in out
     assert r"\x1b[2Jcell" in out
     assert r"\x1b]0;title\x07line" in out
+
+
+@pytest.mark.parametrize("width", [100, 80, 60, 44, 30, 12])
+@pytest.mark.parametrize("text", ["NVIDIA A100-SXM4-80GB MIG 3g.40gb", "ip-10-0-12-30.eu-west-1", "層" * 20])
+def test_two_texts_give_way_to_figures(width, text):
+    """Texts are folded; where even that is not enough the table is wider than the terminal, and no figure is cut."""
+    columns = (Column("worker", "name"), Column("kind", "text"), Column("host", "text", least=32), Column("memory GiB"))
+    sheet = Sheet("", columns, (("worker:0/cuda:0", text, text[::-1], "115.25"),))
+    lines = printed([sheet], width).splitlines()
+    assert sum("115.25" in line and "worker:0/cuda:0" in line for line in lines) == 1
+    assert max(map(cell_len, lines)) <= max(width, 15 + 6 + 6 + 10 + 3 * 2)
