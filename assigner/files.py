@@ -41,6 +41,8 @@ def read_bytes(path: Path, *, hint: str) -> bytes:
             content = b"" if found.st_size > MOST_BYTES else stream.read(MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}", hint=hint) from error
+    except ValueError as error:  # a zero byte, which no path has
+        raise UsageError(f"{str(path)!r}: {error}", hint=hint) from error
     if max(found.st_size, len(content)) > MOST_BYTES:
         raise UsageError(f"{path} has more than {MOST_BYTES:,} bytes, the most that is read", hint=hint)
     return content
@@ -86,7 +88,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 def refuse_existing(
     path: Path | None, *, force: bool, remedy: str = "--force replaces it", reads: Iterable[Path | None] = ()
 ) -> None:
-    """Raise UsageError if `path` cannot be written: before the work, so that no result is lost.
+    """Raise UsageError if `path` cannot be written, or no file can have such a name: before the work is lost.
 
     Args:
         path: The file that will be written; None: there is none.
@@ -97,6 +99,7 @@ def refuse_existing(
     if path is None:
         return
     refuse_input(path, reads)
+    _refuse_name(path)
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="name a file")
     if path.exists() and not path.is_file():  # a file is moved into place: it would replace a device or a pipe
@@ -107,6 +110,26 @@ def refuse_existing(
         raise UsageError(f"{path} exists", hint=remedy)
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"{path}: the folder {path.parent} may not be written to", hint="name a file in another one")
+
+
+def _refuse_name(path: Path) -> None:
+    """Raise UsageError if the system takes no such path: it is too long, say, or has a zero byte."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", hint="name another file") from error
+    except ValueError as error:  # a zero byte, or half of a surrogate pair
+        raise UsageError(f"{str(path)!r}: {error}", hint="name another file") from error
+
+
+def is_regular(path: Path) -> bool:
+    """True if there is such a file; False also where no file can have such a name."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # longer than the system takes; a zero byte
+        return False
 
 
 def refuse_input(path: Path, reads: Iterable[Path | None]) -> None:
@@ -127,7 +150,7 @@ def is_same_file(one: Path, other: Path) -> bool:
     """True if both names lead to one file, by links or as they are."""
     try:
         return one.samefile(other)
-    except OSError:  # one of them is not there
+    except (OSError, ValueError):  # one of them is not there, or cannot be
         return one.absolute() == other.absolute()
 
 

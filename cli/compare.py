@@ -96,7 +96,7 @@ def load_comparable(paths: list[Path]) -> "list[Named]":
 
 def plan_names(paths: list[Path]) -> list[str]:
     """The files' names; where two are alike, of their paths what tells them apart."""
-    parts = [path.parts for path in paths]
+    parts = [path.parts or (str(path),) for path in paths]
     if len(set(parts)) < len(parts) or len({each[-1] for each in parts}) == len(parts):
         short = [path.name for path in paths]
         return [f"{name} ({n})" if short.count(name) > 1 else name for n, name in enumerate(short, start=1)]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-WIDEST, PIPED = 100, 80
+WIDEST, NARROWEST, PIPED = 100, 40, 80
 EVERYWHERE = "Everywhere"
 _FLAGS_WIDTH = 32
 _EXAMPLES_INDENT = 2
@@ -94,7 +94,7 @@ def show_help(command: Any, ctx: Any) -> None:
     from rich.text import Text
 
     out = console.stdout()
-    out.width = PIPED if out.width == console.UNLIMITED else min(out.width, WIDEST)
+    out.width = PIPED if out.width == console.UNLIMITED else max(NARROWEST, min(out.width, WIDEST))
     out.print()
     out.print(Text.assemble((" Usage: ", "bold"), _usage(command, ctx)), soft_wrap=True)
     for paragraph in (command.help or "").split("\n\n"):  # however the docstring breaks its lines

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from assigner.errors import FormatError, UsageError
-from assigner.files import read_bytes
+from assigner.files import is_regular, read_bytes
 from assigner.formats.document import Count, Name, decode, encode, left_out, read, write
 from assigner.formats.fineness import cut_into, cut_obstacle
 from assigner.formats.orders import ListedStep, check_orders, cut_orders, forwards_taken, parse_order
@@ -321,7 +321,7 @@ def profile_path(plan: Plan, path: Path, given: Path | None = None) -> Path:
         raise UsageError(f"{path} does not say which profile it was solved from", hint="name it: --profile PROFILE")
     named = Path(plan.profile.path)
     places = dict.fromkeys((named, path.parent / named, path.parent / named.name))
-    found = [place for place in places if place.is_file()]
+    found = [place for place in places if is_regular(place)]
     if not found:
         raise UsageError(
             f"{path} was solved from {named}, which is not there", hint="name the profile: --profile PROFILE"

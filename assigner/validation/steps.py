@@ -145,9 +145,9 @@ def ratio_interval(upper: Sequence[float], lower: Sequence[float]) -> tuple[floa
         lower: Values of the denominator, above zero, as many.
 
     Returns:
-        Its ends; None: the samples are too small, or do not vary at all.
+        Its ends; None: the samples are too small, do not vary at all, or one has values of zero.
     """
-    if min(len(upper), len(lower)) < LEAST:
+    if min(len(upper), len(lower)) < LEAST or min(lower) <= 0:
         return None
     rng, above, below = random.Random(0), sorted(upper), sorted(lower)  # noqa: S311
     ratios = sorted(_median(rng, above) / _median(rng, below) for _ in range(_RESAMPLES))
@@ -168,7 +168,7 @@ def _median(rng: random.Random, values: Sequence[float]) -> float:
 
 def speed_up(plan: Plan, mine: Steps, baseline: Plan, base: Steps | None) -> SpeedUp | None:
     """By samples a second, so that batches may differ."""
-    if base is None:
+    if base is None or not mine.median_s:
         return None
     share = plan.workload.batch_size / baseline.workload.batch_size
     interval = ratio_interval(base.seconds, mine.seconds)

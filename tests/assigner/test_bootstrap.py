@@ -49,6 +49,7 @@ def test_a_clear_difference_is_found():
 
 
 def test_no_interval_where_there_is_nothing_to_tell():
-    """Too few values, or values that do not vary."""
+    """Too few values, values that do not vary, or steps that took no time."""
+    assert ratio_interval([1.0, 2.0] * 20, [0.0] * 10 + [1.0] * 20) is None
     assert ratio_interval([1.0, 2.0] * 4, [1.0, 2.0] * 20) is None
     assert ratio_interval([1.0] * 20, [2.0] * 20) is None

@@ -20,3 +20,12 @@ def test_first_line_is_short_and_an_example_stands_in_help(assigner, name):
     result = assigner(name, "--help", columns=100)
     assert result.exit_code == 0
     assert f"assigner {name}" in result.stdout.split("Examples")[1]
+
+
+@pytest.mark.parametrize("columns", [1, 3, 7])
+def test_a_terminal_narrower_than_any_has_help(assigner, columns):
+    """Help is as wide as its words need; the terminal breaks its lines."""
+    for line in (("--help",), ("solve", "--help")):
+        result = assigner(*line, columns=columns)
+        assert result.exit_code == 0, result.output
+        assert "Usage: assigner" in result.stdout

@@ -63,6 +63,38 @@ def test_a_profile_that_a_plan_names_is_read_with_an_end_too(assigner, folder, e
     assert "huge.json has more than" in result.stderr
 
 
+def test_a_profile_that_no_file_can_be_is_not_there(assigner, folder, equal):
+    """The plan says that its profile has a name longer than any system takes."""
+    document = json.loads((folder / "equal.json").read_text())
+    document["profile"] = {"path": "x" * 300, "sha256": "0"}
+    (folder / "named.json").write_text(json.dumps(document))
+    assert assigner("show", "named.json").exit_code == 0
+    result = assigner("simulate", "named.json")
+    assert result.exit_code == 2, result.output
+    assert "which is not there" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["solve profile.json -o {}", "simulate equal.json --profile profile.json --trace {}",
+     "export equal.json --to dot -o {}", "solve profile.json -o new.json --export-model {}",
+     "lab --from profile.json -o {}", "report equal.json -o {}"],
+)  # fmt: skip
+def test_a_name_that_no_file_can_have_is_refused(assigner, folder, equal, line):
+    """More bytes than the system takes: before the work, in its words."""
+    result = assigner(*line.format("y" * 300).split())
+    assert result.exit_code == 2, result.output
+    assert "File name too long" in " ".join(result.stderr.split())
+
+
+def test_a_folder_among_plans_is_said_to_be_one(assigner, folder, equal):
+    """`.` has no name of its own."""
+    for line in (("compare", "equal.json", "."), ("compare", "equal.json", ""), ("report", ".", "-o", "new.html")):
+        result = assigner(*line)
+        assert result.exit_code == 2, result.output
+        assert "directory" in result.stderr
+
+
 TOMLS = {
     "deep": "a = " + "[" * 100_000,
     "tables": "a = " + "{a = " * 100_000,
