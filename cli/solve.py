@@ -16,7 +16,7 @@ from .options import Config, Force, Json, ProfileFile, written
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from assigner.formats.plan import Plan
+    from assigner.formats.plan import Plan, ProfileReference
     from assigner.formats.profile import Profile
     from assigner.solver import Solution
     from assigner.solver.robust.robustness import Robustness
@@ -86,7 +86,7 @@ def solve_command(
     """
     from dataclasses import replace
 
-    from assigner.formats.plan import load_plan, save_plan
+    from assigner.formats.plan import load_plan, reference, save_plan
     from assigner.formats.profile import load_profile
     from assigner.solver import completing
 
@@ -101,6 +101,7 @@ def solve_command(
     if what_if and (robust or baseline is not None or asked.objective != "step"):
         raise UsageError("--what-if goes with a search for the step time", hint="leave out one of the two")
     loaded = load_profile(profile)
+    origin = reference(profile)  # before the search: some paths no plan may name
     for line in unlinked(loaded, asked.only):
         console.notice(line)
     if complete is not None:
@@ -120,7 +121,7 @@ def solve_command(
                 "one worker a stage (--max-replicas 1): the integer program states no stages that are shared"
             )
     solution, robustness = _solved(loaded, asked, baseline=baseline, robust=robust, what_if=what_if)
-    solution = replace(solution, plan=_sign(solution.plan, profile))
+    solution = replace(solution, plan=_sign(solution.plan, origin))
     if output is not None:
         save_plan(solution.plan, output, force=force)
     _show(solution, loaded, robustness, as_json=as_json)
@@ -222,12 +223,11 @@ def _show(solution: "Solution", profile: "Profile", robustness: "Robustness | No
         console.show((*solution_report(solution, profile=profile, everything=console.settings().verbose), *more))
 
 
-def _sign(plan: "Plan", profile: Path) -> "Plan":
+def _sign(plan: "Plan", origin: "ProfileReference") -> "Plan":
     """The plan saying where it comes from."""
     from dataclasses import replace
 
     from assigner.formats.document import now
-    from assigner.formats.plan import reference
     from assigner.version import __version__
 
-    return replace(plan, created_at=now(), tool_version=__version__, profile=reference(profile))
+    return replace(plan, created_at=now(), tool_version=__version__, profile=origin)

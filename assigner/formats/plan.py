@@ -341,8 +341,19 @@ def is_origin(plan: Plan, path: Path) -> bool | None:
 
 
 def reference(path: Path) -> ProfileReference:
-    """What a plan says of the profile that it is solved from."""
-    return ProfileReference(str(path), file_hash(path))
+    """What a plan says of the profile that it is solved from.
+
+    Raises:
+        UsageError: the file cannot be read, or no plan may name it: its path has what moves a terminal's cursor, say.
+    """
+    found = ProfileReference(str(path), file_hash(path))
+    try:
+        decode(ProfileReference, encode(found))
+    except FormatError as error:
+        raise UsageError(
+            f"{str(path)!r} is a path that no plan may name: {error.message}", hint="rename the profile, or copy it"
+        ) from error
+    return found
 
 
 def file_hash(path: Path) -> str:

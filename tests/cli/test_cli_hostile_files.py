@@ -95,6 +95,17 @@ def test_a_folder_among_plans_is_said_to_be_one(assigner, folder, equal):
         assert "directory" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["a\tb.json", "a\nb.json", "a\u202eb.json", "a\u2028b.json", "a\udcffb.json"])
+def test_a_profile_that_no_plan_may_name_is_refused_before_the_search(assigner, folder, monkeypatch, name):
+    """Its path would be in the plan, and in every table that names it: what to do is said, and nothing is solved."""
+    monkeypatch.setattr("assigner_cli.solve._solved", None)
+    (folder / name).write_bytes((folder / "profile.json").read_bytes())
+    result = assigner("solve", name, "-o", "new.json")
+    assert result.exit_code == 2, result.output
+    assert "is a path that no plan may name" in result.stderr
+    assert "rename the profile, or copy it" in result.stderr
+
+
 TOMLS = {
     "deep": "a = " + "[" * 100_000,
     "tables": "a = " + "{a = " * 100_000,
