@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import math
 import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -156,6 +157,8 @@ def check(options: Any) -> None:
         value, kinds = getattr(options, each.field), _kinds(each.kind)
         if value is None and type(None) in kinds:
             continue
+        if not any(_has_form(kind, value) for kind in kinds):
+            raise UsageError(f"{each.field}: {_shown(value)} is not allowed; expected {_form_words(each.kind)}")
         choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
         allowed = one_of(*choices) if choices else each.about.allowed
         for part in value.values() if isinstance(value, Mapping) else (value,):
@@ -166,9 +169,28 @@ def check(options: Any) -> None:
 def _passes(allowed: Allowed, value: object) -> bool:
     """Whether a value is allowed; one of another kind, which cannot even be compared, is not."""
     try:
-        return allowed.test(value)
+        return abs(value) <= sys.float_info.max and allowed.test(value) if type(value) is int else allowed.test(value)
     except TypeError:
         return False
+
+
+def _has_form(hint: Any, value: object) -> bool:
+    """Whether texts, and tuples and mappings of them, are where they must be; what else there is, `Allowed` tells."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            _has_form(inner[0], key) and _has_form(inner[1], each) for key, each in value.items()
+        )
+    if origin is tuple:
+        if not isinstance(value, tuple | list):
+            return False
+        inner = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(inner) == len(value) and all(map(_has_form, inner, value))
+    return hint is not str or isinstance(value, str)
+
+
+def _form_words(hint: Any) -> str:
+    return str(hint).replace("collections.abc.", "").replace("typing.", "")
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

@@ -219,6 +219,6 @@ def parse_call(call: str, entry: str, *, what: str, hint: str) -> tuple[str, dic
             return node.id, {}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
             return node.func.id, {str(word.arg): ast.literal_eval(word.value) for word in node.keywords if word.arg}
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:  # {[]: 1}; nested too deeply
         raise UsageError(f"{entry!r}: {call!r} cannot be read", hint=hint) from error
     raise UsageError(f"{entry!r}: {call!r} is no {what}", hint=hint)

@@ -15,6 +15,7 @@ from torch import nn
 
 from assigner import formatting as fmt
 from assigner.errors import UsageError
+from assigner.files import is_regular
 from assigner.formats.fineness import Fineness
 from assigner.usercode import parse_call, user_code
 
@@ -331,7 +332,7 @@ def _called(entry: str) -> tuple[Callable[..., Any], dict[str, Any]]:
             f"{entry!r} names no workload", hint="write FILE.py:FUNCTION, for example examples/gpt.py:workload"
         )
     path = Path(path_text + ".py")
-    if not path.is_file():
+    if not is_regular(path):
         raise UsageError(f"{path}: no such file", hint="the path of an entry is relative to the current folder")
     name, arguments = parse_call(call, entry, what="function", hint="write FUNCTION or FUNCTION(width=512)")
     with user_code(str(path)):

@@ -255,7 +255,7 @@ def _markdown_table(sheet: Sheet) -> str:
 
 def _escape(text: str) -> str:
     text = printable(text)
-    for sign in "\\|*_<":
+    for sign in "\\|*_<`[":
         text = text.replace(sign, f"\\{sign}")
     return text
 

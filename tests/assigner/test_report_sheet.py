@@ -67,9 +67,9 @@ def test_blank_lines_stand_around_tables_only():
 
 def test_markdown_has_every_column_and_escapes():
     """Markdown gets the whole table, numbers to the right, and its own signs escaped."""
-    sheet = Sheet("a_b", (Column("name", "text"), Column("n", rank=9)), (("x|y*", "1"),))
+    sheet = Sheet("a_b", (Column("name", "text"), Column("n", rank=9)), (("x|y*`[z](http://a)", "1"),))
     assert markdown([sheet, Line("done")]).splitlines() == [
-        "**a\\_b**", "", "| name | n |", "| --- | ---: |", "| x\\|y\\* | 1 |", "", "done",
+        "**a\\_b**", "", "| name | n |", "| --- | ---: |", "| x\\|y\\*\\`\\[z](http://a) | 1 |", "", "done",
     ]  # fmt: skip
 
 

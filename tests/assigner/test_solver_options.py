@@ -12,9 +12,11 @@ from builders import make_profile
 from assigner.errors import UsageError
 from assigner.formats.fineness import micro_batch_count
 from assigner.formats.plan import load_plan, save_plan
+from assigner.model.workload import load_workload
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve
 from assigner.solver.problem.options import divisors
+from assigner.usercode import parse_call
 
 WRONG = [
     ({"gap": -0.1}, "-0.1"), ({"gap": 1.0}, "1.0"), ({"gap": math.nan}, "nan"), ({"gap": "x"}, "'x'"),
@@ -99,3 +101,28 @@ def test_solving_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert int(done.stdout) >= 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"pins": {"p0": 3}}, {"pins": {"p0": None}}, {"pins": ["p0"]}, {"forbid": (("p0",),)}, {"together": 3},
+     {"together": (("p0", "p1"), 3)}, {"time_limit": 10**400}],
+)  # fmt: skip
+def test_values_of_another_form_are_refused(wrong):
+    """The field is named, and what it takes; lists do as well as tuples."""
+    with pytest.raises(UsageError, match=f"^{next(iter(wrong))}: .* is not allowed; expected"):
+        SolveOptions(**wrong)
+    assert SolveOptions(together=[["p0", "p1"]], forbid=[["p0", "worker:0"]], pins={"p0": "worker:0"})
+
+
+@pytest.mark.parametrize("call", ["w(a={[]: 1})", f"w(a={'-' * 100_000}1)"])
+def test_a_call_that_python_does_not_read_is_refused(call):
+    """A list as a key, and more signs than the parser nests."""
+    with pytest.raises(UsageError, match="cannot be read"):
+        parse_call(call, "e.py", what="function", hint="")
+
+
+def test_a_workload_file_whose_name_is_too_long_is_not_there():
+    """More characters than the system takes."""
+    with pytest.raises(UsageError, match="no such file"):
+        load_workload(f"{'x' * 300}.py:w")
