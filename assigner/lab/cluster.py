@@ -201,6 +201,7 @@ def cluster_text(derived: Derived, source: str) -> str:
         derived: The hosts.
         source: The command that made them, for the first line.
     """
+    source = fmt.printable(source).replace("\n", "\\n")  # a comment is one line of UTF-8
     notes = [line for note in derived.notes for line in textwrap.wrap(note, _WIDTH)]
     blocks = ["\n".join(f"# {line}" for line in (f"Made by: {source}", *notes))]
     blocks += [_table("[[host]]", host) for host in derived.hosts]

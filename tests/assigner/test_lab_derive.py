@@ -218,3 +218,11 @@ def test_the_whole_text_can_be_read_again(root):
         text = cluster_text(derive(profile, replace(HERE, processor=processor)), "test")
         assert [host.name for host in parse_cluster(text).host] == list(dict.fromkeys(w.host for w in profile.workers))
         assert max(map(len, text.splitlines())) < 140
+
+
+def test_a_cluster_file_is_text_whatever_the_command_line_was():
+    """A line break, or a byte that is not UTF-8, in a path stays in the comment, as text."""
+    made = derive(make_profile(work=[1e-3] * 3, slowness=[1, 2]), HERE)
+    text = cluster_text(made, "assigner lab --from 'a\nb\udcff.json'")
+    assert parse_cluster(text) == parse_cluster(cluster_text(made, "test"))
+    assert text.encode().decode().splitlines()[0] == r"# Made by: assigner lab --from 'a\nb\udcff.json'"
