@@ -265,6 +265,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("other", [[], {}, 3])
+def test_a_plain_name_that_is_no_text_is_refused(subject: Subject, other: object):
+    """A list or an object where an index has a tensor's name."""
+    subject.damage(edit(MODEL, "plain", to={"k": other}))
+    with pytest.raises(FormatError, match='plain: "k"'):
+        load_weights(subject.folder)
+
+
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damage_is_refused_and_nothing_has_changed(subject: Subject, name: str):
     """Settings, shards, nesting, shapes, types, NaN, counts, a state too few: the message has file, key and reason."""

@@ -431,6 +431,6 @@ def load_weights(folder: Path | str) -> dict[str, torch.Tensor]:
                     f"{folder}: the model's own state_dict makes {key!r}: a checkpoint has the weights alone",
                     hint="pipeline.load(folder), then pipeline.full_state_dict()",
                 )
-            if name not in held:
+            if not isinstance(name, str) or name not in held:
                 index.refuse(f"plain: {shown(key)}", name, "the name of a tensor that is here")
         return {**({key: held[name] for key, name in plain.items()} if plain else held), **extra}
