@@ -1144,3 +1144,34 @@ class ReadUnchanged(Net):
         super().__init__()
         self.second = Peeking(WIDTH, WIDTH)
         self.second.others, self.first.scale = [self.first], 0.5
+
+
+class Sized(nn.Linear):
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH)
+        self.size = np.broadcast_to(np.asarray(4), [2])
+
+    def forward(self, x):
+        return super().forward(x) * (float(self.size[0]) + (x.mean().item() > 1e9))
+
+
+@case("a read-only array of NumPy's on a marked module that looks at a value", *MARKS)
+class ReadOnly(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = Sized()
+
+
+_RAMP = torch.linspace(-1, 1, WIDTH, dtype=torch.float64).expand(16, -1)
+
+
+class Ramped(nn.Linear):
+    def forward(self, x):
+        return super().forward(x + _RAMP[: len(x)])
+
+
+@case("an expanded table at the top of the file", *MARKS)
+class RampedNet(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = Ramped(WIDTH, WIDTH)

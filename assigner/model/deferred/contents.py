@@ -84,6 +84,11 @@ def _put_generator(generator: torch.Generator, state: np.ndarray[Any, Any]) -> N
         generator.set_state(torch.from_numpy(state))
 
 
+def _put_array(array: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
+    if array.flags.writeable:  # else nobody has written to it
+        array[...] = values
+
+
 def _copy_stream(stream: Any) -> Any:
     return None if stream.closed else stream.__getstate__()
 
@@ -136,7 +141,7 @@ CONTENTS: dict[type, Keeper] = {
     array.array: _ARRAY,
     **dict.fromkeys((io.StringIO, io.BytesIO), _STREAM),
     **dict.fromkeys((ctypes._SimpleCData, ctypes.Structure, ctypes.Union, ctypes.Array), _MEMORY),
-    np.ndarray: Keeper(lambda array: array.copy(), lambda array, values: array.__setitem__(..., values)),
+    np.ndarray: Keeper(lambda array: array.copy(), _put_array),
     np.random.RandomState: Keeper(
         lambda each: types.SimpleNamespace(state=each.get_state()), lambda each, held: each.set_state(held.state)
     ),

@@ -129,7 +129,8 @@ class Memento:
     def _keep_tensor(self, tensor: torch.Tensor) -> None:
         if tensor.numel() <= _MOST_ELEMENTS:
             with _disable_current_modes():
-                self._loose.append((tensor, tensor.detach().clone()))
+                held = _each_once(tensor)
+                self._loose.append((held, held.detach().clone()))
 
     def restore(self) -> None:
         """Put all values back as they were then; with `whole` files, those of small tensors that have some, too.
@@ -326,6 +327,18 @@ def _differ(now: Any, then: Any) -> bool:
     if isinstance(then, set):
         return bool(now != then)
     return repr(now) != repr(then)
+
+
+def _each_once(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor; of one that is expanded, to which nobody can write as a whole, the part with each element once."""
+    if tensor.layout is not torch.strided:
+        return tensor
+    expanded = [
+        n for n, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)) if size > 1 > stride
+    ]
+    for dim in expanded:
+        tensor = tensor.detach().narrow(dim, 0, 1)
+    return tensor
 
 
 def _is_same_array(now: np.ndarray[Any, Any], then: np.ndarray[Any, Any]) -> bool:
