@@ -188,7 +188,7 @@ def transfers(now: Prediction, program: Program | None = None, *, most: int | No
     columns = (
         Column("from", "name"), Column("to", "name"),
         *((Column("what", "text"), Column("messages")) if program else ()),
-        Column(size.name), Column(f"on the link {time.name}"), Column("of the step %"),
+        Column(size.name), Column(f"on the link {time.name}"), Column("of the step %", rank=1),
     )  # fmt: skip
     left_out = len(now.transfers) - len(rows)
     more = (Line(f"and {fmt.plural(left_out, 'link')} that are less busy"),) if left_out else ()

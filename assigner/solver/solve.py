@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
-from assigner.formats.profile import Profile
 from assigner.solver.problem.answer import FrontierPoint, Progress, Solution
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.options import SolveOptions
@@ -14,6 +13,7 @@ from assigner.solver.problem.options import SolveOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from assigner.formats.profile import Profile
     from assigner.solver.baselines import FoundBaseline
     from assigner.solver.methods.candidate import Proposal
     from assigner.solver.search.search import Search
@@ -49,6 +49,8 @@ def solve(
         LimitError: the time limit came before any plan.
         KeyboardInterrupt: Ctrl-C came before any plan, or a second time.
     """
+    from assigner.formats.profile import Profile
+
     if not isinstance(profile, Profile):
         hint = "assigner.load_profile(PATH) reads one"
         raise UsageError(f"solve takes a Profile, and this is of type {type(profile).__name__}", hint=hint)

@@ -265,5 +265,5 @@ def test_a_trace_of_another_order_is_of_another_plan() -> None:
     check_same_plan(trace, one)
     assert unlike(trace, other) == ["orders"]
     assert runs_by_plan([("one", one), ("other", other)], [("run", trace)]).keys() == {"one"}
-    with pytest.raises(FormatError, match="its orders differ"):
+    with pytest.raises(FormatError, match="differs from this one in its orders"):
         agree(other, PROFILE, trace)

@@ -376,7 +376,7 @@ def test_auto_takes_several_stages_a_worker_where_they_are_faster():
     assert plan.predicted.step_s < 0.9 * simple.predicted.step_s
     assert len(plan.stages) == 3
     assert plan.solver.bound_s == plan.solver.any_order_s < plan.predicted.step_s
-    assert plan.solver.scope == "plans with any number of stages a worker in any order"
+    assert plan.solver.scope == "plans with any number of stages a worker in any order with 8 micro-batches"
     named = [each for each in plan.candidates if each.schedule in ("gpipe", "1f1b")]
     assert all(each.status == "proven worse" for each in named)
     told = [line.text for line in proof_lines(plan)]
