@@ -85,8 +85,12 @@ def _put_generator(generator: torch.Generator, state: np.ndarray[Any, Any]) -> N
 
 
 def _put_array(array: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
-    if array.flags.writeable:  # else nobody has written to it
+    if array.flags.writeable:
         array[...] = values
+    elif array.tobytes() != values.tobytes():  # a forward that has let itself write to it, and nobody else since
+        array.setflags(write=True)
+        array[...] = values
+        array.setflags(write=False)
 
 
 def _copy_stream(stream: Any) -> Any:

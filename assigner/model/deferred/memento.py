@@ -111,7 +111,7 @@ class Memento:
         self.tensors: list[torch.Tensor] = []
         self._kept: list[_Kept] = []
         self._places: list[Place] = []  # of the tensors
-        self._loose: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._loose: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # tensor, part of it, its values
         self._hooks: list[_Hooks] = []
         for place, value in found:
             kind: type = type(value)
@@ -130,7 +130,7 @@ class Memento:
         if tensor.numel() <= _MOST_ELEMENTS:
             with _disable_current_modes():
                 held = _each_once(tensor)
-                self._loose.append((held, held.detach().clone()))
+                self._loose.append((tensor, held, held.detach().clone()))
 
     def restore(self) -> None:
         """Put all values back as they were then; with `whole` files, those of small tensors that have some, too.
@@ -140,8 +140,8 @@ class Memento:
         _put(self._kept)
         _put_hooks(self._hooks)
         with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():  # `.data` of originals counts
-            for tensor, value in self._loose:
-                tensor.data.copy_(value)
+            for _, held, value in self._loose:
+                held.data.copy_(value)
 
     def exchange(self, others: Mapping[int, torch.Tensor]) -> None:
         """Have other tensors in the places of some.
@@ -258,7 +258,7 @@ class Memento:
 
     def beyond(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors whose values a forward that runs again would not find, by name: of files, and large ones."""
-        kept = {id(tensor) for tensor, _ in self._loose}
+        kept = {id(tensor) for tensor, *_ in self._loose}
         for place, tensor in zip(self._places, self.tensors, strict=True):
             if place.origin in (FILE, OUTER) or (place.origin != MODULE and id(tensor) not in kept):
                 yield str(place), tensor
@@ -331,7 +331,7 @@ def _differ(now: Any, then: Any) -> bool:
 
 def _each_once(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor; of one that is expanded, to which nobody can write as a whole, the part with each element once."""
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
         return tensor
     expanded = [
         n for n, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)) if size > 1 > stride

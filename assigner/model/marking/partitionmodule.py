@@ -49,9 +49,9 @@ class PartitionModule(nn.Module):
         return MethodType(self.__run, self)
 
 
-def _targets(graph: fx.Graph) -> set[str]:
-    """Names of the modules and tensors that a graph has."""
-    return {str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")}
+def _targets(graph: fx.Graph) -> list[str]:
+    """Names of the modules and tensors that a graph has, in its order: ranks go through them in the same one."""
+    return list(dict.fromkeys([str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")]))
 
 
 def build_module(

@@ -2,8 +2,9 @@
 
     model returns (y, x); loss takes grad(y, x)       x: coordinates, features, a point between two samples
 
-The last partition is a graph of its own. It has the way from x to y where x comes in by itself, and what else comes in
-was not made of x; else some of it lies in other partitions, and the sum would lack that part.
+The last partition is a graph of its own. It has the way from x to y where it has made x of its own weights, or where x
+comes in and nothing else that comes in was made of x; else some of it lies in other partitions, and the sum would lack
+that part.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
@@ -20,20 +22,19 @@ from assigner.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.model.marking import PartitionGraph
+    from assigner.model.marking import PartitionGraph, Value
 
 _UNUSED = "appears to not have been used in the graph"
 
 
 def reads_what_is_made_of_another(graph: PartitionGraph) -> bool:
     """Whether the last partition reads a value, and another one that may have been made of it."""
-    before: dict[str, set[str]] = {"": set()}
+    origins: dict[str, set[Value]] = {"": set()}
     for piece in graph.pieces:
-        sources = {value.partition for value in piece.reads}
-        before[piece.name] = sources.union(*(before[each] for each in sources))
+        origins[piece.name] = set(piece.reads).union(*(origins[value.partition] for value in piece.reads))
     reads = set(graph.last.reads)
     return any(
-        one.partition == other.partition or one.partition in before[other.partition]
+        one in origins[other.partition] or (one.partition != "" and one.partition == other.partition)
         for one in reads
         for other in reads - {one}
     )
@@ -59,8 +60,11 @@ def whole_gradients(output: Any, *, is_split: bool) -> Iterator[None]:
 
     def run_backward(outputs: Any, *arguments: Any, **words: Any) -> Any:
         inputs = arguments[3] if len(arguments) > 3 else ()
-        asked = [n for n, each in enumerate(inputs) if any(each is tensor for tensor in tensors)]
-        if is_split and any(inputs[n].is_leaf for n in asked):
+        asked = [
+            n for n, each in enumerate(inputs)
+            if any(each is tensor for tensor in tensors) and not _is_of_own_weights(each)
+        ]  # fmt: skip
+        if is_split and (asked or words.get("accumulate_grad")):
             raise _refused()
         try:
             made = original(outputs, *arguments, **words)
@@ -68,12 +72,33 @@ def whole_gradients(output: Any, *, is_split: bool) -> Iterator[None]:
             if asked and _UNUSED in str(error):
                 raise _refused() from error
             raise
-        if made is not None and any(made[n] is None for n in asked):
+        if made is not None and any(made[n] is None and _is_handed_on(inputs[n]) for n in asked):
             raise _refused()
         return made
 
     with mock.patch.object(autograd, "_engine_run_backward", run_backward):
         yield
+
+
+def _is_of_own_weights(tensor: torch.Tensor) -> bool:
+    """Whether a parameter is in its graph: the last partition has made it, and no other has it, too."""
+    if isinstance(tensor, nn.Parameter):
+        return True
+    seen, ahead = set[Any](), [tensor.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(getattr(node, "variable", None), nn.Parameter):
+            return True
+        seen.add(node)
+        ahead += [each for each, _ in node.next_functions]
+    return False
+
+
+def _is_handed_on(tensor: torch.Tensor) -> bool:
+    """Whether it came in as it is: the loss has a leaf in its place, or a copy."""
+    return tensor.is_leaf or (tensor.grad_fn is not None and tensor.grad_fn.name() == "CloneBackward0")
 
 
 def _refused() -> UsageError:
