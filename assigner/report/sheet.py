@@ -192,7 +192,7 @@ def draw(report: Iterable[Part], *, width: int) -> Group:
         else:
             fitted = part.fitted(width)
             parts += [Text(printable(fitted.title), style="bold")] if fitted.title else []
-            parts.append(_table(fitted))
+            parts.append(_table(fitted, width))
             if fitted.left_out:
                 names = ", ".join(dict.fromkeys(fitted.left_out))
                 text = f"no room at {width} columns for: {names}; a wider screen or a pipe shows them"
@@ -211,13 +211,15 @@ def _strip(strip: Strip, width: int) -> Iterator[Text]:
         yield text
 
 
-def _table(sheet: Sheet) -> Table:
+def _table(sheet: Sheet, width: int) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold",
+    least = sum(map(sheet.width_of, range(len(sheet.columns)))) + GAP * (len(sheet.columns) - 1)
+    table = Table(  # of what has no room rich leaves columns out
+        width=least if least > width else None, box=box.SIMPLE_HEAD,
+        show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold",
         border_style="dim",
     )  # fmt: skip
     for n, column in enumerate(sheet.columns):

@@ -173,7 +173,7 @@ def update_s(cost: CostModel, plan: Plan, worker: str) -> float:
     """Seconds of one worker's optimizer update."""
     price = {name: cost.partition(name, worker, plan.micro_batch_size).update_s for name in _held(plan, worker)}
     whole = sum(price[name] for name in _updated(plan, worker))
-    return max(0.0, whole + sum(share * price[name] for name, share in _beside(cost, plan, worker)))
+    return max(0.0, whole + sum(share * price[name] for name, share in _beside(cost, plan, worker, once=False)))
 
 
 def held_state(cost: CostModel, plan: Plan, worker: str) -> Memory:
@@ -183,7 +183,7 @@ def held_state(cost: CostModel, plan: Plan, worker: str) -> Memory:
         return state
     size = {name: cost.profile.partition[name].optimizer_bytes for name in _held(plan, worker)}
     own = cost.state(_updated(plan, worker)).optimizer
-    beside = sum(share * size[name] for name, share in _beside(cost, plan, worker))
+    beside = sum(share * size[name] for name, share in _beside(cost, plan, worker, once=True))
     return replace(state, optimizer=max(0.0, own + beside))
 
 
@@ -210,8 +210,12 @@ def _divides(plan: Plan, worker: str) -> bool:
     return any(plan.stages[stage].is_divided for stage in plan.held[worker])
 
 
-def _beside(cost: CostModel, plan: Plan, worker: str) -> Iterator[tuple[str, float]]:
-    """What a worker updates beside its own partitions (above 0), or does not of them: (partition, share of it)."""
+def _beside(cost: CostModel, plan: Plan, worker: str, *, once: bool) -> Iterator[tuple[str, float]]:
+    """What a worker updates beside its own partitions (above 0), or does not of them: (partition, share of it).
+
+    `once`: a parameter that several of its own partitions share counts once among them, as in their bytes; else each
+    has it, as in their times.
+    """
     if not _divides(plan, worker):
         return
     held, mine = set(_held(plan, worker)), set(_updated(plan, worker))
@@ -222,7 +226,7 @@ def _beside(cost: CostModel, plan: Plan, worker: str) -> Iterator[tuple[str, flo
             if here and not own:
                 yield here[0], cost.tied_share(here[0], tie)
         elif _first(plan, tie) not in mine:
-            yield from ((name, -cost.tied_share(name, tie)) for name in own)
+            yield from ((name, -cost.tied_share(name, tie)) for name in (own[:1] if once else own))
 
 
 def _first(plan: Plan, tie: Tie) -> str:

@@ -59,7 +59,8 @@ def make_solution(
             report, name="assigner", version=__version__, proven_by=(TOTAL_WORK,), scope=_any_scope(search, options)
         )
     elif plan.is_divided:
-        scope = "all plans, also those that divide optimizer state"
+        kept = _that_keep_hints(search, options).rstrip(",")
+        scope = f"{kept}, also those that divide optimizer state, with {_counts(search)}"
         report = replace(report, proven_by=(TOTAL_WORK,), scope=scope)
     elif plan.objective != "cost" and not plan.is_replicated:
         single = min(search.bound_of(shares=False), value)
@@ -133,8 +134,10 @@ def _any_scope(search: Search, options: SolveOptions) -> str:
 
 
 def _that_keep_hints(search: Search, options: SolveOptions) -> str:
-    """Hints are the options' or, by what they have become in the problem, those of marks."""
-    return "plans that keep the hints," if options.hinted or search.problem.options.hinted else "plans"
+    """Hints are the options' or, in the profile and by what they have become in the problem, those of marks."""
+    marked = any(each.pin or each.colocate for each in search.problem.profile.partitions)
+    hinted = options.hinted or search.problem.options.hinted or marked
+    return "plans that keep the hints," if hinted else "plans"
 
 
 def _counts(search: Search) -> str:

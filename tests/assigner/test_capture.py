@@ -26,7 +26,7 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from workloads import WIDTH, Reference, graph_of, language, make_plan, numbers, pipeline_of, workload
 
 from assigner.errors import MarkingError, UsageError
-from assigner.model.marking import Value, partition_graph
+from assigner.model.marking import PartitionModule, Value, partition_graph
 from assigner.model.marking.cut import recut
 
 if TYPE_CHECKING:
@@ -247,6 +247,18 @@ def test_modules_of_any_name(outer):
     with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
         batch = made.make_batch(8, seed=1)
         assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=1e-12)
+
+
+def test_the_modules_of_a_partition_stand_in_its_graph_s_order():
+    """The same on every rank, whatever its hashes: ranks go through them when they add up figures of BatchNorms."""
+    names = [f"layer{n}" for n in (7, 3, 11, 0, 5, 9, 2)]
+    layers = {name: nn.Linear(WIDTH, WIDTH) for name in names}
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    for name in names:
+        x = graph.call_module(name, (x,))
+    graph.output(x)
+    assert [name for name, _ in PartitionModule(layers, graph).named_children()] == names
 
 
 class TakenNames(nn.Module):

@@ -94,3 +94,12 @@ def test_two_texts_give_way_to_figures(width, text):
     lines = printed([sheet], width).splitlines()
     assert sum("115.25" in line and "worker:0/cuda:0" in line for line in lines) == 1
     assert max(map(cell_len, lines)) <= max(width, 15 + 6 + 6 + 10 + 3 * 2)
+
+
+def test_no_column_is_lost_where_nothing_fits():
+    """Every header and every figure is on a screen that is too narrow for all of them."""
+    columns = (Column("#"), Column("worker", "name"), Column("host", "name"), Column("ms"))
+    rows = (("1", "worker:0/cpu-of-some", "a-host-of-a-very-long-name", "12.5"),)
+    for width in range(20, 70, 3):
+        shown = printed([Sheet("", columns, rows)], width)
+        assert all(text in shown for text in ("#", "ms", *rows[0])), width

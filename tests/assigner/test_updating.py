@@ -101,6 +101,8 @@ def test_nobody_else_is_charged_for_the_update_of_a_shared_parameter() -> None:
     ]
     assert update_s(tied, DIVIDED, TWO) == pytest.approx(sum(alone))
     assert update_s(tied, DIVIDED, ONE) == tied.partition(first, ONE, rest).update_s
+    states = [held_state(tied, DIVIDED, worker).optimizer for worker in (ONE, TWO)]
+    assert sum(states) == pytest.approx(tied.state((first, second, third)).optimizer)
 
 
 def test_parameters_are_handed_out_behind_the_last_update() -> None:
@@ -179,7 +181,7 @@ def test_the_solver_divides_where_memory_binds_alone() -> None:
         assert all(each.peak_bytes <= each.capacity_bytes for each in plan.predicted.workers)
         if plan.is_divided:
             assert plan.predicted.step_s < solve(profile, SolveOptions(max_replicas=1)).plan.predicted.step_s
-            assert plan.solver.scope == "all plans, also those that divide optimizer state"
+            assert plan.solver.scope.startswith("plans, also those that divide optimizer state, with ")
             assert 0 < plan.solver.bound_s <= plan.predicted.step_s
     assert found == {2e8: (True, False), 6e7: (True, True), 4.5e7: (False, False)}
 

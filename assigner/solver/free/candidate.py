@@ -118,7 +118,7 @@ class FreeCandidate(CandidateSearch):
             take=lambda found: self._take(found, EXHAUSTIVE),
         )  # fmt: skip
         self.cut_short = not search.run()
-        self.raise_bound(min(search.floor, state.target), EXHAUSTIVE)
+        self.raise_bound(min(search.floor, search.limit, state.target), EXHAUSTIVE)
 
     def _model(self) -> PlacementModel | None:
         return PlacementModel.within(

@@ -40,6 +40,7 @@ class Exhaustive:
 
     Attributes:
         floor: Least bound of what was not looked at; inf: all was.
+        limit: What a placement has to beat by now: what is not below it was passed over.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Exhaustive:
         stop: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._pricing, self._memory, self._table = pricing, pricing.memory, pricing.memory.table
-        self._limit, self._take, self._nodes, self._stop = limit, take, nodes, stop
+        self.limit, self._take, self._nodes, self._stop = limit, take, nodes, stop
         self._n = len(self._table.problem.order)
         self._where = [-1] * self._n
         self._masks = [0] * len(self._table.names)
@@ -69,7 +70,7 @@ class Exhaustive:
             self._finish(bound, turns)
             return
         for least, worker, further in sorted(self._children(i, bound), key=itemgetter(0, 1)):
-            if least >= self._limit:
+            if least >= self.limit:
                 return
             if self._nodes <= 0:
                 self.floor = min(self.floor, least)
@@ -87,7 +88,7 @@ class Exhaustive:
                 self._tick()
                 self._where[i] = worker
                 self._masks[worker] |= 1 << i
-                bound, turns = self._pricing.least(self._where, self._masks, self._limit)
+                bound, turns = self._pricing.least(self._where, self._masks, self.limit)
                 if not math.isinf(bound):
                     yield max(bound, known), worker, turns
                 self._where[i] = -1
@@ -127,13 +128,13 @@ class Exhaustive:
             stages = self._table.in_order(self._masks)
             assert stages is not None
             found = self._pricing.price(stages)
-            if found is not None and found.value_s < self._limit:
-                self._limit = self._take(found)
+            if found is not None and found.value_s < self.limit:
+                self.limit = self._take(found)
             return
         rows = StageOrders(
-            self._memory, self._where, self._masks, values, turns, take=self._take, limit=self._limit, tick=self._tick
+            self._memory, self._where, self._masks, values, turns, take=self._take, limit=self.limit, tick=self._tick
         )
-        self._limit = rows.search()
+        self.limit = rows.search()
         if not rows.finished:
             self.floor = min(self.floor, bound)
 

@@ -246,7 +246,7 @@ def _most_promising(knapsacks: Sequence[_Knapsack], best: _Cheapest, nodes: int)
         floor = min(floor, least)
         if nodes <= 0 or least >= best.cost * (1 - tuning.KNAPSACK_NEAR):
             break
-        enough = len(knapsack.items) + 1  # to fill up in order
+        enough = len(knapsack.items) + 2  # to fill up in order
         nodes = knapsack.search(best, max(nodes, enough), tuning.KNAPSACK_NEAR)
     return min(floor, best.cost)
 
