@@ -14,7 +14,7 @@ class Case:
         entry: The workload.
         cluster: A file of examples/clusters without its ending; empty: plain local ranks.
         ranks: How many workers.
-        steps: Steps of one run, the two that warm up among them.
+        steps: Steps of one run, the nine that warm up among them.
         busy: Of so many cores another program takes its part while the plans are trained.
         plans: The plans by name; empty: all.
     """
@@ -23,7 +23,7 @@ class Case:
     entry: str
     cluster: str = ""
     ranks: int = 2
-    steps: int = 10
+    steps: int = 17
     busy: float = 0.0
     plans: tuple[str, ...] = ()
 
@@ -41,12 +41,12 @@ MODELS = {
 }
 
 CASES = (
-    *(Case(model, entry, steps=14) for model, entry in MODELS.items()),
+    *(Case(model, entry, steps=21) for model, entry in MODELS.items()),
     *(Case(model, entry, "mixed3", 3) for model, entry in MODELS.items()),
     Case("gpt", MODELS["gpt"], "racks4", 4),
     Case("clicks", MODELS["clicks"], "racks4", 4),
-    Case("gpt", "examples/gpt.py:workload(width=384,context=128,blocks=8)", "smallmem3", 3, steps=6),
+    Case("gpt", "examples/gpt.py:workload(width=384,context=128,blocks=8)", "smallmem3", 3, steps=13),
     Case("resnet", MODELS["resnet"], "ladder5", 5),
     Case("gpt", MODELS["gpt"], "thinwires4", 4),
-    Case("gpt", MODELS["gpt"], steps=14, busy=0.5, plans=("solved", "one worker a stage", "interleaved")),
+    Case("gpt", MODELS["gpt"], steps=21, busy=0.5, plans=("solved", "one worker a stage", "interleaved")),
 )

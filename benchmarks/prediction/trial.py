@@ -24,6 +24,8 @@ from assigner.model.marking import partition_graph
 if TYPE_CHECKING:
     from assigner.model.marking import PartitionGraph
 
+WARM_UP = 9  # steps; ranks compare what the script has changed in the first eight of them, and in one of 17 thereafter
+
 
 def main() -> int:
     """Run all plans, `--rounds` times in turn."""
@@ -52,7 +54,7 @@ def main() -> int:
 
 
 def train(workload: assigner.Workload, graph: PartitionGraph, plan: Path, trace: Path, steps: int) -> int:
-    """One run on this rank; the first two steps are not traced, they set up memory and connections."""
+    """One run on this rank. The warm-up is not traced: it sets up memory and connections, and ranks compare more."""
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     dist.init_process_group(
         "gloo", store=dist.PrefixStore(str(trace), store), rank=int(os.environ["RANK"]),
@@ -61,10 +63,10 @@ def train(workload: assigner.Workload, graph: PartitionGraph, plan: Path, trace:
     try:
         with assigner.Pipeline(workload, plan, graph=graph) as pipeline:
             batches = [workload.make_batch(workload.batch_size, seed=step) for step in range(steps)]
-            for batch in batches[:2]:
+            for batch in batches[:WARM_UP]:
                 pipeline.step(batch)
             with pipeline.trace(trace, last=steps, force=True):
-                for batch in batches[2:]:
+                for batch in batches[WARM_UP:]:
                     pipeline.step(batch)
     except assigner.AssignerError as error:
         print(f"error: {error.message}", file=sys.stderr, flush=True)

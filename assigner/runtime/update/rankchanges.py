@@ -44,7 +44,8 @@ _FEWEST = 4  # values that have changed: fewer are explained by anything
 _UNLIKE = 1e-2  # relative, of numbers on two ranks
 _ALIKE, _HARDLY_ALIKE = 1e-5, 1e-4  # likewise, of such a number times a norm: of exact ones, and of others at most
 _KINDS = (2.0, math.inf)  # of norms
-_BLOCK = 1 << 17  # values that a norm is made of at once
+_BLOCK = 1 << 15  # values whose squares are added up in their own type, and the sums in float64: relative error 1e-7
+_SQUARED = (1e-12, 1e15)  # largest values of what may be squared in float32
 _REPEATED, _OTHER = (
     3e-6,
     1e-4,
@@ -425,26 +426,27 @@ def _unless_apart(expected: torch.Tensor, found: torch.Tensor, error: torch.Tens
 
 def _some(tensor: torch.Tensor) -> torch.Tensor:
     """Some of its values, evenly over it."""
-    values = tensor.detach()
-    values = values if values.is_contiguous() else values.contiguous()
-    every = -(-values.numel() // _VALUES) or 1
+    values, every = tensor.detach(), -(-tensor.numel() // _VALUES) or 1
+    if not values.is_contiguous():  # it would be copied whole
+        return values[torch.unravel_index(torch.arange(0, values.numel(), every, device="cpu"), values.shape)]
     return values.as_strided((-(-values.numel() // every),), (every,), values.storage_offset())
 
 
 def _norms(tensor: torch.Tensor, room: torch.Tensor) -> tuple[float, ...]:
-    """Of `_KINDS`, in float64, block by block: a copy of all of it would be the most that an update holds at once.
+    """Of `_KINDS`, block by block: a copy of all of it in float64 would be the most that an update holds at once.
 
     Args:
-        tensor: Whose.
-        room: Where the blocks are made.
+        tensor: Whose; its values are taken as they lie in memory.
+        room: float64; a block is copied there which is of a narrow type, or whose squares float32 cannot hold.
     """
-    values, sums, largest = tensor.detach().reshape(-1), room.new_zeros(()), room.new_zeros(())
-    for start in range(0, len(values), len(room)):
-        some = values[start : start + len(room)]
-        block = room[: len(some)].copy_(some).abs_()
-        largest = torch.maximum(largest, block.max())
-        sums += block.square_().sum()
-    return math.sqrt(sums), float(largest)
+    outermost_first = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    flat = tensor.detach().permute(outermost_first).reshape(-1)
+    low, high = flat.aminmax()
+    largest = float(torch.maximum(-low, high))
+    least, most = _SQUARED
+    is_plain = flat.dtype is torch.float64 or (flat.dtype is torch.float32 and least < largest < most)
+    blocks = (some if is_plain else room[: len(some)].copy_(some) for some in flat.split(len(room)))
+    return math.sqrt(sum(float(torch.dot(block, block)) for block in blocks)), largest
 
 
 def _sums(values: torch.Tensor, owner: torch.Tensor, count: int) -> torch.Tensor:
