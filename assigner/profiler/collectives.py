@@ -1,8 +1,9 @@
 """All-reduces among workers: times over sizes, and what they cost the workers' computing.
 
 Measured are one pair of each class, as far as links are (see `reduced_sets`), and all workers together, in the groups
-in which training adds up gradients. Pairs that share no worker are measured at the same time where the fleet is large.
-All members begin together, and the last one to have the sum says how long it took.
+in which training adds up gradients, up to the size of its buckets, and with the copy into one. Pairs that share no
+worker are measured at the same time where the fleet is large. All members begin together, and the last one to have the
+sum says how long it took.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from assigner.profiler.sampling import least_disturbed
 from assigner.runtime.messages.nccl import direct_ranks
 from assigner.runtime.ranks.workergroups import WorkerGroups
 from assigner.samples import Samples
+from assigner.schedule.rings import BUCKET_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.profiler.links import SweepOptions
-    from assigner.runtime.ranks.workergroups import WorkerGroup
+    from assigner.runtime.ranks.workergroups import PendingTensor, WorkerGroup
 
-SIZES = (1 << 14, 1 << 18, 1 << 22)
-_LONGEST_S = 2.0  # sizes stop growing where one would take about as long
+SIZES = (1 << 14, 1 << 18, 1 << 22, BUCKET_BYTES)
+_LONGEST_S = 1.0  # sizes stop growing where one would take about as long
 _BUDGET_S = 0.2  # per size, past the fewest samples; workers compute beside the largest that takes no longer
 _FEWEST, _MOST = 3, 30
 _SPACING = 2.0  # while workers compute, all-reduces start so many of their own times apart
@@ -110,7 +112,7 @@ def _measured(group: WorkerGroup, workers: tuple[str, ...], options: SweepOption
         steady = max(
             (each for each in points if each.seconds <= _BUDGET_S), key=lambda each: each.bytes, default=points[0]
         )
-        busy = _busy_share(group, _tensor(group, int(steady.bytes), options.dtype), steady.seconds)
+        busy = _busy_share(group, _RepeatedSum(group, int(steady.bytes), options.dtype), steady.seconds)
         return Collective(workers, points, "nccl" if group.direct else "gloo", busy, starved), starved
 
     found, _ = least_disturbed(measure, once=bool(_largest(group, options.force_busy)))
@@ -121,28 +123,47 @@ def _sweep(group: WorkerGroup, sizes: Sequence[int], dtype: torch.dtype) -> tupl
     """All members do the same: how often each size is tried follows from a first time that all know."""
     points: list[LinkPoint] = []
     for n, size in enumerate(sizes):
-        buffer = _tensor(group, size, dtype)
-        once = _largest(group, _reduce_s(group, buffer))
+        total = _RepeatedSum(group, size, dtype)
+        once = _largest(group, _reduce_s(group, total))
         if once < _BUDGET_S:  # the first one finds its memory and wakes threads: nothing beside a long one
-            once = _largest(group, _reduce_s(group, buffer))
+            once = _largest(group, _reduce_s(group, total))
         count = max(_FEWEST, min(_MOST, int(_BUDGET_S / max(once, 1e-6))))
-        mine = torch.tensor([_reduce_s(group, buffer) for _ in range(count)], dtype=torch.float64, device=group.device)
-        points.append(LinkPoint.of(buffer.nbytes, Samples(tuple(group.largest(mine).tolist()))))
+        mine = torch.tensor([_reduce_s(group, total) for _ in range(count)], dtype=torch.float64, device=group.device)
+        points.append(LinkPoint.of(total.nbytes, Samples(tuple(group.largest(mine).tolist()))))
         if n + 1 < len(sizes) and points[-1].seconds * sizes[n + 1] / size > _LONGEST_S:
             break
     return tuple(points)
 
 
-def _reduce_s(group: WorkerGroup, buffer: torch.Tensor) -> float:
+class _RepeatedSum:
+    """What is added up again and again.
+
+    Args:
+        group: By whom.
+        size: In bytes.
+        dtype: Of its values.
+    """
+
+    def __init__(self, group: WorkerGroup, size: int, dtype: torch.dtype) -> None:
+        self._group, self._gradients = group, torch.zeros(size // dtype.itemsize, dtype=dtype, device=group.device)
+        self._flat = torch.empty_like(self._gradients)
+        self.nbytes = self._flat.nbytes
+
+    def add_up(self) -> PendingTensor:
+        """Begin, with the copy of what lies elsewhere, as gradients do."""
+        return self._group.add_up(self._flat.copy_(self._gradients))
+
+
+def _reduce_s(group: WorkerGroup, total: _RepeatedSum) -> float:
     """Seconds of one all-reduce at this member; all members begin when the last one is there."""
     _meet(group)
     begin = time.perf_counter()
-    group.add_up(buffer).wait()
+    total.add_up().wait()
     _finish(group)
     return time.perf_counter() - begin
 
 
-def _busy_share(group: WorkerGroup, buffer: torch.Tensor, seconds: float) -> float:
+def _busy_share(group: WorkerGroup, total: _RepeatedSum, seconds: float) -> float:
     """What all-reduces of `seconds` each cost the member that loses most, as a share of their time, on all members.
 
     Each computes in small pieces, first alone, then while some go on at half of the rate at which they could; what went
@@ -151,7 +172,7 @@ def _busy_share(group: WorkerGroup, buffer: torch.Tensor, seconds: float) -> flo
     count = max(_FEWEST, min(_MOST, int(_STREAM_S / (_SPACING * seconds))))
 
     def add_up() -> None:
-        pending = group.add_up(buffer)
+        pending = total.add_up()
         while not pending.work.is_completed():
             work.run()
         pending.wait()
@@ -182,10 +203,6 @@ def _finish(group: WorkerGroup) -> None:
     """What a GPU was told to do is done."""
     if group.device.type == "cuda":
         torch.cuda.current_stream(group.device).synchronize()
-
-
-def _tensor(group: WorkerGroup, size: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(size // dtype.itemsize, dtype=dtype, device=group.device)
 
 
 def _largest(group: WorkerGroup, value: float) -> float:

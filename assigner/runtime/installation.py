@@ -95,7 +95,8 @@ class Installation:
     ) -> None:
         settle_vector_maths()
         if member.device.type == "cpu":
-            keep_freed_memory()
+            needed = plan.predicted_workers.get(member.worker or "")
+            keep_freed_memory(*(() if needed is None else (needed.peak_bytes, needed.capacity_bytes)))
         if any(step.letter == INPUT for steps in plan.listed.values() for step in steps):
             count_retained()
         self.graph = graph

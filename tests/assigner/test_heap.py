@@ -11,10 +11,11 @@ import pytest
 
 ROUNDS = """
 import resource
+import sys
 import numpy as np
 from assigner.machine.heap import keep_freed_memory
 
-keep_freed_memory()
+keep_freed_memory(*map(float, sys.argv[1:]))
 for _ in range(3):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     held = [np.ones(1 << 17) for _ in range(100)]
@@ -24,11 +25,21 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc")
-@pytest.mark.parametrize(("users", "fresh"), [({}, False), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, True)])
-def test_freed_memory_is_kept_unless_the_user_says_otherwise(users: dict[str, str], fresh: bool) -> None:
+@pytest.mark.parametrize(
+    ("users", "room", "fresh"),
+    [
+        ({}, (), False),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, (), True),
+        ({}, ("100", "175"), False),
+        ({}, ("100", "174"), True),
+    ],
+)
+def test_freed_memory_is_kept_where_there_is_room_unless_the_user_says_otherwise(
+    users: dict[str, str], room: tuple[str, ...], fresh: bool
+) -> None:
     """100 MiB that are freed and taken again: their 25,600 pages are the same ones, or the system's."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
-        [sys.executable, "-c", ROUNDS], env={**environment, **users}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", ROUNDS, *room], env={**environment, **users}, capture_output=True, text=True, check=True
     )
     assert (int(done.stdout) > 12_800) is fresh

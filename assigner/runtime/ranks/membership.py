@@ -155,7 +155,7 @@ class Membership:
             LostConnectionError: another rank has left.
         """
         off = "check_memory=False tries it all the same"
-        predicted = {each.worker: each for each in plan.predicted.workers} if plan.predicted else {}
+        predicted = plan.predicted_workers
         for each in predicted.values():
             if each.peak_bytes > each.capacity_bytes:
                 raise InfeasibleError(

@@ -79,17 +79,14 @@ class _Bucket:
     ended_s: list[float] = field(default_factory=list)
 
     def begin(self, group: WorkerGroup, stage: int, recorder: Recorder | None) -> None:
-        """Copy the gradients, drop them, and begin to add up.
-
-        What is noted has no copying in front of it, as what was measured of sums has none.
-        """
+        """Copy the gradients, drop them, and begin to add up; the copy is noted with the sum, as it is measured."""
+        self.span = None if recorder is None else recorder.begin(Action(ActionKind.REDUCE, stage, -1))
         held = list(self.parameters.values())
         flat = self._memory(held)
         self.flat = flat if flat.device.type == "cpu" else None
         copy_gradients(self.parameters, flat)
         for parameter in held:
             parameter.grad = None
-        self.span = None if recorder is None else recorder.begin(Action(ActionKind.REDUCE, stage, -1))
         self.pending, self.ended_s = group.add_up(flat), []  # a small sum is there before this returns
         if self.span is not None:
             ended_s = self.ended_s

@@ -445,7 +445,7 @@ def _norms(tensor: torch.Tensor, room: torch.Tensor) -> tuple[float, ...]:
     largest = float(torch.maximum(-low, high))
     least, most = _SQUARED
     is_plain = flat.dtype is torch.float64 or (flat.dtype is torch.float32 and least < largest < most)
-    blocks = (some if is_plain else room[: len(some)].copy_(some) for some in flat.split(len(room)))
+    blocks = (some if is_plain else room[: len(some)].copy_(some) for some in torch.split(flat, len(room)))
     return math.sqrt(sum(float(torch.dot(block, block)) for block in blocks)), largest
 
 
