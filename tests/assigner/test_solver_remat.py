@@ -8,12 +8,15 @@ from dataclasses import replace
 
 import pytest
 from builders import make_profile, single
+from sweeps import sweep
 
 from assigner.schedule.cost import CostModel
 from assigner.solver.limits import tuning
+from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.memory import IntervalBytes, least_remat
 from assigner.solver.problem.options import SolveOptions
 from assigner.solver.problem.problem import Problem
+from assigner.solver.search.search import Search
 from assigner.solver.solve import solve
 
 
@@ -75,6 +78,7 @@ def test_a_search_that_is_cut_off_has_a_floor(noise, in_flight):
     assert best.exact
     assert not few.exact
     assert few.floor_s <= best.seconds <= few.seconds == pytest.approx(sum(seconds[i] for i in few.positions))
+    assert few.exactness(1.0) * (1.0 + few.seconds) <= (1.0 + best.seconds) * (1 + 1e-12)
     stored = sum(size for i, size in enumerate(sizes) if i not in few.positions)
     assert in_flight * stored + max(sizes[i] for i in few.positions) <= room * (1 + 1e-12)
 
@@ -87,12 +91,12 @@ def test_a_subset_sum_ends_with_its_nodes(n):
     assert found.seconds * (1 - 1e-3) < found.floor_s < found.seconds
 
 
-def subset_sum(n):
-    """A chain on one worker, which has room for about a third of what it keeps of four micro-batches."""
-    sizes, seconds = knapsack(n, 0.0)
-    profile = make_profile(work=seconds, slowness=[1.0], capacity=1e12)
+def subset_sum(n, *, noise=0.0, seed=0, room=1.4, slowness=(1.0,), edges=None):
+    """A chain, or a graph, on workers that have room for a part of what it keeps of four micro-batches."""
+    sizes, seconds = knapsack(n, noise, seed)
+    profile = make_profile(work=seconds, slowness=slowness, capacity=1e12, edges=edges)
     points = [replace(m, activation_bytes=sizes[int(m.partition[1:])] * m.micro_batch) for m in profile.measurements]
-    workers = [replace(each, memory_bytes=n * 4e6 + 1.4 * sum(sizes)) for each in profile.workers]
+    workers = [replace(each, memory_bytes=n * 4e6 + room * sum(sizes)) for each in profile.workers]
     return replace(profile, measurements=tuple(points), workers=tuple(workers))
 
 
@@ -108,7 +112,7 @@ def test_a_gap_is_reached_in_spite_of_a_floor():
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_what_is_proven_goes_by_the_floor(schedule, monkeypatch):
     """Where knapsacks were cut off, the bound is not above the best plan that there is: a worse one is not optimal."""
-    options = SolveOptions(schedule=schedule, micro_batches=4, max_replicas=1, time_limit=20.0)
+    options = SolveOptions(schedule=schedule, micro_batches=4, max_replicas=1, gap=0, time_limit=20.0)
     best = solve(subset_sum(10), options).plan
     monkeypatch.setattr(tuning, "KNAPSACK_NODES", 20)
     monkeypatch.setattr(tuning, "KNAPSACK_NEAR", 0.5)
@@ -116,6 +120,53 @@ def test_what_is_proven_goes_by_the_floor(schedule, monkeypatch):
     assert best.solver.status == "optimal"
     assert rough.solver.status == "feasible"
     assert rough.solver.bound_s <= best.solver.bound_s < rough.solver.objective_s
+
+
+ASKED = (
+    {"schedule": "gpipe"},
+    {"schedule": "1f1b"},
+    {"schedule": "interleaved"},
+    {"schedule": "one-stage", "max_replicas": 3},
+    {"schedule": "1f1b", "objective": "throughput"},
+    {"schedule": "gpipe", "branched": True},
+    {"schedule": "1f1b", "objective": "throughput", "branched": True},
+)
+BRANCHED = [(0, 1), (1, 2), (3, 4), (4, 5), (2, 6), (5, 6)]
+
+
+@pytest.mark.parametrize("seed", sweep(range(70), quick=14))
+def test_no_bound_is_above_a_plan_that_there_is(seed, monkeypatch):
+    """However soon knapsacks are cut off: of one worker a stage and of several, alike or not, of one stage and more."""
+    rng, asked = random.Random(seed), {"max_replicas": 1, **ASKED[seed % len(ASKED)]}
+    edges = BRANCHED if asked.pop("branched", False) else None
+    profile = subset_sum(
+        7, noise=rng.choice([0.0, 1e-3, 0.1]), seed=seed, room=rng.uniform(0.7, 1.4), edges=edges,
+        slowness=rng.choice([(1.0,) * 2, (1.0,) * 3, (1.0, 1.5), (1.0, 1.0, 1.5)]),
+    )  # fmt: skip
+    options = SolveOptions(micro_batches=4, gap=0, time_limit=20.0, **asked)
+    best = solve(profile, options).plan.solver
+    monkeypatch.setattr(tuning, "COUNTED_SIZES", rng.choice([0, 3]))
+    monkeypatch.setattr(tuning, "KNAPSACK_NODES", rng.randint(3, 20))
+    monkeypatch.setattr(tuning, "KNAPSACK_NEAR", 0.5)
+    rough = solve(profile, options).plan.solver
+    assert rough.bound_s <= best.objective_s * (1 + 1e-9)
+    assert best.bound_s <= rough.objective_s * (1 + 1e-9)
+    if rough.status == best.status == "optimal":
+        assert rough.objective_s == pytest.approx(best.objective_s, rel=1e-6)
+
+
+def test_that_no_plan_is_below_a_value_is_proven_by_floors(monkeypatch):
+    """Where the least that stages may take is above it, a candidate is decided, though knapsacks were cut off."""
+    monkeypatch.setattr(tuning, "KNAPSACK_NODES", 20)
+    profile = subset_sum(8, slowness=(1.0, 1.0))
+    options = SolveOptions(schedule="gpipe", micro_batches=4, max_replicas=1, gap=0)
+    best = solve(profile, options).plan.solver
+    assert best.bound_s < best.objective_s
+    search = Search(*resolve(profile, options))
+    search.state.cutoff = best.bound_s * (1 - 1e-3)
+    search.run()
+    assert search.decided
+    assert search.bound == pytest.approx(search.state.cutoff)
 
 
 def test_messages_between_partitions_that_others_stand_between():

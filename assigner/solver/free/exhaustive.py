@@ -39,7 +39,7 @@ class Exhaustive:
         stop: True: the time is over.
 
     Attributes:
-        floor: Least bound of what was not looked at; inf: all was.
+        floor: No placement that is not below the limit at its own price takes less, or was not looked at; inf: none.
         limit: What a placement has to beat by now: what is not below it was passed over.
     """
 
@@ -52,12 +52,12 @@ class Exhaustive:
         self._n = len(self._table.problem.order)
         self._where = [-1] * self._n
         self._masks = [0] * len(self._table.names)
-        self.floor = math.inf
+        self.floor, self._ended = math.inf, True
 
     def run(self) -> bool:
-        """Search; True if no plan is below the limit that is left."""
+        """Search; True if everything below the limit was looked at."""
         self._place(0, 0.0, [])
-        return math.isinf(self.floor)
+        return self._ended
 
     def _tick(self) -> bool:
         self._nodes -= 1
@@ -73,7 +73,7 @@ class Exhaustive:
             if least >= self.limit:
                 return
             if self._nodes <= 0:
-                self.floor = min(self.floor, least)
+                self.floor, self._ended = min(self.floor, least), False
                 return
             self._where[i] = worker
             self._masks[worker] |= 1 << i
@@ -128,15 +128,17 @@ class Exhaustive:
             stages = self._table.in_order(self._masks)
             assert stages is not None
             found = self._pricing.price(stages)
-            if found is not None and found.value_s < self.limit:
-                self.limit = self._take(found)
+            if found is not None:
+                self.floor = min(self.floor, max(bound, found.value_s * found.exactness))
+                if found.value_s < self.limit:
+                    self.limit = self._take(found)
             return
         rows = StageOrders(
             self._memory, self._where, self._masks, values, turns, take=self._take, limit=self.limit, tick=self._tick
         )
         self.limit = rows.search()
-        if not rows.finished:
-            self.floor = min(self.floor, bound)
+        self.floor = min(self.floor, max(bound, rows.floor) if rows.finished else bound)
+        self._ended = self._ended and rows.finished
 
 
 class StageOrders:
@@ -157,6 +159,10 @@ class StageOrders:
         take: Takes a better row; returns what the next one must beat.
         limit: What a row must beat, in seconds.
         tick: Counts a stage added; False: stop.
+
+    Attributes:
+        finished: Whether all rows below the limit were looked at, with all that they may rematerialise.
+        floor: No row that was looked at takes less, whatever it rematerialises.
     """
 
     def __init__(
@@ -172,6 +178,7 @@ class StageOrders:
         self._row: list[tuple[int, int]] = []
         self._all = sum(masks)
         self.finished = self._more = True
+        self.floor = math.inf
         times = memory.table.micro_batches
         self._forward = [times * self._seconds(w, mask, backward=False) for w, mask in enumerate(masks)]
         self._behind = [
@@ -283,9 +290,10 @@ class StageOrders:
             return
         listed = all(self._memory.is_listed(worker, masks) for worker, masks in held)
         many = math.prod(map(len, choices))
+        exactness = min(self._memory.exactness(worker, masks) for worker, masks in held)
         if many > 1 or not listed:
             least = self._least_again(choices, held) if listed else [0.0] * len(stages)
-            if self._sweep.finish(rows, least) >= self._limit:
+            if self._sweep.finish(rows, least) * exactness >= self._limit:
                 return
             self.finished = self.finished and listed
         for chosen in itertools.product(*choices):
@@ -294,6 +302,7 @@ class StageOrders:
                 return
             again = joined(stages, chosen)
             step = self._sweep.finish(rows, again_s(self._memory, stages, again))
+            self.floor = min(self.floor, step * exactness)
             if step < self._limit:
                 self._limit = self._take(Arrangement(self._table, stages, again, step))
 

@@ -40,12 +40,14 @@ class Arrangement:
         stages: The stages.
         again: Of each stage the mask of what it rematerialises.
         value_s: The step time, or that of M micro-batches in the steady state, in seconds.
+        exactness: So many times that is no more than with anything else rematerialised; said of one stage a worker.
     """
 
     table: PriceTable
     stages: Stages
     again: Masks
     value_s: float
+    exactness: float = 1.0
 
     def plan(self, schedule: Schedule) -> Plan:
         """The plan, without a prediction."""
@@ -162,7 +164,10 @@ class StepPricing:
             return None
         rows = [(worker, tuple(bits(mask))) for worker, mask in stages]
         step = row_step_s(memory.table, rows, again_s(memory, stages, again))
-        return None if step is None else Arrangement(memory.table, stages, again, step)
+        if step is None:
+            return None
+        each = (memory.exactness(worker, (mask,)) for worker, mask in stages if self.one_stage)
+        return Arrangement(memory.table, stages, again, step, min(each, default=1.0))
 
     def actions(self, stages: Stages) -> int:
         """See `Pricing`: a forward and a backward of each stage and micro-batch, and what it takes to begin."""
@@ -230,11 +235,14 @@ class SteadyPricing:
         if table.travelling(where) is None:
             return None
         busy, links = self._messages(where)
+        exactness = 1.0
 
         def seconds(w: int, depth: int) -> float:
+            nonlocal exactness
             again = self.memory.cheapest(w, (masks[w],), depth)
             if again is None:
                 return math.inf
+            exactness = min(exactness, self.memory.exactness(w, (masks[w],), depth))
             recompute = self.memory.again_s(w, list(bits(again[0])))
             return self._own_s(w, masks[w]) + table.micro_batches * recompute + busy[w]
 
@@ -247,7 +255,7 @@ class SteadyPricing:
             chosen = self.memory.cheapest(w, (mask,), self._in_flight(len(ordered) - n))
             assert chosen is not None
             again += chosen
-        return Arrangement(table, ordered, tuple(again), max(slowest, links))
+        return Arrangement(table, ordered, tuple(again), max(slowest, links), exactness)
 
     def actions(self, stages: Stages) -> int:
         """See `Pricing`: no action is timed."""

@@ -139,23 +139,10 @@ class SearchState:
         return math.inf if self.best is None else self.best.value
 
     @property
-    def goal(self) -> float:
-        """What a bound must reach."""
-        return min(self.cutoff, self._beaten * (1 - max(self.gap, PROVEN / 10)))
-
-    @property
     def target(self) -> float:
-        """A plan is only worth finding below this value.
-
-        Where prices are not exact (`RematFloor`) that is more than the goal, as far as the gap leaves room: their share
-        of a bound that reaches it reaches the goal.
-        """
-        within = self._beaten * (1 - PROVEN / 10)
-        return max(self.goal, min(self.cutoff, within, self.goal / self.problem.remat_floor.share))
-
-    @property
-    def _beaten(self) -> float:
-        return max(self.best_value, self.allowed)
+        """What a bound must reach: a plan is only worth finding below this value."""
+        beaten = max(self.best_value, self.allowed)
+        return min(self.cutoff, beaten * (1 - max(self.gap, PROVEN / 10)))
 
     @property
     def unit(self) -> float:
@@ -239,19 +226,19 @@ class CandidateSearch(ABC):
             self.best = self.with_wires
 
     def raise_bound(self, bound: float, proof: str) -> None:
-        """Take a bound that is proven at the prices of stages; the candidate is decided once it reaches the target.
+        """Take a bound; the candidate is decided once it reaches the target.
 
         Args:
-            bound: No plan of this candidate has a lower value, or where those prices are not exact (`RematFloor`) a
-                lower one than their share of it; inf: none is left below the target.
+            bound: No plan of this candidate has a lower value; inf: none is left below the target.
             proof: How it was proven.
         """
-        nothing_better = bound == math.inf and not math.isinf(self.state.target)
-        bound = (self.state.target if nothing_better else bound) * self.problem.remat_floor.share
+        target = self.state.target
+        if bound == math.inf and not math.isinf(target):
+            bound = target
         if bound > self.bound:
             self.bound, self.proof = bound, proof
-        if self.bound >= self.state.goal * (1 - TIE):  # units of a model take its last bit
-            self.bound = max(self.bound, self.state.goal)
+        if self.bound >= target * (1 - TIE):  # units of a model take its last bit
+            self.bound = max(self.bound, target)
             self.decided = True
             self.state.proofs.add(proof)
 

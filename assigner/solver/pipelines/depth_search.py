@@ -30,6 +30,7 @@ import numpy as np
 from assigner.schedule.replication import takes
 from assigner.solver.limits import tuning
 from assigner.solver.problem.arrays import Columns, Floats, Ints
+from assigner.solver.problem.stage_options import exactness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -183,7 +184,8 @@ class DepthSearch:
             target: Boxes from here on are of no use.
 
         Returns:
-            Bound, pipeline and depths, the least bound first.
+            Bound, pipeline and depths, the least bound first. Of a pipeline that is not exact those found first stand
+            for all that are left, and so does their bound: depths as good are many, and none of them proves more.
         """
         boxes = self._open.take(self._open.bound < target)
         order = np.argsort(boxes.bound, kind="stable")
@@ -193,11 +195,19 @@ class DepthSearch:
         halves = halves.take(halves.bound < target)
         single = (halves.low == halves.high).all(axis=0)
         self._open = _Boxes.join([halves.take(~single), boxes.take(order[tuning.BOXES_AT_ONCE :])])
-        found = []
+        found, over = [], set[int]()
         for n in sorted(np.flatnonzero(single).tolist(), key=halves.bound.__getitem__):
-            pipeline = self._pipelines[halves.pipeline[n]]
+            number, bound = int(halves.pipeline[n]), float(halves.bound[n])
+            pipeline = self._pipelines[number]
+            if number in over:
+                continue
+            if exactness(pipeline) < 1:
+                over.add(number)
+                own = self._open.pipeline == number
+                bound = float(self._open.bound[own].min(initial=bound))
+                self._open = self._open.take(~own)
             depths = halves.low[self._stages - len(pipeline) :, n].tolist()
-            found.append((float(halves.bound[n]), pipeline, tuple(depths)))
+            found.append((bound, pipeline, tuple(depths)))
         return found
 
     def _bounds(self, boxes: _Boxes) -> Floats:

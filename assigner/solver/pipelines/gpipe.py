@@ -64,7 +64,7 @@ class GPipeCandidate(PipelineCandidate):
 
     def price(self) -> None:
         """The sums alone give a first bound, inf where a partition fits nowhere."""
-        self.bound = self.hierarchy.bound * self.problem.remat_floor.share
+        self.bound = self.hierarchy.bound
         self.decided = math.isinf(self.bound)
 
     def start(self) -> None:

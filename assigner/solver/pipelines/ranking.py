@@ -19,7 +19,7 @@ from assigner.solver.methods.candidate import DYNAMIC_PROGRAM, ENUMERATION, INTE
 from assigner.solver.methods.dynamic_program import DynamicProgram
 from assigner.solver.pipelines.depth_search import DepthSearch
 from assigner.solver.pipelines.simulated import SimulatedCandidate
-from assigner.solver.problem.stage_options import StageOptions
+from assigner.solver.problem.stage_options import StageOptions, exactness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ class PipelineCandidate(SimulatedCandidate):
     """One stage a worker, with M micro-batches.
 
     Attributes:
-        cuts: Pipelines with the seconds that they take, where the ILP says less.
+        cuts: Pipelines with the seconds that they take at least, where the ILP says less.
 
     Args:
         state: What it shares with the other candidates.
@@ -217,7 +217,8 @@ class PipelineCandidate(SimulatedCandidate):
                 if any(depth > option.most_depth for option, depth in zip(pipeline, depths, strict=True)):
                     open_ = min(open_, bound)  # with more recomputing than an option stands for
                 elif bound < self.state.target:
-                    open_ = min(open_, self._least_at(bound, pipeline, depths))
+                    least = self._least_at(bound, pipeline, depths)
+                    open_ = min(open_, least if exactness(pipeline) == 1 else bound)
             self.raise_bound(min(search.bound, open_, self.state.target), ENUMERATION)
             self.state.watch()
         self.raise_bound(min(search.bound, open_, self.state.target), ENUMERATION)
@@ -225,7 +226,7 @@ class PipelineCandidate(SimulatedCandidate):
     def _least_at(self, bound: float, pipeline: Sequence[StageOption], depths: Depths) -> float:
         """No plan of a pipeline with these depths is left that has a lower value than this; the best is offered."""
         value, _ = self.worth(self.plan_of(pipeline, depths))
-        self._check(bound, value)
+        self._check(bound, value, pipeline)
         self.offer(value, partial(self.plan_of, pipeline, depths), ENUMERATION)
         return math.inf
 
@@ -240,11 +241,12 @@ class PipelineCandidate(SimulatedCandidate):
             if self.decided:
                 return
             self.simulate(pipeline, price)
-            self._deepen(pipeline)
+            value = self._deepen(pipeline)
             deeper = any(each.bound_depth > each.most_depth for each in pipeline)  # that no option stands for
             if self.objective == "step" and (deeper or not self._tried_all(pipeline)):
-                open_ = min(open_, price)
+                value = price
                 self.cut_short |= not deeper
+            open_ = min(open_, max(price, value * exactness(pipeline)))
         self.raise_bound(min(open_, self.state.target), ENUMERATION)
 
     @property
@@ -287,7 +289,7 @@ class PipelineCandidate(SimulatedCandidate):
             option for option, x in zip(model.columns, model.x, strict=True)
             if outcome.value + max(0.0, x.dj or 0.0) * model.unit < target * (1 + PROVEN)
         ]  # fmt: skip
-        model = self.statement(kept, unit=state.unit, clock=state.clock)
+        model, before = self.statement(kept, unit=state.unit, clock=state.clock), len(self.cuts)
         for _ in range(tuning.CLOSE_CUTS):
             target = state.target
             model.check()
@@ -297,11 +299,13 @@ class PipelineCandidate(SimulatedCandidate):
             ).scaled(model.unit)  # fmt: skip
             pipeline = model.chosen() if found.found else ()
             told = self._all_depths(pipeline) and all(option.bound_depth <= option.most_depth for option in pipeline)
+            told = told and all(pipeline != known for known, _ in self.cuts[before:])
             if pipeline and told:
-                self.cuts.append((pipeline, self.simulate(pipeline, found.bound, found_by=INTEGER_PROGRAM)))
+                value = self.simulate(pipeline, found.bound, found_by=INTEGER_PROGRAM)
+                self.cuts.append((pipeline, value * exactness(pipeline)))
                 model.cut(*self.cuts[-1])
             self.raise_bound(min(found.bound, state.target), INTEGER_PROGRAM)
-            if self.decided or not pipeline or not told:  # else the simulator cannot say what it takes at best
+            if self.decided or not pipeline or not told:  # else no cut says more
                 return
 
     @property

@@ -21,6 +21,7 @@ from assigner.solver.limits import tuning
 from assigner.solver.limits.tuning import TIE
 from assigner.solver.methods.candidate import ENUMERATION
 from assigner.solver.pipelines.simulated import falling
+from assigner.solver.problem.stage_options import exactness
 from assigner.solver.problem.stage_remat import with_remat
 
 if TYPE_CHECKING:
@@ -142,12 +143,12 @@ class ShareSearch:
         least = -math.inf
         if self._times_steps:
             try:
-                least = step_s(bare, cost, instead=self._alone(bare, choices))
+                least = step_s(bare, cost, instead=self._alone(shared, bare, choices))
             except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
                 return math.inf
             if least >= self._target:
                 return least
-        every = all(each.every for each in choices.values())
+        every = exactness(shared) == 1 and all(each.every for each in choices.values())
         every &= math.prod(len(each.sets) for each in choices.values()) <= tuning.REMAT_PRICED
         tried = [each.sets if every else each.sets[:1] for each in choices.values()]
         value = math.inf
@@ -163,13 +164,16 @@ class ShareSearch:
         self._candidate.offer(value, lambda: plan, ENUMERATION)
         return value
 
-    def _alone(self, bare: Plan, choices: Mapping[int, RematChoices]) -> Instead:
+    def _alone(self, shared: Pipeline, bare: Plan, choices: Mapping[int, RematChoices]) -> Instead:
         """Backwards in which each worker recomputes what it must, and not what others must."""
         cost, size, seconds = self._candidate.problem.cost, bare.micro_batch_size, {}
         for n, each in choices.items():
             for worker, again_s in each.alone_s.items():
                 once = sum(cost.partition(name, worker, size).backward_s for name in bare.stages[n].partitions)
                 seconds[ActionKind.BACKWARD, n, worker] = once + again_s
+        for n, option in enumerate(shared):
+            if option.exactness < 1:
+                seconds[ActionKind.BACKWARD, n, bare.stages[n].worker] = option.backward_s
         return Instead(seconds)
 
 

@@ -26,6 +26,7 @@ from assigner.solver.limits.tuning import TIE
 from assigner.solver.methods.candidate import DYNAMIC_PROGRAM, LOCAL, PROVEN, CandidateSearch
 from assigner.solver.methods.local_search import is_better, local_search, pipeline_moves
 from assigner.solver.problem.objectives import GPipeStep, Latency, OneFOneBStep, SteadyState
+from assigner.solver.problem.stage_options import exactness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -119,7 +120,7 @@ class SimulatedCandidate(CandidateSearch):
         if not chosen:
             return math.inf
         if price is not None:
-            self._check(price, best[0])
+            self._check(price, best[0], pipeline)
         self.offer(best[0], lambda: self.plan_of(pipeline, chosen), found_by)
         return best[0]
 
@@ -133,10 +134,10 @@ class SimulatedCandidate(CandidateSearch):
         except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
             return math.inf, math.inf
 
-    def _check(self, price: float, value: float) -> None:
+    def _check(self, price: float, value: float, pipeline: Sequence[StageOption]) -> None:
         """Raise AssignerError if the dynamic program's price is no bound, or not the value where it should be."""
         exact = self.problem.exact and self.objective in ("throughput", "latency")
-        if value < price * (1 - PROVEN) or (exact and value > price * (1 + PROVEN)):
+        if value < price * (1 - PROVEN) or (exact and value * exactness(pipeline) > price * (1 + PROVEN)):
             raise AssignerError(
                 f"the search says {price:.9g} s for a plan that takes {value:.9g} s",
                 hint="this is a bug in the solver: please report it with the profile",

@@ -9,8 +9,8 @@ A worker that keeps `in_flight` micro-batches of what it holds fits if
 everything else about the step time is untouched: so of one stage the subset with the least added time is the best
 whatever the other stages do. That is a small knapsack, solved by `least_remat`, and for many intervals at once as a
 bound by `least_recompute_s`. Where all partitions take about as many seconds per byte it is a subset sum, which no
-bound prunes: after `tuning.KNAPSACK_NODES` the best set so far is taken, and `RematFloor` says how much less than the
-prices proofs may go by.
+bound prunes: after `tuning.KNAPSACK_NODES` the best set so far is what plans have. Proofs go by a floor of its seconds,
+`LeastRemat.floor_s`, and of what was priced by `LeastRemat.exactness`.
 
 Where several workers share a stage (stage_remat.py), or a worker has several (set_memory.py), more than one sum of
 seconds counts: there all sets are kept that no other one beats in all of these at once (`undominated`).
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from assigner.schedule.cost import PartitionOutput
+    from assigner.solver.limits.clock import SolveClock
     from assigner.solver.problem.arrays import Flags, Floats
     from assigner.solver.problem.problem import Problem
 
@@ -65,13 +66,6 @@ class HeldPartitions:
         """On a worker of that capacity; bytes of state, of values read by a micro-batch, and of messages."""
         workspace = max(each.workspace_bytes for each in costs)
         return cls(tuple(costs), rules, capacity - state - messages - workspace, read)
-
-    def again(self, in_flight: int, nodes: int) -> LeastRemat | None:
-        """What to rematerialise with so many micro-batches in flight; None: that many do not fit; as `least_remat`."""
-        return least_remat(
-            [each.activation_bytes for each in self.costs], [each.recompute_s for each in self.costs],
-            in_flight=in_flight, room=self.room - in_flight * self.read, rules=self.rules, nodes=nodes,
-        )  # fmt: skip
 
     def deepest(self, again: tuple[int, ...], in_flight: int, most: int) -> int:
         """The most micro-batches, from `in_flight` to `most`, that fit with these rematerialised."""
@@ -154,34 +148,34 @@ class LeastRemat:
         """Whether nothing adds less."""
         return self.floor_s >= self.seconds
 
+    def exactness(self, backward_s: float) -> float:
+        """What share of the backward no choice is below, if it takes `backward_s` with nothing rematerialised.
 
-class RematFloor:
-    """By how much backwards may be shorter than their prices where knapsacks were too large to be searched to the end.
+        With all times of a plan so many times as long it takes exactly that, and with another choice no time is
+        shorter: so many times its value is a bound for all choices.
+        """
+        return 1.0 if self.exact else (backward_s + self.floor_s) / (backward_s + self.seconds)
 
-    A step takes no less than this share of what it would take at the prices: with all times so many times as long it
-    takes exactly that, and no time is shorter. So does what proofs say of the step at the prices.
 
-    Attributes:
-        share: The least share; 1: all prices are exact.
+class RematSearch:
+    """The knapsacks of one problem: once many were cut off they have fewer nodes, as then all are of that kind.
+
+    Once the time is over they have none but to fill up in order: whoever asks ends soon.
     """
 
     def __init__(self) -> None:
-        self.share = 1.0
         self._cut_off = 0
 
-    def least(self, held: HeldPartitions, in_flight: int) -> LeastRemat | None:
-        """`HeldPartitions.again`; with fewer nodes once many knapsacks were cut off, as then all are of that kind."""
-        few = self._cut_off >= tuning.KNAPSACKS_CUT
-        found = held.again(in_flight, tuning.KNAPSACK_NODES // 20 if few else tuning.KNAPSACK_NODES)
+    def least(self, held: HeldPartitions, in_flight: int, clock: SolveClock) -> LeastRemat | None:
+        """What to rematerialise with so many micro-batches in flight; None: that many do not fit; as `least_remat`."""
+        nodes = tuning.KNAPSACK_NODES // (20 if self._cut_off >= tuning.KNAPSACKS_CUT else 1)
+        found = least_remat(
+            [each.activation_bytes for each in held.costs], [each.recompute_s for each in held.costs],
+            in_flight=in_flight, room=held.room - in_flight * held.read, rules=held.rules,
+            nodes=0 if clock.over else nodes,
+        )  # fmt: skip
         self._cut_off += found is not None and not found.exact
         return found
-
-    def price(self, backward_s: float, again: LeastRemat) -> float:
-        """Seconds of a backward that with nothing rematerialised takes `backward_s`; its floor is taken note of."""
-        priced = backward_s + again.seconds
-        if not again.exact:
-            self.share = min(self.share, (backward_s + again.floor_s) / priced)
-        return priced
 
 
 def least_remat(
@@ -217,7 +211,7 @@ def least_remat(
     ranked = sorted(free, key=lambda i: (recomputes[i] / activations[i], i))
     best = _Cheapest(float("inf"), None)
     sizes = sorted({activations[i] for i in ranked}, reverse=True)
-    knapsacks, left = [], nodes
+    cut_off, left = [], nodes
     for n, top in enumerate(sizes):
         items = [i for i in ranked if activations[i] <= top]
         need = (excess + max(top, base)) / in_flight
@@ -227,27 +221,31 @@ def least_remat(
             groups = [[i for i in items if activations[i] == size] for size in sizes[n:]]
             _count(sorted(groups, key=len), sizes_of=activations, recomputes=recomputes, need=need, best=best)
         else:
-            knapsacks.append(_Knapsack(items, activations, recomputes, need))
-            left = knapsacks[-1].search(best, left)
+            knapsack = _Knapsack(items, activations, recomputes, need)
+            left = knapsack.search(best, left)
+            if not left:
+                cut_off.append(knapsack)
         if top <= base:
             break  # below, only choice is lost
-    floor = best.cost if left > 0 else _most_promising(knapsacks, best, nodes)
+    floor = _most_promising(cut_off, best, nodes)
     if best.chosen is None:
         return None
     positions = tuple(sorted([*forced, *best.chosen]))
     seconds = sum(recomputes[i] for i in positions)
-    return LeastRemat(positions, seconds, seconds if left > 0 else min(seconds, must + floor))
+    return LeastRemat(positions, seconds, min(seconds, must + floor) if cut_off else seconds)
 
 
 def _most_promising(knapsacks: Sequence[_Knapsack], best: _Cheapest, nodes: int) -> float:
     """Improve `best` until it is near what none is below, the knapsack with the least bound first; returns that."""
-    floor = best.cost
+    floor = math.inf
     for least, knapsack in sorted(((each.bound(0, each.need), each) for each in knapsacks), key=lambda each: each[0]):
-        floor = min(floor, least)
-        if nodes <= 0 or least >= best.cost * (1 - tuning.KNAPSACK_NEAR):
-            break
-        enough = len(knapsack.items) + 2  # to fill up in order
-        nodes = knapsack.search(best, max(nodes, enough), tuning.KNAPSACK_NEAR)
+        if least < best.cost * (1 - tuning.KNAPSACK_NEAR):
+            enough = len(knapsack.items) + 2  # to fill up in order
+            nodes = knapsack.search(best, max(nodes, enough), tuning.KNAPSACK_NEAR)
+            if nodes > 0:
+                floor = min(floor, max(least, best.cost * (1 - tuning.KNAPSACK_NEAR)))
+                continue
+        return min(floor, least, best.cost)
     return min(floor, best.cost)
 
 

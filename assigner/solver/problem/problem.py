@@ -21,7 +21,7 @@ from assigner.schedule.simulate import worker_memory
 from assigner.schedule.timing import step_s
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
-from assigner.solver.problem.memory import RematFloor
+from assigner.solver.problem.memory import RematSearch
 from assigner.solver.problem.options import SolveOptions
 from assigner.solver.problem.prices import PriceTable
 
@@ -71,7 +71,7 @@ class Problem:
         cost: Prices of the profile.
         sequence: Another topological order than the profile's; empty: the profile's.
         clock: When its search has to end.
-        remat_floor: How exact the prices of stages are that rematerialise; problems made of this one have it, too.
+        remat: Searches for what stages rematerialise; problems made of this one have it, too.
     """
 
     profile: Profile
@@ -79,7 +79,7 @@ class Problem:
     cost: CostModel
     sequence: tuple[str, ...] = ()
     clock: SolveClock = field(default_factory=SolveClock, compare=False)
-    remat_floor: RematFloor = field(default_factory=RematFloor, compare=False)
+    remat: RematSearch = field(default_factory=RematSearch, compare=False)
 
     @property
     def order(self) -> tuple[str, ...]:

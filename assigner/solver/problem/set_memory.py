@@ -20,6 +20,7 @@ from assigner.solver.problem.prices import bits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from assigner.solver.problem.memory import LeastRemat
     from assigner.solver.problem.problem import Problem
 
 Masks = tuple[int, ...]
@@ -52,6 +53,8 @@ class SetMemory:
         self.least_s = cache(self._least_s)
         self.choices = cache(self._choices)
         self.cheapest = cache(self._cheapest)
+        self.exactness = cache(self._exactness)
+        self._again = cache(self._least_remat)
 
     def _state(self, mask: int) -> float:
         """Bytes of parameters, gradients, optimizer state and buffers."""
@@ -79,6 +82,10 @@ class SetMemory:
             read=sum(self.read(stage) for stage in stages), messages=messages,
         )  # fmt: skip
 
+    def _least_remat(self, worker: int, stages: Masks, in_flight: int | None, messages: float) -> LeastRemat | None:
+        held = self._held(worker, stages, messages)
+        return self._problem.remat.least(held, in_flight or self._in_flight, self._problem.clock)
+
     def _least_s(self, worker: int, mask: int, in_flight: int | None = None) -> float:
         """Seconds of recomputing that a worker cannot avoid once it holds these positions, whatever follows; or inf.
 
@@ -87,8 +94,7 @@ class SetMemory:
             mask: The positions.
             in_flight: Micro-batches kept at once; None: as many as was said of all.
         """
-        held = self._held(worker, (mask,), 0.0)
-        again = self._problem.remat_floor.least(held, in_flight or self._in_flight)
+        again = self._again(worker, (mask,), in_flight, 0.0)
         return math.inf if again is None else again.floor_s
 
     def again_s(self, worker: int, positions: Sequence[int]) -> float:
@@ -99,8 +105,8 @@ class SetMemory:
     def _cheapest(self, worker: int, stages: Masks, in_flight: int | None) -> Masks | None:
         """What to rematerialise in each stage of a worker for the least added time; None: the stages do not fit.
 
-        Of one stage its backward is priced so: how exact that is goes to `Problem.remat_floor`. Of several it is where
-        a search begins, and not what proofs go by (`is_listed`).
+        Of one stage proofs go by that as far as it is exact (`exactness`). Of several it is where a search begins, and
+        not what they go by (`is_listed`).
 
         Args:
             worker: The worker.
@@ -108,14 +114,19 @@ class SetMemory:
             in_flight: Micro-batches kept at once; None: as many as was said of all.
         """
         whole = sum(stages)
-        held = self._held(worker, stages, self.messages(whole))
-        again = self._problem.remat_floor.least(held, in_flight or self._in_flight)
+        again = self._again(worker, stages, in_flight, self.messages(whole))
         if again is None:
             return None
         positions = list(bits(whole))
-        self._problem.remat_floor.price(sum(self.table.backward_s[worker][i] for i in positions), again)
         chosen = sum(1 << positions[k] for k in again.positions)
         return tuple(chosen & stage for stage in stages)
+
+    def _exactness(self, worker: int, stages: Masks, in_flight: int | None = None) -> float:
+        """`LeastRemat.exactness` of one stage with `cheapest`; of several 1, as `choices` has all of theirs."""
+        again = self._again(worker, stages, in_flight, self.messages(sum(stages)))
+        if again is None or len(stages) > 1:
+            return 1.0
+        return again.exactness(sum(self.table.backward_s[worker][i] for i in bits(stages[0])))
 
     def is_listed(self, worker: int, stages: Masks) -> bool:
         """True if `choices` leaves nothing out."""

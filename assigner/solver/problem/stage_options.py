@@ -30,7 +30,7 @@ class StageOption:
         last: Position of its last.
         group: Number of the worker's group; where workers share the stage, of their replica set.
         forward_s: One forward.
-        backward_s: One backward, with what is rematerialised.
+        backward_s: One backward, with what is rematerialised; a lower bound where that may not be the best (memory.py).
         update_s: The optimizer's update, behind all that keeps the worker busy; where workers share the stage, with
             the reduction in front of it.
         rematerialise: Positions of the partitions that run forward again.
@@ -42,6 +42,7 @@ class StageOption:
         named: The groups of these workers in the order in which a plan names them; empty: that of the set.
         tied_s: Least seconds from its last backward to the end of an update that waits for a gradient which it shares
             with another stage: that is sent at once, whatever else keeps the worker busy.
+        exactness: `backward_s` by what it takes with what is rematerialised; 1: nothing that fits takes less.
     """
 
     first: int
@@ -58,6 +59,7 @@ class StageOption:
     busiest_s: float = 0.0
     named: tuple[int, ...] = ()
     tied_s: float = 0.0
+    exactness: float = 1.0
 
     @property
     def behind_s(self) -> float:
@@ -67,6 +69,11 @@ class StageOption:
     def pace_s(self, micro_batches: int) -> float:
         """Seconds between the ends of two micro-batches when the stage is busy."""
         return self.busiest_s / micro_batches if self.shares else self.forward_s + self.backward_s
+
+
+def exactness(pipeline: Sequence[StageOption]) -> float:
+    """So many times what a pipeline takes is no more than it takes with anything else rematerialised that fits."""
+    return min(option.exactness for option in pipeline)
 
 
 class StageOptions:
@@ -193,14 +200,14 @@ class StageOptions:
             return
         in_flight = self._least
         for level in range(tuning.OPTION_LEVELS):
-            again = problem.remat_floor.least(held, in_flight)
+            again = problem.remat.least(held, in_flight, problem.clock)
             if again is None:
                 return
             positions, deepest = again.positions, held.deepest(again.positions, in_flight, most)
             final = level == tuning.OPTION_LEVELS - 1 or self._relaxed
             yield StageOption(
-                first, last, group, forward, problem.remat_floor.price(backward, again), update,
-                tuple(first + i for i in positions), in_flight, deepest, most if final else deepest, tied_s=tied,
+                first, last, group, forward, backward + again.floor_s, update, tuple(first + i for i in positions),
+                in_flight, deepest, most if final else deepest, tied_s=tied, exactness=again.exactness(backward),
             )  # fmt: skip
             in_flight = deepest + 1
             if in_flight > most or final:

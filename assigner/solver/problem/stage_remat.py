@@ -45,8 +45,7 @@ class RematChoices:
     Args:
         sets: Partitions of the stage, the best first; empty: a worker has no room, whatever is rematerialised.
         alone_s: Seconds by which each worker's backward is longer at least, by what it must rematerialise by itself.
-        every: Whether no other set makes a plan faster than each of these. Both hold as far as `Problem.remat_floor`
-            says that prices are exact.
+        every: Whether no other set makes a plan faster than each of these.
     """
 
     sets: tuple[tuple[str, ...], ...]
@@ -94,11 +93,8 @@ class StageRemat:
         key = (stage.partitions, plan.micro_batches, group, deep, room)
         if key not in self._rows:
             rules = [_rule(self._problem, name) for name in stage.partitions]
-            held, floor = HeldPartitions(tuple(costs), rules, room, 0.0), self._problem.remat_floor
-            again = floor.least(held, deep)
-            if again is not None:
-                floor.price(sum(each.backward_s for each in costs), again)
-            self._rows[key] = _Row(held, deep, again)
+            held = HeldPartitions(tuple(costs), rules, room, 0.0)
+            self._rows[key] = _Row(held, deep, self._problem.remat.least(held, deep, self._problem.clock))
         return self._rows[key]
 
 
@@ -135,6 +131,8 @@ class _RematSets:
         """The number of each worker's row; arrays are [row, ...]."""
         self._fits = all(row.again is not None for row in rows)
         self._own = np.array([row.own for row in number])
+        self._spared = np.array([row.again.seconds - row.again.floor_s if row.again else 0.0 for row in number])
+        """Seconds that another choice of its own might spare each, at most."""
         self._in_flight = [row.deep for row in number]
         self._room = [row.held.room for row in number]
         costs = [row.held.costs for row in number]
@@ -150,7 +148,7 @@ class _RematSets:
         sets, every = self._undominated
         loads = np.array(shares) * (self._once + sets @ self._seconds.T)[:, self._like]
         best_first = sets[np.lexsort((loads.sum(axis=1), loads.max(axis=1)))]
-        least = (self._own * self._seconds).sum(axis=1)[self._like]
+        least = ((self._own * self._seconds).sum(axis=1) - self._spared)[self._like]
         return RematChoices(
             tuple(tuple(stage.partitions[i] for i in np.flatnonzero(each)) for each in best_first),
             dict(zip(stage.workers, least.tolist(), strict=True)), every,
@@ -159,7 +157,7 @@ class _RematSets:
     @cached_property
     def _undominated(self) -> tuple[Flags, bool]:
         """The sets with room, [set, position], than which no other is as good for all; whether none is left out."""
-        if (self._own == self._own[0]).all():
+        if (self._own == self._own[0]).all() and not self._spared.any():
             return self._own[:1], True
         kinds = alike(self._bytes, self._seconds, self._rules)
         every = math.prod(len(kind) + 1 for kind in kinds) <= tuning.REMAT_SETS

@@ -340,7 +340,7 @@ class Search:
             self._reopen()
             for candidate in self._open(lambda each: (each.best_value, each.bound)):
                 candidate.prove()
-            return all(candidate.bound >= state.goal * (1 - PROVEN) for candidate in self.candidates)
+            return all(candidate.bound >= state.target * (1 - PROVEN) for candidate in self.candidates)
         except OutOfTime:
             return False
         except KeyboardInterrupt:
@@ -352,7 +352,7 @@ class Search:
     def _reopen(self) -> None:
         """Candidates whose bound does not reach the target that holds now have something left to prove."""
         for candidate in self.candidates:
-            candidate.decided = candidate.bound >= self.state.goal * (1 - PROVEN)
+            candidate.decided = candidate.bound >= self.state.target * (1 - PROVEN)
 
     def _go_on(self) -> None:
         """Where counts were used up before the gap was proven and time is left: on, each time with more of them."""
@@ -386,13 +386,13 @@ class Search:
         open_ = [candidate for candidate in self.candidates if not candidate.decided]
         state.gap, state.nodes = 0.0, tuning.CLOSE_NODES
         for candidate in self.candidates:
-            candidate.decided = candidate.bound >= state.goal
+            candidate.decided = candidate.bound >= state.target
         try:
             self._close_each(stated)
             self._close_each([candidate for candidate in self.candidates if candidate.shares])
         finally:  # also when the time is over
-            if min(candidate.bound for candidate in stated) < state.goal or state.best.plan.is_replicated:
-                state.gap = state.options.stop_gap if self.bound < state.goal else 0.0
+            if min(candidate.bound for candidate in stated) < state.target or state.best.plan.is_replicated:
+                state.gap = state.options.stop_gap if self.bound < state.target else 0.0
             for candidate in self.candidates:
                 candidate.decided = candidate not in open_  # to within the gap
             state.nodes = None
