@@ -12,6 +12,7 @@ from sweeps import sweep
 
 from assigner.schedule.cost import CostModel
 from assigner.solver.limits import tuning
+from assigner.solver.limits.clock import SolveClock
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.memory import IntervalBytes, least_remat
 from assigner.solver.problem.options import SolveOptions
@@ -167,6 +168,27 @@ def test_that_no_plan_is_below_a_value_is_proven_by_floors(monkeypatch):
     search.run()
     assert search.decided
     assert search.bound == pytest.approx(search.state.cutoff)
+
+
+def test_a_loose_bound_of_one_stage_is_no_other_stage_s():
+    """Knapsacks are cut off, yet none of those that count for the best plan: it is proven to be."""
+    profile = subset_sum(16, slowness=(1.0, 1.0), room=0.9)
+    options = SolveOptions(schedule="1f1b", micro_batches=4, max_replicas=1, time_limit=20.0)
+    problem = Problem(profile, options, CostModel(profile))
+    assert min(each.exactness for each in problem.prices(4).one_f_one_b.all) < 1
+    report = solve(profile, options).plan.solver
+    assert report.bound_s == pytest.approx(report.objective_s, rel=1e-6)
+
+
+def test_what_a_stage_rematerialises_is_soon_found_once_the_time_is_over():
+    """It fits, and what it takes, and is known to take at least, lie on both sides of the best."""
+    profile = subset_sum(10)
+    cost = CostModel(profile)
+    best, hasty = (
+        Problem(profile, single(), cost, clock=SolveClock(limit)).prices(4).gpipe.find(0, 9, 0) for limit in (60.0, 0.0)
+    )
+    assert best.exactness == 1 > hasty.exactness
+    assert hasty.backward_s <= best.backward_s <= hasty.backward_s / hasty.exactness
 
 
 def test_messages_between_partitions_that_others_stand_between():

@@ -147,6 +147,7 @@ class OptionArrays:
 
     def _group(self, group: int) -> tuple[Floats, Floats, Floats, Flags]:
         """Prices of each interval on the workers of one group."""
+        self.table.problem.clock.check()
         figures = np.stack([self.table.figures(name)[group] for name in _FIELDS])
         nowhere = np.isinf(figures[0])
         f, b, u, a, w, r = np.where(nowhere, 0.0, figures)
