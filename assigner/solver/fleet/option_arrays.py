@@ -1,8 +1,8 @@
 """Intervals and messages as arrays: what a stage of any kind, start and length takes, for chains of any size.
 
 Where an interval must rematerialise, its backward is a lower bound at first (`memory.least_recompute_s`). `settle`
-replaces bounds by the exact values; what is at least as large as both can be left as it is. As a server a stage has the
-least that messages keep it busy, too.
+replaces bounds by what stage options have; what is at least as large as both can be left as it is. As a server a stage
+has the least that messages keep it busy, too.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Exhaustive:
         stop: True: the time is over.
 
     Attributes:
-        floor: No placement that is not below the limit at its own price takes less, or was not looked at; inf: none.
+        floor: What was not looked at takes no less, and what was does not either, with anything else rematerialised.
         limit: What a placement has to beat by now: what is not below it was passed over.
     """
 
