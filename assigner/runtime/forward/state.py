@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 _version = operator.attrgetter("_version")
 
+_Ordered = dict[torch.Tensor, Any]
+"""A set of tensors in the order in which they came; as in any other, they are told apart as objects."""
+
 
 class WrittenTensors:
     """The tensors of a rank's partitions that forwards write. One that several partitions hold is one here.
@@ -56,16 +59,16 @@ class WrittenTensors:
         self._elsewhere = elsewhere or {}
         families: dict[int, list[torch.Tensor]] = defaultdict(list)
         tensors = (each for module in modules for each in itertools.chain(parameters(module), buffers(module)))
-        for tensor in {id(each): each for each in tensors}.values():
+        for tensor in dict.fromkeys(tensors):
             families[storage_of(tensor)].append(tensor)
-        self._family = {id(tensor): family for family in families.values() for tensor in family}
-        self._found: dict[int, torch.Tensor] = {}
+        self._family = {tensor: family for family in families.values() for tensor in family}
+        self._found = set[torch.Tensor]()
 
     def __len__(self) -> int:
         return len(self._found)
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self._found
+        return tensor in self._found
 
     def add(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Note that a forward writes a tensor, and so all that lie on the same storage: these are returned.
@@ -78,16 +81,16 @@ class WrittenTensors:
         if shared is not None:
             what, hint = shared
             raise UsageError(f"its forward writes {what}", hint=f"{hint}; or mark one larger module")
-        self._found.update((id(each), each) for each in family)
+        self._found.update(family)
         return family
 
     def family(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """All tensors on one storage with this one, and itself."""
-        return self._family.get(id(tensor), [tensor])
+        return self._family.get(tensor, [tensor])
 
     def drop(self, tensor: torch.Tensor) -> None:
         """No module holds this one any more."""
-        self._found.pop(id(tensor), None)
+        self._found.discard(tensor)
 
 
 class ModuleTensors:
@@ -121,17 +124,16 @@ class ModuleTensors:
         held = list(itertools.chain.from_iterable(self._values))
         if len(held) == len(self._held) and all(map(operator.is_, held, self._held)):
             return None
-        before = {id(each): each for each in self._held if each is not None}
-        present = {id(each): each for each in held if each is not None}
+        before, present = (dict.fromkeys(each for each in some if each is not None) for some in (self._held, held))
         self._places, self._held = [(id(space), name) for space in self._spaces for name in space], held
-        self.now = [each for each in present.values() if is_strided(each)]
-        return [each for key, each in before.items() if key not in present]
+        self.now = [each for each in present if is_strided(each)]
+        return [each for each in before if each not in present]
 
     def places(self) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
         """Where modules held each of `now` when `renewed` looked: a key that the next tensor there has too."""
-        known = {id(each) for each in self.now}
+        known = set(self.now)
         for place, tensor in zip(self._places, self._held, strict=True):
-            if tensor is not None and id(tensor) in known:
+            if tensor is not None and tensor in known:
                 yield place, tensor
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -212,7 +214,7 @@ class PartitionState:
     Attributes:
         tensors: Its parameters and buffers.
         was_watched: A forward was, so that most of what is written is known.
-        writes: The tensors that it is known to write, by their ids.
+        writes: The tensors that it is known to write, in order.
     """
 
     def __init__(self, module: nn.Module, written: WrittenTensors | None = None) -> None:
@@ -222,11 +224,11 @@ class PartitionState:
         self._changeable = changeable_modules(module)
         self.written = written
         self.was_watched = False
-        self.writes: dict[int, torch.Tensor] = {}
+        self.writes: _Ordered = {}
         self._written_places: set[tuple[int, str]] = set()
-        self._loose: dict[int, torch.Tensor] = {}
-        self._silent: dict[int, torch.Tensor] = {}
-        self._plain: dict[int, torch.Tensor] = {}  # of these, what the watched forward gave to no BatchNorm
+        self._loose = set[torch.Tensor]()
+        self._silent: _Ordered = {}
+        self._plain = set[torch.Tensor]()  # of these, what the watched forward gave to no BatchNorm
         self._cached: tuple[Cached, ...] | None = None  # None: no forward runs again
         self._last: list[int] | None = None  # None: `begin_step` says nowhere when others may change tensors
 
@@ -255,24 +257,24 @@ class PartitionState:
         memento = self.values() if runs_again else None
         writes = self.writes | self._unseen
         if memento is not None:
-            writes |= self._silent | {id(each): each for each in memento.tensors if id(each) in self._loose}
+            writes |= self._silent | dict.fromkeys(each for each in memento.tensors if each in self._loose)
         if not self.was_watched:  # nothing is known yet: buffers are likely, and weights are large
             buffers = [each for each in self.tensors.now if not isinstance(each, nn.Parameter)]
-            writes |= {id(each): each for buffer in buffers for each in self.written.family(buffer)}
-        start = [HeldTensor.of(each) for each in writes.values()]
+            writes |= dict.fromkeys(each for buffer in buffers for each in self.written.family(buffer))
+        start = [HeldTensor.of(each) for each in writes]
         if start:
-            on_copies(list(writes.values()))
+            on_copies(list(writes))
         others = [
             HeldTensor.of(each)
             for each in (self.tensors.now if self.written and memento is not None else ())
-            if each in self.written and id(each) not in writes
+            if each in self.written and each not in writes
         ]
         return ForwardStart(start, others, memento, self.tensors.counts(), self._made())
 
     @property
-    def _unseen(self) -> dict[int, torch.Tensor]:
-        """What any forward may write unseen while graphs that are kept have saved it, by their ids."""
-        return {key: each for key, each in self._silent.items() if key not in self._plain} if self._silent else {}
+    def _unseen(self) -> _Ordered:
+        """What any forward may write unseen while graphs that are kept have saved it."""
+        return dict.fromkeys(each for each in self._silent if each not in self._plain) if self._silent else {}
 
     def end(self, start: ForwardStart, storages: Iterable[int] = (), used: Collection[int] = ()) -> LateWrites | None:
         """The forward is done.
@@ -286,32 +288,32 @@ class PartitionState:
             What it wrote of which that was not known; None: nothing, and a recompute can start from there.
         """
         if used:
-            self._plain.update((key, each) for key, each in self._silent.items() if storage_of(each) in used)
+            self._plain.update(each for each in self._silent if storage_of(each) in used)
         loose = self._end_loose(start)
         counts = self._note(self.tensors.counts())
         if counts == start.counts and self.was_watched:
             return LateWrites([], loose) if loose else None
         changed = self.tensors.changed(start.counts, counts)
         if seen := set(storages):
-            known = {id(each) for each in changed}
-            changed = [each for each in self.tensors.now if id(each) in known or storage_of(each) in seen]
-        copied = {id(held.tensor) for held in start.tensors}
+            known = set(changed)
+            changed = [each for each in self.tensors.now if each in known or storage_of(each) in seen]
+        copied = {held.tensor for held in start.tensors}
         if not self.was_watched:
             changed += [held.tensor for held in start.tensors if not torch.equal(held.tensor, held.data)]
-        if new := [tensor for tensor in changed if id(tensor) not in self.writes]:
+        if new := [tensor for tensor in changed if tensor not in self.writes]:
             untold = self._untold(new)
             self._learn(new + untold)
             changed += untold
         if not self.was_watched:
             self.was_watched = True
             for held in start.tensors:
-                if id(held.tensor) not in self.writes:
+                if held.tensor not in self.writes:
                     held.put()
-        late = [tensor for tensor in changed if id(tensor) not in copied]
+        late = [tensor for tensor in changed if tensor not in copied]
         if not late and not loose:
             return None
-        versions = dict(zip(map(id, self.tensors.now), start.counts, strict=False))  # the places of values come behind
-        return LateWrites(late, loose, any(versions.get(id(each)) == each._version for each in late))
+        versions = dict(zip(self.tensors.now, start.counts, strict=False))  # the places of values come behind
+        return LateWrites(late, loose, any(versions.get(each) == each._version for each in late))
 
     def _made(self) -> list[int]:
         return [id(each) for cached in self._cached or () for each in kept_objects(cached)]
@@ -322,33 +324,33 @@ class PartitionState:
 
     def _untold(self, new: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Running values, whose changes torch counts nowhere: the number of batches beside them has changed."""
-        known = {id(tensor) for tensor in new}
+        known = set(new)
         beside = [
             (each.running_mean, each.running_var)
             for each in self.tensors.modules
-            if isinstance(each, _NormBase) and id(each.num_batches_tracked) in known
+            if isinstance(each, _NormBase) and each.num_batches_tracked in known
         ]
-        return [each for pair in beside for each in pair if each is not None and id(each) not in known]
+        return [each for pair in beside for each in pair if each is not None and each not in known]
 
     def _learn(self, new: Sequence[torch.Tensor]) -> None:
         for tensor in new:
-            self.writes.update((id(each), each) for each in self.written.add(tensor))
-        known = {id(tensor) for tensor in new}
-        self._written_places |= {place for place, tensor in self.tensors.places() if id(tensor) in known}
+            self.writes.update(dict.fromkeys(self.written.add(tensor)))
+        known = set(new)
+        self._written_places |= {place for place, tensor in self.tensors.places() if tensor in known}
 
     def _end_loose(self, start: ForwardStart) -> list[torch.Tensor]:
         """As `end`, of tensors that are attributes of modules; they are told from others by the objects alone."""
         if start.memento is None or not (moved := start.memento.moved()):
             return []
-        known = {id(each) for each in self.tensors.now} | self._loose.keys()
-        new = [each for each in moved if id(each) not in known]
-        self._loose.update((id(each), each) for each in new)
+        known = self._loose.union(self.tensors.now)
+        new = [each for each in moved if each not in known]
+        self._loose.update(new)
         return new
 
     def note_loose(self, tensors: Iterable[torch.Tensor]) -> None:
         """The first forward was seen to write these attributes of modules, which are no parameters or buffers."""
-        held = {id(each) for each in self.tensors.now}
-        self._loose.update((id(each), each) for each in tensors if id(each) not in held)
+        held = set(self.tensors.now)
+        self._loose.update(each for each in tensors if each not in held)
 
     def left(self) -> list[HeldTensor]:
         """The tensors of this partition that any forward of this rank writes, or may write unseen, as they are now."""
@@ -356,7 +358,7 @@ class PartitionState:
             return []
         self._look()
         unseen = self._unseen
-        return [HeldTensor.of(each) for each in self.tensors.now if each in self.written or id(each) in unseen]
+        return [HeldTensor.of(each) for each in self.tensors.now if each in self.written or each in unseen]
 
     def handed_on(self, outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """What a forward returns as others read it, whatever the next forwards write.
@@ -365,7 +367,7 @@ class PartitionState:
         changes of their own, too, for theirs goes with the tensor from copy to copy.
         """
         if self._loose:
-            outputs = apart_from(self._loose.values(), outputs)
+            outputs = apart_from(self._loose, outputs)
         if not self.written:
             return outputs
         storages = {storage_of(each) for each in self.tensors.now if each in self.written}
@@ -409,20 +411,20 @@ class PartitionState:
         if (gone := self.tensors.renewed()) is None:
             return
         self._last = None if self._last is None else []
-        self._silent = {
-            id(each): each
+        self._silent = dict.fromkeys(
+            each
             for module in self.tensors.modules
             for buffer in _uncounted(module)
             for each in self.written.family(buffer)
-        }
+        )
         for tensor in gone:
             self.written.drop(tensor)
-        self.writes = {
-            id(each): each
+        self.writes = dict.fromkeys(
+            each
             for place, tensor in self.tensors.places()
-            if id(tensor) in self.writes or place in self._written_places
+            if tensor in self.writes or place in self._written_places
             for each in self.written.add(tensor)
-        }
+        )
 
     def values(self) -> Memento:
         """The Python values that the partition's forwards can find, as they are now."""
