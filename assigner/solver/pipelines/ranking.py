@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from assigner.solver.fleet.kind_sweeps import KindSweeps
 from assigner.solver.ilp.pipelines import PipelineModel
@@ -50,10 +50,11 @@ class PipelineCandidate(SimulatedCandidate):
         self, state: SearchState, schedule: Schedule, micro_batches: int, problem: Problem | None = None
     ) -> None:
         super().__init__(state, schedule, micro_batches, problem)
-        self._wider = False  # labels or pipelines were lost for want of room that more effort gives
-        self._few = False  # few enough pipelines are below the target to look at all of them
-        self._start: tuple[float, Sequence[StageOption]] = (math.inf, ())
-        self._placed: list[tuple[float, Sequence[StageOption]]] = []
+        # what a ranking leaves to `prove`: to look at each below the target, as they are few; to rank with more room,
+        # for want of which some were lost; or nothing that tells more
+        self._next: Literal["each", "wider", "nothing"] = "nothing"
+        self._start: tuple[float, Sequence[StageOption]] = (math.inf, ())  # of local search
+        self._placed: list[tuple[float, Sequence[StageOption]]] = []  # that kinds of workers have named
         self.cuts: list[tuple[Sequence[StageOption], float]] = []
 
     def raise_bound(self, bound: float, proof: str) -> None:
@@ -152,12 +153,9 @@ class PipelineCandidate(SimulatedCandidate):
         target = self.state.target
         ranked = self._run(width, most=tuning.MOST_SIMULATED)
         least = ranked.pipelines[0][0] if ranked.pipelines else math.inf
-        self._few = ranked.complete and not self._coarse
-        room = (
-            self.effort < tuning.MOST_LABELS // tuning.LABELS
-            or len(ranked.pipelines) >= tuning.MOST_SIMULATED * self.effort
-        )
-        self._wider = room and not ranked.complete
+        few, effort = ranked.complete and not self._coarse, self.effort
+        room = effort < tuning.MOST_LABELS // tuning.LABELS or len(ranked.pipelines) >= tuning.MOST_SIMULATED * effort
+        self._next = "each" if few else "wider" if room and not ranked.complete else "nothing"
         self.raise_bound(min(least, ranked.lost, target), DYNAMIC_PROGRAM)
         if self._coarse:
             fitting = ((price, self._stages([(r.first, r.group) for r in found])) for price, found in ranked.pipelines)
@@ -185,8 +183,8 @@ class PipelineCandidate(SimulatedCandidate):
         if self.effort > 1:
             self._seen.clear()  # more of their warm-up depths may be tried now
             PipelineCandidate.tighten(self)  # however a subclass goes about it
-        if self.decided or not self._few:
-            self.cut_short = self._wider
+        if self.decided or self._next != "each":
+            self.cut_short = self._next == "wider"
             return
         most = tuning.MOST_SEARCHED if self._boxed else tuning.MOST_SIMULATED
         ranked = self._run(tuning.ALL_WIDTH, most=most, dominance=False)
