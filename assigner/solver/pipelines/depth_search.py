@@ -61,27 +61,26 @@ class _Turns:
 
     Attributes:
         taker: Which of the workers takes it: [sharing, micro-batch].
-        mine: A worker's last micro-batch of the first x, plus 1; 0: it has none of them: [sharing, worker, x].
-        count: How many it has of the first x.
+        place: Where a worker is in a list when it has run what it has of the first x: [sharing, worker, x]. Each begins
+            at a place of its own, and goes on by one with each of its micro-batches.
         backwards: So many of its backwards at least lie between a forward and its last one before, if any does.
         forwards: Likewise of its forwards and a backward, if one lies behind it.
     """
 
     def __init__(self, shares: Sequence[tuple[int, ...]], most: int) -> None:
-        self.shares, workers = list(shares), max(map(len, shares))
         self.taker = np.array([takes(most, each) for each in shares])
-        own = self.taker[:, None, :] == np.arange(workers)[None, :, None]
-        self.count = np.concatenate([np.zeros_like(own[..., :1], dtype=np.int64), np.cumsum(own, axis=2)], axis=2)
-        last = np.maximum.accumulate(np.where(own, np.arange(1, most + 1), 0), axis=2)
-        self.mine = np.concatenate([np.zeros_like(last[..., :1]), last], axis=2)
+        own = self.taker[:, None, :] == np.arange(max(map(len, shares)))[:, None]
+        count = np.pad(np.cumsum(own, axis=2), ((0, 0), (0, 0), (1, 0)))
+        room = count[..., -1:] + 1
+        self.place = count + np.cumsum(room, axis=1) - room
         self.backwards, self.forwards = np.zeros((2, len(shares), most), dtype=np.int64)
-        for n, m in np.ndindex(*self.taker.shape):
-            count, before = self.count[n, self.taker[n, m]], self.mine[n, self.taker[n, m], m]
-            if before:
+        for n, worker in np.ndindex(*own.shape[:2]):
+            run = count[n, worker]
+            for before, m in itertools.pairwise(np.flatnonzero(own[n, worker])):
                 deep = np.arange(1, m + 1)
-                self.backwards[n, m] = (count[m - deep + 1] - count[np.maximum(before - deep, 0)]).min()
+                self.backwards[n, m] = (run[m + 1 - deep] - run[np.maximum(before + 1 - deep, 0)]).min()
                 deep = np.arange(1, most - m + 1)
-                self.forwards[n, m] = (count[m + deep] - count[before - 1 + deep]).min()
+                self.forwards[n, m] = (run[m + deep] - run[before + deep]).min()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ class DepthSearch:
 
     def _alone(self) -> Floats:
         """Seconds of one forward and one backward of each worker: [way, stage, worker, pipeline]."""
-        workers = max(map(len, self._turns.shares))
+        workers = self._turns.place.shape[1]
         found = np.zeros((2, self._stages, workers, len(self._pipelines)))
         for n, pipeline in enumerate(self._pipelines):
             for stage, option in enumerate(pipeline, start=self._stages - len(pipeline)):
@@ -221,18 +220,21 @@ class _Ways:
 
     Before its backward of micro-batch m a stage has run its forwards up to m + low - 1, and the stages in front no
     fewer: with all of them done, from the first stage to the last, and then the backwards, every time follows from
-    known ones. Arrays are [stage, micro-batch + 1, box]: when a worker is free again, and when a message is there.
+    known ones. Arrays are [stage, place, box], when a worker is free again, by `_Turns.place`; [stage, micro-batch + 1,
+    box], when a message is there; and [stage, worker, box], of a worker's last backward.
     """
 
     def __init__(self, times: _Times, low: Ints, high: Ints, turns: _Turns, sharing: Ints) -> None:
         self._times, self._low, self._high, self._most = times, low, high, turns.taker.shape[1]
         self._turns, self._sharing = turns, sharing
         self._stages, self._count = low.shape
-        self._free_f, self._free_b, self._there, self._back = np.zeros((4, self._stages, self._most + 1, self._count))
+        self._free_f, self._free_b = np.zeros((2, self._stages, turns.place.max() + 1, self._count))
+        self._there, self._back = np.zeros((2, self._stages, self._most + 1, self._count))
         self._own_f, self._own_b = (
             each + busy[:, None] for each, busy in ((times.forward, times.busy_f), (times.backward, times.busy_b))
         )
-        self._held = np.full(self._own_f.shape, -np.inf)  # when what comes before a backward in any case is over
+        self._held = np.full(self._own_f.shape, -np.inf)  # when what it waits for in any case was over
+        self._after = np.zeros(self._own_f.shape, dtype=np.int64)  # the place of its forwards then
         self._alone = np.logical_and(sharing[1:] == 0, sharing[:-1] == 0)  # one link has all messages of a boundary
 
     def longest(self) -> Floats:
@@ -249,8 +251,7 @@ class _Ways:
                 self._run_forward(s, at[boxes], boxes)
             for s in reversed(range(self._stages)):
                 self._run_backward(s, m, everywhere)
-        last = self._turns.mine[self._sharing, :, self._most].transpose(0, 2, 1)  # of each worker
-        ends: Floats = (np.take_along_axis(self._free_b, last, axis=1).max(axis=1) + self._times.update).max(axis=0)
+        ends: Floats = (self._free_b.max(axis=1) + self._times.update).max(axis=0)
         return ends
 
     def _run_forward(self, s: int, m: Ints, boxes: Ints) -> None:
@@ -260,11 +261,11 @@ class _Ways:
         times, turns, sharing = self._times, self._turns, self._sharing[s, boxes]
         turned = m - self._high[s, boxes] + 1  # backwards that are over
         worker = turns.taker[sharing, m]
-        before, over = turns.mine[sharing, worker, m], turns.mine[sharing, worker, np.maximum(turned, 0)]
+        at, over = turns.place[sharing, worker, m], turns.place[sharing, worker, np.maximum(turned, 0)]
         between = np.where(turned > 0, turns.backwards[sharing, m] * self._own_b[s, worker, boxes], 0.0)
-        start = np.maximum(self._there[s, m + 1, boxes], self._free_f[s, before, boxes] + between)
+        start = np.maximum(self._there[s, m + 1, boxes], self._free_f[s, at, boxes] + between)
         start = np.maximum(start, self._free_b[s, over, boxes])
-        self._free_f[s, m + 1, boxes] = start + self._own_f[s, worker, boxes]
+        self._free_f[s, at + 1, boxes] = start + self._own_f[s, worker, boxes]
         if s + 1 < self._stages:
             queued = np.where(self._alone[s, boxes], self._there[s + 1, m, boxes], 0.0)
             sent = np.maximum(start + times.forward[s, worker, boxes], queued)
@@ -273,18 +274,16 @@ class _Ways:
     def _run_backward(self, s: int, m: int, boxes: Ints) -> None:
         """Micro-batch m of all boxes."""
         times, turns, most, sharing = self._times, self._turns, self._most, self._sharing[s]
-        low, worker = self._low[s], turns.taker[sharing, m]
+        worker = turns.taker[sharing, m]
         own_f, own_b = self._own_f[s, worker, boxes], self._own_b[s, worker, boxes]
-        before, after = turns.mine[sharing, worker, m], np.minimum(most, m + low)
-        count = turns.count[sharing, worker, after]
-        count = count - turns.count[sharing, worker, np.minimum(most, np.maximum(before - 1, 0) + low)]
-        held = self._held[s, worker, boxes] + own_b + count * own_f
-        held = np.maximum(self._free_f[s, turns.mine[sharing, worker, after], boxes], held)
-        self._held[s, worker, boxes] = held
+        at, after = turns.place[sharing, worker, m], turns.place[sharing, worker, np.minimum(most, m + self._low[s])]
+        held = self._held[s, worker, boxes] + own_b + (after - self._after[s, worker, boxes]) * own_f
+        held = np.maximum(self._free_f[s, after, boxes], held)
+        self._held[s, worker, boxes], self._after[s, worker, boxes] = held, after
         start = np.maximum(self._back[s, m + 1], held)
         between = np.where(m + self._high[s] <= most, turns.forwards[sharing, m] * own_f, 0.0)
-        start = np.maximum(start, self._free_b[s, before, boxes] + between)
-        self._free_b[s, m + 1] = start + own_b
+        start = np.maximum(start, self._free_b[s, at, boxes] + between)
+        self._free_b[s, at + 1, boxes] = start + own_b
         if s:
             queued = np.where(self._alone[s - 1], self._back[s - 1, m], 0.0)
             sent = np.maximum(start + times.backward[s, worker, boxes], queued)
