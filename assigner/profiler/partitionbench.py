@@ -19,7 +19,8 @@ from assigner.profiler.walk import KindInputs
 from assigner.runtime.forward.compiling import compiled
 from assigner.runtime.forward.state import PartitionState
 from assigner.runtime.step.graphs import ForwardPlace
-from assigner.runtime.step.partition import PartitionRunner
+from assigner.runtime.step.lossgradients import LossGraph, Origin
+from assigner.runtime.step.partition import Finish, PartitionRunner
 
 if TYPE_CHECKING:
     from assigner.model.marking import Piece
@@ -407,8 +408,13 @@ class Workbench:
             optimizer_bytes=self.state_share * parameters if optimizer else 0.0, room=self.room,
         )  # fmt: skip
 
-    def _loss(self, given: KindInputs) -> Callable[[Sequence[torch.Tensor], int, bool], tuple[torch.Tensor, ...]]:
+    def _loss(self, given: KindInputs) -> Finish:
         targets = torch.utils._pytree.tree_map_only(
             torch.Tensor, lambda tensor: tensor.to(self.device), given.micro_batch.targets
         )
-        return lambda outputs, *_: (self.workload.compute_loss(self.graph.rebuild_output(outputs), targets),)
+
+        def finish(outputs: Sequence[torch.Tensor], returned: Sequence[torch.Tensor], *_: Any) -> tuple[torch.Tensor]:
+            own = LossGraph.of(Origin(self.graph, returned, tuple), outputs)
+            return (own.call(self.workload.compute_loss, self.graph.rebuild_output(outputs), targets),)
+
+        return finish

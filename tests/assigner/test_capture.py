@@ -23,6 +23,7 @@ from cutting import check, edges, of, outputs
 from sweeps import sweep
 from torch import nn
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch.autograd.graph import get_gradient_edge
 from workloads import WIDTH, Reference, graph_of, language, make_plan, numbers, pipeline_of, workload
 
 from assigner.errors import MarkingError, UsageError
@@ -646,6 +647,17 @@ class SteepInAll(Steep):
         return x if slope is None else nn.Linear.forward(self, slope)
 
 
+class SteepByEdge(Steep):
+    """Likewise of both, with respect to the first as an edge of the graph."""
+
+    def forward(self, x, y):
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        with torch.enable_grad():
+            made = (nn.Linear.forward(self, x) * y).sum()
+            (slope,) = torch.autograd.grad(made, get_gradient_edge(x), create_graph=True)
+        return slope
+
+
 class SteepByValue(Steep):
     """Likewise, and what it makes needs the values."""
 
@@ -654,7 +666,7 @@ class SteepByValue(Steep):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [Steep, SteepInAll, SteepByValue])
+@pytest.mark.parametrize("kind", [Steep, SteepInAll, SteepByEdge, SteepByValue])
 def test_gradients_of_what_another_partition_has_made(kind):
     """The part that goes through the other partition would be missing; where nothing does, the slope is whole."""
 

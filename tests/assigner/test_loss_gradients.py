@@ -2,61 +2,179 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
+from sweeps import sweep
 from torch import nn
-from workloads import WIDTH, Reference, make_plan, pipeline_of, workload
+from torch.autograd.graph import get_gradient_edge
+from workloads import WIDTH, Reference, make_plan, numbers, pipeline_of, workload
 
 from assigner.errors import UsageError
 
-
-class Skip(nn.Module):
-    """Coordinates that the last layer reads, and what other layers have made of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(2 * WIDTH, 1)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = x.clone().detach().requires_grad_(True)
-        return self.c(torch.cat([torch.sin(self.b(torch.sin(self.a(x)))), x.square()], 1)), x
+MISSING = "that part of the gradient would be missing"
+PARTS = ("a", "b", "c")
 
 
-class Through(Skip):
-    """The last layer reads them through others alone."""
+class Sine(nn.Linear):
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__(WIDTH, width)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = x.clone().detach().requires_grad_(True)
-        h = torch.sin(self.b(torch.sin(self.a(x))))
-        return self.c(torch.cat([h, h], 1)), x
+    def forward(self, x):
+        return super().forward(x).sin()
 
 
 class Tail(nn.Module):
-    """A last partition that makes both outputs."""
+    """A last partition that makes one of its results of the other."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
 
-    def forward(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, h):
         u = self.inner(h)
         return self.outer(u.sin()), u
 
 
-class Tailed(nn.Module):
-    """One of the outputs is made of the other in the last partition."""
+class Viewed(Tail):
+    def forward(self, h):
+        u = (2 * self.inner(h)).view(-1, 2, WIDTH // 2)
+        return self.outer(u.sin().flatten(1)), u
+
+
+class Given(Tail):
+    """Gives back what it is given."""
+
+    def forward(self, h):
+        return super().forward(h)[0], h
+
+
+class Weighted(Tail):
+    def forward(self, h):
+        return super().forward(h)[0], self.outer.weight
+
+
+class Coordinates(Tail):
+    """Makes coordinates of its own, beside what it reads of others and of the batch."""
+
+    def forward(self, h, x):
+        u = x.clone().detach().requires_grad_()
+        return super().forward(u)[0] * h.sum(1, keepdim=True), u
+
+
+class Chain(nn.Module):
+    """Three parts."""
+
+    def __init__(self, last=Tail) -> None:
+        super().__init__()
+        self.a, self.b, self.c = Sine(), Sine(), last()
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x)))
+
+
+class Beside(Chain):
+    def forward(self, x):
+        return self.c(self.b(self.a(x)), x)
+
+
+class HandedOn(Chain):
+    """The last part reads one value, which the model returns as well."""
+
+    def forward(self, x):
+        h = self.b(self.a(x))
+        return self.c(h)[0], h
+
+
+class Early(Chain):
+    """The last part makes its output of a value that other parts have made of the one that the model returns."""
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.c(self.b(h))[0], h
+
+
+class Skip(Chain):
+    """Coordinates that the last part reads, and what other parts have made of them."""
+
+    def __init__(self) -> None:
+        super().__init__(partial(nn.Linear, 2 * WIDTH, 1))
+
+    def start(self, x):
+        return x.clone().detach().requires_grad_(True)
+
+    def forward(self, x):
+        x = self.start(x)
+        return self.c(torch.cat([self.b(self.a(x)), x.square()], 1)), x
+
+
+class Grid(Skip):
+    """They are not even of the batch."""
+
+    def start(self, x):
+        return torch.linspace(-1, 1, WIDTH, dtype=torch.float64).repeat(x.shape[0], 1).requires_grad_()
+
+
+class Through(Skip):
+    """The last part reads them through others alone."""
+
+    def forward(self, x):
+        x = self.start(x)
+        h = self.b(self.a(x))
+        return self.c(torch.cat([h, h], 1)), x
+
+
+class Both(nn.Module):
+    """Gives what it makes of its input, and what it makes of that."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.c = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), Tail()
+        self.one, self.two = Sine(), Sine()
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.c(torch.sin(self.b(torch.sin(self.a(x)))))
+    def forward(self, x):
+        v = self.one(x)
+        return self.two(v), v
 
 
-def slope(outputs, targets, **more):
+class Siblings(Skip):
+    """The first part makes one of its results of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = Both()
+
+    def forward(self, x):
+        u, v = self.a(x)
+        return self.c(torch.cat([self.b(u), v], 1)), v
+
+
+class Tied(Chain):
+    """Returns a weight that two of its parts have."""
+
+    def __init__(self) -> None:
+        super().__init__(Sine)
+        self.c.weight = self.a.weight
+
+    def forward(self, x):
+        return super().forward(x), self.c.weight
+
+
+class Heads(nn.Module):
+    """A last partition with results that are not made of each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = Sine(1), Sine(1)
+
+    def forward(self, h):
+        return self.one(h), self.two(h)
+
+
+def slope(outputs, targets, by=lambda x: x, **more):
     y, x = outputs
-    (g,) = torch.autograd.grad(y, [x], torch.ones_like(y), create_graph=True, **more)
+    (g,) = torch.autograd.grad(y, [by(x)], torch.ones_like(y), create_graph=True, **more)
     return (y - targets[:, :1]).square().mean() + (0 if g is None else (g.norm(dim=1) - 1).square().mean())
 
 
@@ -64,25 +182,180 @@ def unused(outputs, targets):
     return slope(outputs, targets, allow_unused=True)
 
 
-@pytest.mark.parametrize("remat", [(), ("a", "b", "c")], ids=["kept", "again"])
-@pytest.mark.parametrize("loss", [slope, unused])
-@pytest.mark.parametrize("model", [Skip, Through])
-def test_a_part_of_a_gradient_is_refused(model, loss, remat):
-    """What other partitions have made of the one output is not in the graph of the last."""
-    made = workload(model, "a", "b", "c", loss=loss)
-    with (
-        pipeline_of(made, make_plan(made, micro_batches=2, remat=remat)) as pipeline,
-        pytest.raises(UsageError, match="that part of the gradient would be missing"),
-    ):
+def edge(outputs, targets):
+    return slope(outputs, targets, get_gradient_edge)
+
+
+def sensitivity(outputs, targets):
+    """By a weight: linear in the rows, so that the batch's is the mean over micro-batches."""
+    y, w = outputs
+    (g,) = torch.autograd.grad(y.mean(), w, create_graph=True)
+    return (y - targets[:, :1]).square().mean() + (g * torch.arange(1.0, 1 + WIDTH)).sum()
+
+
+def decay(outputs, targets):
+    """By a weight, of that weight alone."""
+    y, w = outputs
+    (g,) = torch.autograd.grad(w.square().sum(), w, create_graph=True)
+    return (y - targets[:, :1]).square().mean() + g.square().sum()
+
+
+def hooked(outputs, targets):
+    y, x = outputs
+    x.register_hook(lambda gradient: gradient / 2)
+    return (y - targets[:, :1]).square().mean() + x.square().mean()
+
+
+def retained(outputs, targets):
+    outputs[1].retain_grad()
+    return slope(outputs, targets)
+
+
+def swallowed(outputs, targets):
+    try:
+        return slope(outputs, targets)
+    except (RuntimeError, ValueError):
+        return (outputs[0] - targets[:, :1]).square().mean()
+
+
+def weighed(outputs, targets):
+    """By one of two results, of a sum in which both are."""
+    one, two = outputs
+    loss = (one - targets[:, :1]).square().sum() + (two * one.detach()).square().sum()
+    (g,) = torch.autograd.grad(loss, one, create_graph=True)
+    return loss / len(one) + g.square().mean()
+
+
+MODELS = {
+    "chain": Chain,
+    "viewed": partial(Chain, Viewed),
+    "given": partial(Chain, Given),
+    "weighted": partial(Chain, Weighted),
+    "coordinates": partial(Beside, Coordinates),
+    "handed on": HandedOn,
+    "early": Early,
+    "skip": Skip,
+    "grid": Grid,
+    "through": Through,
+    "siblings": Siblings,
+    "tied": Tied,
+    "heads": partial(Chain, Heads),
+}  # each one object: it is captured once
+
+in_all_ways = pytest.mark.parametrize(
+    ("micro_batches", "remat"), sweep([(1, ()), (2, ()), (1, PARTS), (2, PARTS)], quick=[(1, ()), (2, PARTS)])
+)
+
+
+def is_as_plain(made, **plan):
+    """Two steps give the losses and gradients of plain training; by the second one, partitions may be joined."""
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made, **plan)) as pipeline:
+        for seed in (1, 2):
+            batch = made.make_batch(8, seed=seed)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=1e-10)
+            assert reference.gradient_distance(pipeline.gradients()) < 1e-10
+
+
+def is_refused(made, message=MISSING, **plan):
+    with pipeline_of(made, make_plan(made, **plan)) as pipeline, pytest.raises(UsageError, match=message):
         pipeline.step(made.make_batch(8, seed=1))
 
 
-def test_a_whole_gradient_is_taken():
-    """Where the last partition makes both outputs."""
-    made = workload(Tailed, "a", "b", "c", loss=slope)
-    reference = Reference(made)
-    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
-        for seed in (1, 2):
-            batch = made.make_batch(8, seed=seed)
-            assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=1e-12)
-            assert reference.gradient_distance(pipeline.gradients()) < 1e-12
+@in_all_ways
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        ("skip", slope), ("skip", unused), ("skip", edge), ("skip", retained), ("skip", swallowed),
+        ("grid", slope), ("through", slope), ("through", unused), ("siblings", slope), ("early", unused),
+        ("tied", sensitivity), ("handed on", hooked), ("given", hooked), ("given", retained),
+    ],
+)  # fmt: skip
+def test_a_part_of_a_gradient_is_refused(model, loss, micro_batches, remat):
+    """What other partitions have made of what it is taken by is not in the graph of the last; no hook sees it."""
+    is_refused(workload(MODELS[model], *PARTS, loss=loss), micro_batches=micro_batches, remat=remat)
+
+
+@in_all_ways
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        ("chain", slope), ("chain", edge), ("chain", hooked), ("chain", retained), ("viewed", slope),
+        ("coordinates", slope), ("coordinates", hooked), ("given", slope), ("handed on", slope), ("handed on", edge),
+        ("weighted", sensitivity), ("weighted", decay), ("tied", decay), ("heads", weighed),
+    ],
+)  # fmt: skip
+def test_a_whole_gradient_is_taken(model, loss, micro_batches, remat):
+    """Where all that lies between is in the last partition."""
+    is_as_plain(workload(MODELS[model], *PARTS, loss=loss), micro_batches=micro_batches, remat=remat)
+
+
+def test_a_whole_gradient_by_what_another_stage_has_made():
+    """The last partition's graph begins with it in every step."""
+    made = workload(HandedOn, *PARTS, loss=slope)
+    is_as_plain(made, stages=[(0, PARTS[:2]), (0, PARTS[2:])], micro_batches=2)
+
+
+def wanting(rows, generator):
+    """A batch whose inputs require a gradient, and are among its targets."""
+    x, targets = numbers(rows, generator)
+    return x.requires_grad_(), (x, targets)
+
+
+def by_batch(y, targets):
+    return unused((y, targets[0]), targets[1])
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(Sine(), nn.Linear(WIDTH, 1))
+
+
+@in_all_ways
+def test_a_part_of_a_gradient_by_the_batch_is_refused(micro_batches, remat):
+    """The loss has the tensor, and other partitions have made something of it."""
+    made = workload(layers, "0", "1", batch=wanting, loss=by_batch)
+    is_refused(made, "a tensor of the batch.*" + MISSING, micro_batches=micro_batches, remat=remat and ("0", "1"))
+
+
+def test_a_whole_gradient_by_the_batch():
+    """One partition, and the batch as it is."""
+    made = workload(lambda: nn.Sequential(layers()), "0", batch=wanting, loss=by_batch)
+    is_as_plain(made, micro_batches=1)
+    is_as_plain(made, micro_batches=1, remat=("0",))
+
+
+def test_a_loss_over_the_batch():
+    """Its graph ends at the outputs: one that was made of the other in micro-batches' graphs has no gradient by it."""
+    made = replace(workload(MODELS["heads"], *PARTS, loss=weighed), loss_over="batch")
+    is_as_plain(made, micro_batches=2)
+    made = replace(workload(Chain, *PARTS, loss=slope), loss_over="batch")
+    is_refused(made, "graphs of micro-batches.*" + MISSING, micro_batches=2)
+
+
+def test_a_backward_in_the_loss():
+    """It adds to gradients as in plain torch, but to no `.grad` of what the loss has a copy of."""
+
+    def adding(outputs, targets):
+        outputs[0].mean().backward(retain_graph=True)
+        return (outputs[0] - targets[:, :1]).square().mean()
+
+    is_refused(workload(HandedOn, *PARTS, loss=adding), r"\.grad of the model's output\[1\]", micro_batches=2)
+    made = workload(Chain, *PARTS, loss=adding)
+    is_as_plain(made, micro_batches=1)
+
+
+class Counting:
+    """A loss with a memory."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs, targets):
+        self.calls += 1
+        return slope(outputs, targets) / self.calls
+
+
+def test_a_gradient_and_a_memory():
+    """Where micro-batches are recomputed last to first, a loss that counts its calls cannot wait for that."""
+    made = workload(Chain, *PARTS, loss=Counting())
+    is_refused(made, "begins to keep something", micro_batches=2, remat=PARTS)

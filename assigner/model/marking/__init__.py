@@ -24,7 +24,7 @@ What a training script hands over becomes pieces that a rank can build and run a
     domain, rows                          for which inputs a graph holds; what of a batch carries its rows
     partitionmodule                       one partition as a module
     owncopies                             its modules, copied with the functions in them that lead to them
-    gradients                             which values between partitions bear a gradient
+    gradients                             which values between partitions bear a gradient, and what may be made of which
     casting                               autocast: a model's own, and that of who calls
     silence                               what torch writes meanwhile, kept off the screen
 """

@@ -19,7 +19,7 @@ from assigner.model.deferred.origins import without_addresses
 from assigner.model.marking.blocks import Unjoinable, unjoinable
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.glue import Ownership, is_size
-from assigner.model.marking.gradients import with_gradients
+from assigner.model.marking.gradients import values_behind, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
 from assigner.model.marking.nodes import is_item, opaque_arguments
 from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
@@ -129,12 +129,12 @@ class Cutter:
         rows = tuple(each[0] if len(each) == 1 else None for each in dims)
         spec, known = self.captured.program.call_spec.out_spec, bool(self.symbols.rows)
         self._check_rebuilt(spec)
-        tensors = self._output_tensors()
+        tensors, behind = self._output_tensors(), values_behind(self)
         if not known and self.base is not None:  # sizes tell less than the plan's graph
             base = self.base.output
             if base.rows_known and (base.structure, len(base.leaves)) == (spec, len(leaves)):
-                return ModelOutput(spec, leaves, base.rows, True, tensors, base.unjoinable)
-        return ModelOutput(spec, leaves, rows, known, tensors, reasons)
+                return ModelOutput(spec, leaves, base.rows, True, tensors, base.unjoinable, behind)
+        return ModelOutput(spec, leaves, rows, known, tensors, reasons, behind)
 
     def _check_rebuilt(self, spec: pytree.TreeSpec) -> None:
         """A class may flatten what its constructor does not take: a `ModelOutput` to which items were added.

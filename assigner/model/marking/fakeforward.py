@@ -21,6 +21,7 @@ from torch import nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import GradientEdge
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -30,7 +31,7 @@ from assigner.model.deferred.mutation import DROPOUTS, storage_of
 from assigner.usercode import is_asked_by_user, running_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from assigner.model.marking.operations import Operations
 
@@ -280,14 +281,14 @@ def gradients_taken(given: Sequence[torch.Tensor]) -> Iterator[set[tuple[int, in
     found: set[tuple[int, int]] = set()
     autograd: Any = torch.autograd
     original = autograd._engine_run_backward
-    places = {edge: n for n, each in enumerate(given) if (edge := _edge(each)) is not None}
+    places = {place: n for n, each in enumerate(given) if (place := gradient_place(each)) is not None}
 
     def run_backward(outputs: Any, *arguments: Any, **words: Any) -> Any:
         inputs = arguments[3] if len(arguments) > 3 else ()
-        edges = [edge for each in inputs if is_tensor(each) and (edge := _edge(each)) is not None]
-        wanted = [places[each] for each in edges if each in places]
+        wanted = [places[place] for each in inputs if (place := gradient_place(each)) in places]
         if wanted:
-            found.update((n, m) for m in _reached(outputs, places) for n in wanted if n != m)
+            reached = [places[place] for place in places_behind(outputs, places) if place in places]
+            found.update((n, m) for m in reached for n in wanted if n != m)
         return original(outputs, *arguments, **words)
 
     with mock.patch.object(autograd, "_engine_run_backward", run_backward):
@@ -345,30 +346,52 @@ def _noticed(name: str, note: Callable[[torch.Tensor], None]) -> Iterator[None]:
         yield
 
 
-def _edge(tensor: torch.Tensor) -> tuple[Any, int] | None:
-    """Where the gradient of a tensor arrives; of a leaf, that it is this tensor."""
-    if tensor.grad_fn is not None:
-        return tensor.grad_fn, tensor.output_nr
-    return (id(tensor), 0) if tensor.requires_grad else None
+GradientPlace = tuple[Any, int]
+"""Where a gradient arrives: a node of torch's graph, and which of its outputs; of a leaf, which has none, its id."""
+
+_LEAF = "torch::autograd::AccumulateGrad"
 
 
-def _reached(outputs: Sequence[torch.Tensor], places: dict[tuple[Any, int], int]) -> set[int]:
-    """Which of some tensors others were made of."""
-    waiting = [edge for each in outputs if is_tensor(each) and (edge := _edge(each)) is not None]
-    found, seen = set[int](), set[tuple[Any, int]]()
+def gradient_place(each: Any) -> GradientPlace | None:
+    """Where the gradient of a tensor, or of an edge of torch's, arrives; None: nowhere."""
+    arrival = _arrival(each)
+    return None if arrival is None else arrival[0]
+
+
+def places_behind(each: Iterable[Any], stops: Container[GradientPlace] = ()) -> dict[GradientPlace, Any]:
+    """Where a backward comes to that starts from tensors, or edges of torch's: there, and at what they are made of.
+
+    Args:
+        each: They.
+        stops: Places from which it does not go on.
+
+    Returns:
+        Those places, each with its tensor where that is a leaf, else None.
+    """
+    waiting = [arrival for start in each if (arrival := _arrival(start)) is not None]
+    found: dict[GradientPlace, Any] = {}
     while waiting:
-        edge = waiting.pop()
-        if edge in seen:
+        place, leaf = waiting.pop()
+        if place in found:
             continue
-        seen.add(edge)
-        node = edge[0]
-        leaf = getattr(node, "variable", None)
-        place = places.get(edge if leaf is None else (id(leaf), 0))
-        if place is not None:
-            found.add(place)
-        elif not isinstance(node, int):
-            waiting += [each for each in node.next_functions if each[0] is not None]
+        found[place] = leaf
+        if leaf is None and place not in stops:
+            waiting += [_at(node, number) for node, number in place[0].next_functions if node is not None]
     return found
+
+
+def _arrival(each: Any) -> tuple[GradientPlace, Any] | None:
+    if isinstance(each, GradientEdge):
+        return _at(each.node, each.output_nr)
+    if not is_tensor(each) or not each.requires_grad:
+        return None
+    return ((id(each), 0), each) if each.grad_fn is None else ((each.grad_fn, each.output_nr), None)
+
+
+def _at(node: Any, number: int) -> tuple[GradientPlace, Any]:
+    if node.name() != _LEAF:
+        return (node, number), None
+    return (id(node.variable), 0), node.variable
 
 
 _MOST = 256  # a loop that waits for a value would ask for ever

@@ -216,9 +216,9 @@ class Ownership:
             for node in self.owner
             if is_call(node) and any(each.startswith(f"{self._call(node).module}.") for each in names)
         }
-        return found | self._places(node for node, (_, target) in self.placeholders.items() if target in names)
+        return found | self.places(node for node, (_, target) in self.placeholders.items() if target in names)
 
-    def _places(self, nodes: Iterable[fx.Node]) -> set[int]:
+    def places(self, nodes: Iterable[fx.Node]) -> set[int]:
         """The partitions that run these nodes: their owners, or those of what reads a node that has none."""
         found, waiting, seen = set[int](), list(nodes), set[fx.Node]()
         while waiting:
@@ -251,7 +251,7 @@ class Ownership:
                 if is_replaced:
                     self.replaced.update(held)
                 for read in self._readers_of(held, views=not is_replaced):
-                    is_before, places = turn[read] < turn[node], self._places([read])
+                    is_before, places = turn[read] < turn[node], self.places([read])
                     if is_replaced:
                         strange = places - {place} if len(names) == 1 else places  # by which name, no graph says
                     else:
@@ -404,7 +404,7 @@ class Ownership:
             late = [
                 user
                 for user in node.users
-                if (places := self._places([user])) and min(places) >= place and max(places) > place
+                if (places := self.places([user])) and min(places) >= place and max(places) > place
                 and all(turn[user] > turn[each] for each in changing)
             ]  # fmt: skip
             if late:

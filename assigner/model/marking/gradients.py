@@ -13,12 +13,19 @@ was captured once: there, what later forwards decide otherwise is refused.
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import fx
 from torch.export.graph_signature import InputKind
 
+from assigner.model.deferred.mutation import gives_back, storage_of
+from assigner.model.marking.fakeforward import is_same_view
+from assigner.model.marking.graph import Value
 from assigner.model.marking.nodes import is_item, opaque_arguments
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import decided_otherwise, still_required, wanted
@@ -26,10 +33,8 @@ from assigner.model.marking.writing import decided_otherwise, still_required, wa
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import fx
-
     from assigner.model.marking.cutter import Cutter
-    from assigner.model.marking.graph import Piece, Value, ValueShape
+    from assigner.model.marking.graph import Piece, ValueShape
 
 
 def _requiring(cutter: Cutter) -> set[fx.Node]:
@@ -107,3 +112,115 @@ def with_gradients(
         value: replace(shape, gradient=shape.gradient and value in bearing, asked=shape.gradient and value in asked)
         for value, shape in values.items()
     }
+
+
+AGAIN = Value("", -1)
+"""Stands for leaves of graphs that are no value between partitions, no input and no parameter."""
+
+
+def values_behind(cutter: Cutter) -> dict[Value, frozenset[Value]]:
+    """For each tensor that the last partition returns, and for each input of the model, what may be made of it.
+
+    These are values between partitions, and inputs; itself among them where it is one. What a module returns may be
+    made of anything else that it returns; a parameter is one in all that hold it.
+
+        h = a(x)
+        u = b(h)
+        return c(u, h), h       of h: h and u       of what c returns: none
+
+    What of the batch alone several partitions make, each for itself, has `AGAIN` besides: of each there is a leaf.
+    """
+    captured, ownership = cutter.captured, cutter.ownership
+    index = {name: n for n, name in enumerate(captured.users)}
+    inputs = {
+        Value("", index[node.name]): node
+        for node, (kind, _) in ownership.placeholders.items()
+        if kind is InputKind.USER_INPUT
+    }
+    made = [each for each in cutter.outputs if isinstance(each, fx.Node)]
+    sources = {**inputs, **{Value(cutter.names[cutter.last], n): node for n, node in enumerate(made)}}
+    found: dict[Value, set[Value]] = {value: set() for value, node in sources.items() if _may_bear(node)}
+    starts: dict[fx.Node, int] = defaultdict(int)
+    for n, (value, behind) in enumerate(found.items()):
+        for node in _as_one(cutter, sources[value]):
+            starts[node] |= 1 << n
+            if node.op == "call_function" and node not in ownership.owner and len(ownership.places([node])) > 1:
+                behind.add(AGAIN)
+    bits: dict[fx.Node, int] = {}  # of each source, whether a node may be made of it
+    for node in captured.graph.nodes:
+        passes = _may_bear(node) and node.target is not torch.ops.aten.detach.default
+        bits[node] = starts.get(node, 0)
+        if passes:
+            bits[node] = functools.reduce(operator.or_, (bits[each] for each in node.all_input_nodes), bits[node])
+    for node, value in (*cutter.crossing.items(), *((node, value) for value, node in inputs.items())):
+        for n, behind in enumerate(found.values()):
+            if bits[node] >> n & 1:
+                behind.add(value)
+    return {value: frozenset(behind) for value, behind in found.items()}
+
+
+def _may_bear(node: fx.Node) -> bool:
+    """Whether a node's value, or one that is in it, may have a gradient."""
+    value = node.meta.get("val")
+    return isinstance(value, list | tuple) or (
+        isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    )
+
+
+def _as_one(cutter: Cutter, node: fx.Node) -> set[fx.Node]:
+    """The nodes whose users may have a node's tensor, or what its module has made of it before it returned it."""
+    calls, ownership = cutter.captured.calls, cutter.ownership
+    found, waiting = set[fx.Node](), [node]
+    while waiting:
+        each = waiting.pop()
+        if each in found:
+            continue
+        found.add(each)
+        if each.op == "placeholder":
+            kind, name = ownership.placeholders[each]
+            waiting += () if kind is InputKind.USER_INPUT else _holding(cutter, name)
+        elif is_item(each) and is_call(call := cast("fx.Node", each.args[0])):
+            found.add(call)
+            number, given, _ = opaque_arguments(call)
+            alias = calls[number].effects.aliases.get(cast("int", each.args[1]))
+            if alias is not None and alias.kind == "own":
+                waiting += _holding(cutter, str(alias.index))
+            elif alias is not None and alias.kind == "given":
+                other = given[int(alias.index)]
+                waiting += [other] if alias.exact or _has_shape_of(each, other) else []
+        elif each.op == "call_function" and each.target is not torch.ops.aten.detach.default:
+            waiting += [one for one in each.all_input_nodes if _gives(each, one)]
+    return found
+
+
+def _holding(cutter: Cutter, name: str) -> list[fx.Node]:
+    """The nodes of a parameter or buffer, and the calls of modules that hold it."""
+    captured, ownership = cutter.captured, cutter.ownership
+    names = ownership.same_tensor.get(name, (name,))
+    held = [
+        node
+        for node, (kind, target) in ownership.placeholders.items()
+        if kind is not InputKind.USER_INPUT and target in names
+    ]
+    called = [
+        node
+        for node in filter(is_call, captured.graph.nodes)
+        if any(each.startswith(f"{captured.calls[opaque_arguments(node)[0]].module}.") for each in names)
+    ]
+    return held + called
+
+
+def _has_shape_of(node: fx.Node, other: fx.Node) -> bool:
+    """Whether a result that some decision on values makes a view of a tensor may be that itself by another one."""
+    return [*map(str, node.meta["val"].shape)] == [*map(str, other.meta["val"].shape)]
+
+
+def _gives(node: fx.Node, other: fx.Node) -> bool:
+    """Whether an operation gives a tensor as it is, as `contiguous` may, and what sees to hooks."""
+    if gives_back(node.target, node.args, node.kwargs):
+        return other is node.args[0]
+    made, read = node.meta.get("val"), other.meta.get("val")
+    if not isinstance(made, torch.Tensor) or not isinstance(read, torch.Tensor):
+        return False
+    is_strided = made.layout is read.layout is torch.strided
+    return is_strided and storage_of(made) == storage_of(read) and is_same_view(made, read)

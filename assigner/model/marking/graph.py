@@ -169,6 +169,8 @@ class ModelOutput:
         tensors: For each leaf what is known of it; None: it is no tensor.
         unjoinable: For each leaf why those of micro-batches are not the batch's, in words; None: they are, or nothing
             is known of rows.
+        behind: For each tensor that the last partition returns, and for each input of the model, the values between
+            partitions and inputs that may be made of it: see `values_behind`.
     """
 
     structure: Any
@@ -177,6 +179,7 @@ class ModelOutput:
     rows_known: bool
     tensors: tuple[OutputTensor | None, ...]
     unjoinable: tuple[str | None, ...]
+    behind: Mapping[Value, frozenset[Value]]
 
     @property
     def made(self) -> list[int]:

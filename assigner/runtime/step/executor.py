@@ -7,11 +7,13 @@ runs its forward again, whose backward comes in parts, or that holds tensors whi
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner.model.marking import PartitionGraph, PartitionModule, Value
+from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.gradients import check_asked
 from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import StandIns, as_rank, as_single_process
@@ -25,6 +27,7 @@ from assigner.runtime.recording.ranges import is_profiled, range_of
 from assigner.runtime.step.graphs import ForwardPlace, Graphs
 from assigner.runtime.step.joined import Island, JoinedPartitions, island
 from assigner.runtime.step.loss import StepLoss
+from assigner.runtime.step.lossgradients import Origin
 from assigner.runtime.step.partition import PartitionRunner
 from assigner.runtime.step.stepmessages import COMPUTE, Key, StepMessages, StepValues, posted_ahead
 from assigner.runtime.update.separability import is_known, step_in_parts
@@ -260,13 +263,28 @@ class Executor:
         for runner in self.runners.values():
             runner.forget()
 
-    def _finish(self, outputs: Sequence[Any], place: int, runs_again: bool) -> tuple[torch.Tensor, ...]:
+    def _finish(
+        self, outputs: Sequence[Any], returned: Sequence[Any], place: int, runs_again: bool
+    ) -> tuple[torch.Tensor, ...]:
         """What the last partition's backward starts from, made of what it returned."""
         self._hand_on(((Value(self.graph.last.name, n), each) for n, each in enumerate(outputs)), place)
         at, self.member.at = self.member.at, f"{self.loss.words}, micro-batch {place}"
-        made = self.loss.of(outputs, place, runs_again=runs_again)
+        origin = Origin(self.graph, returned, functools.partial(self._came_in, place))
+        made = self.loss.of(outputs, place, runs_again=runs_again, origin=origin)
         self.member.at = at
         return made
+
+    def _came_in(self, place: int) -> list[tuple[Value, torch.Tensor]]:
+        """What graphs of a micro-batch begin with on this rank: values that partitions read, and the model's inputs.
+
+        Args:
+            place: Its number in the whole batch.
+        """
+        step = self._stepped
+        number = step.places.index(place)
+        inputs = enumerate(step.micro_batches[number].inputs)
+        values = [(value, leaf) for (value, of), leaf in step.leaves.items() if of == number]
+        return values + [(Value("", n), each) for n, each in inputs if is_tensor(each)]
 
     def _act(self, program: Program, action: Action) -> None:
         held = () if action.stage < 0 else program.plan.stages[action.stage].partitions

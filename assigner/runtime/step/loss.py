@@ -35,7 +35,7 @@ from assigner.model.deferred.memento import Memento
 from assigner.runtime.forward.heldtensors import HeldTensor, is_strided, on_copies
 from assigner.runtime.forward.randomness import DeviceStates, backward_seed, partition_seed, seed_device, seed_python
 from assigner.runtime.messages.staging import copied_to
-from assigner.runtime.step.lossgradients import reads_what_is_made_of_another, whole_gradients
+from assigner.runtime.step.lossgradients import GraphWantedError, LossGraph, Origin
 from assigner.runtime.step.metrics import StepMetrics, without_values
 from assigner.runtime.step.outputs import Part, join
 from assigner.runtime.step.results import exact_sum
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.model.marking import PartitionGraph
+    from assigner.model.marking import PartitionGraph, Value
     from assigner.model.workload import Workload
     from assigner.runtime.batch.microbatch import MicroBatch
     from assigner.runtime.batch.variants import VariantGroup
@@ -70,7 +70,7 @@ class StepLoss:
         self._graph, self._device, self._training = graph, device, training
         self._remembers: bool | None = None
         self._written: list[torch.Tensor] | None = None  # in place, by the loss; None: none was called
-        self._is_split = reads_what_is_made_of_another(graph)
+        self._waits = False  # what runs again has the loss called in its recompute
         self._is_users = not (getattr(workload.loss, "__module__", None) or "").startswith("torch.")
         self._metrics = StepMetrics(workload.metrics, device) if workload.metrics else None
         self.words = "the loss" if self._metrics is None else "the loss and the metrics"
@@ -107,6 +107,7 @@ class StepLoss:
         self._called: list[int] = []  # micro-batches, as their losses were called
         self._before: Memento | None = None
         self._held: dict[int, list[HeldTensor]] = {}
+        self._made_of: dict[int, list[set[Value]]] = {}
         self._known: set[int] = set()  # the micro-batches whose loss is computed on leaves
         self._gradients: dict[int, list[torch.Tensor | None]] = {}
         self._drawn: dict[int, tuple[DeviceStates, GeneratorStates]] = {}
@@ -138,13 +139,14 @@ class StepLoss:
         loss, weight = exact_sum(numbers), exact_sum(cut.amount for cut in self._finished)
         return [loss, self._differentiable, weight, *(self._metrics.numbers() if self._metrics is not None else ())]
 
-    def of(self, outputs: Sequence[Any], place: int, *, runs_again: bool) -> tuple[torch.Tensor, ...]:
+    def of(self, outputs: Sequence[Any], place: int, *, runs_again: bool, origin: Origin) -> tuple[torch.Tensor, ...]:
         """What the backward of a micro-batch starts from: its loss, or its outputs where their gradients are known.
 
         Args:
-            outputs: What the last partition returned.
+            outputs: What the last partition returned, copied where others have it too.
             place: The micro-batch's number in the batch.
             runs_again: This forward keeps no graph, and will run again before its backward.
+            origin: Of what the outputs were made.
 
         Raises:
             UsageError: the loss is no single number, or is over the batch and an output has no rows.
@@ -154,27 +156,27 @@ class StepLoss:
         if self._kept is not None and self._kept.alone:
             return (torch.zeros((), device=self._device),)
         if self._over_batch and len(self._cuts) > 1:
-            self._keep_part(outputs, place)
+            self._keep_part(outputs, place, origin)
             return _tensors(outputs)
         if runs_again:
-            if self._remembers is not False and len(self._cuts) > 1:
-                self._ahead(outputs, place)
+            if self._remembers is not False and not self._waits and len(self._cuts) > 1:
+                self._ahead(outputs, place, origin)
             return (torch.zeros((), device=self._device),)
         if place in self._known:
             return _tensors(outputs)
         cut = self._cuts[place]
         if not cut.weight:  # it may be 0 / 0
             return (torch.zeros((), device=self._device),)
-        if self._remembers is False and self._before is None and self._is_users:
+        if (self._waits or self._remembers is False) and self._before is None and self._is_users:
             self._before = Memento((), [self._workload.loss])
-        value = self._with_a_graph(outputs, cut, place) * cut.weight
+        value = self._with_a_graph(outputs, cut, place, origin) * cut.weight
         self._values.append(value.detach())
         self._called.append(place)
         if self._before is not None and len(self._called) == sum(1 for each in self._finished if each.weight):
             self._check_order(self._before)
         return (value,)
 
-    def _with_a_graph(self, outputs: Sequence[Any], cut: MicroBatch, place: int) -> torch.Tensor:
+    def _with_a_graph(self, outputs: Sequence[Any], cut: MicroBatch, place: int, origin: Origin) -> torch.Tensor:
         """The loss of a micro-batch, whose graph may have saved tensors that the next one's writes in place.
 
         Each call works on copies of them, and the backward finds them as its own call left them: see `held`.
@@ -183,7 +185,8 @@ class StepLoss:
         memory = Memento((), [self._workload.loss]) if is_first else None
         if self._written:
             on_copies(self._written)
-        value = self._value(self._graph.rebuild_output(outputs), cut.targets, place)
+        own = LossGraph.of(origin, outputs)
+        value = self._value(self._graph.rebuild_output(outputs), cut.targets, place, own)
         if memory is not None:
             self._written = [*filter(is_strided, memory.moved())]
         if self._written:
@@ -222,13 +225,17 @@ class StepLoss:
             seed = partition_seed(self._workload.seed, self._number, "the metrics", place)
             self._metrics.see(output, _given(targets, self._device, copied=True), weight, seed)
 
-    def _value(self, output: Any, targets: Any, place: int) -> torch.Tensor:
+    def _value(self, output: Any, targets: Any, place: int, own: LossGraph) -> torch.Tensor:
         """The user's loss; what it draws from Python's and NumPy's generators is the same under every plan."""
         if self._is_users:
             seed_python(partition_seed(self._workload.seed, self._number, "the loss", place))
         try:
-            with whole_gradients(output, is_split=self._is_split):
-                value = self._workload.compute_loss(output, _given(targets, self._device, copied=self._is_users))
+            given = _given(targets, self._device, copied=self._is_users)
+            if self._is_users:
+                own.add_batch(targets, given)
+                value = own.call(self._workload.compute_loss, output, given)
+            else:
+                value = self._workload.compute_loss(output, given)
         except RuntimeError as error:
             if "same device" in str(error):
                 raise UsageError(
@@ -245,15 +252,16 @@ class StepLoss:
         self._differentiable += found.requires_grad
         return found
 
-    def _keep_part(self, outputs: Sequence[Any], place: int) -> None:
+    def _keep_part(self, outputs: Sequence[Any], place: int, origin: Origin) -> None:
         """Keep a micro-batch's outputs for the loss over the batch; its backward starts from them."""
         if place not in self._known:
             self._known.add(place)
             self._outputs[place] = [self._leaf(output) for output in outputs]
+            self._made_of[place] = origin.made_of() if self._is_users and self._training else []
             if len(self._outputs) == len(self._cuts):
-                self._over_the_batch()
+                self._over_the_batch(origin)
 
-    def _ahead(self, outputs: Sequence[Any], place: int) -> None:
+    def _ahead(self, outputs: Sequence[Any], place: int, origin: Origin) -> None:
         """Compute the loss of outputs that will be made again, in the order of the micro-batches; learn if it must."""
         cut = self._cuts[place]
         if not cut.weight:
@@ -262,7 +270,12 @@ class StepLoss:
         leaves = {id(output): self._leaf(output) for output in outputs}  # one that is there twice is one
         copies = {key: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for key, leaf in leaves.items()}
         made = [copies[id(output)] for output in outputs]  # a loss may write there
-        value = self._value(self._graph.rebuild_output(made), cut.targets, place) * cut.weight
+        own = LossGraph.apart(origin, made, [[leaves[id(output)] for output in outputs]], lambda: [origin.made_of()])
+        try:
+            value = self._value(self._graph.rebuild_output(made), cut.targets, place, own) * cut.weight
+        except GraphWantedError:
+            self._wait(memory)
+            return
         self._values.append(value.detach())
         self._called.append(place)
         seed = backward_seed(self._workload.seed, self._number, self._graph.last.name, place)
@@ -281,6 +294,25 @@ class StepLoss:
         if memory is not None:
             self._remembers = memory.has_changed()
 
+    def _wait(self, memory: Memento | None) -> None:
+        """The loss takes gradients within the last partition's graph: have it called where there is that.
+
+        Args:
+            memory: What it had before it was called; None: it is known to keep something.
+
+        Raises:
+            UsageError: what it has kept by now cannot be taken back.
+        """
+        if memory is None or memory.moved():
+            raise UsageError(
+                "Workload.loss takes gradients of what the model returns by what it returns, and keeps something from"
+                f" call to call, while partition {self._graph.last.name!r} is rematerialised",
+                hint=f"assigner.partition(..., rematerialise='never') for {self._graph.last.name!r}; or one"
+                " micro-batch",
+            )
+        memory.restore()
+        self._remembers, self._waits = False, True
+
     def _differentiate(self, value: torch.Tensor) -> None:
         if value.requires_grad:
             with torch.autocast(self._device.type, enabled=False):
@@ -291,10 +323,10 @@ class StepLoss:
             return output
         return output.detach().requires_grad_(self._training and output.requires_grad)
 
-    def _over_the_batch(self) -> None:
+    def _over_the_batch(self, origin: Origin) -> None:
         """Compute the loss of all outputs, and the gradients that each micro-batch's backward starts from."""
-        made, output = self._outputs, self._graph.output
-        self._outputs = {}
+        made, made_of, output = self._outputs, self._made_of, self._graph.output
+        self._outputs, self._made_of = {}, {}
         cuts = self._cuts
         parts = [Part(output, output.filled(made[n]), cuts[n].rows, cuts[n].weight) for n in sorted(made)]
         for index in output.made:
@@ -307,12 +339,20 @@ class StepLoss:
                     hint="return it for each row; or use one micro-batch (solve with --micro-batches 1)",
                 )
         with torch.set_grad_enabled(self._training):
-            joined = pytree.tree_unflatten(join(parts), output.structure)
+            whole = join(parts)
+            joined = pytree.tree_unflatten(whole, output.structure)
             targets = next(iter(cuts.values())).targets
             self._measure(joined, targets, 1.0, min(cuts))
             # not from where the last of the micro-batches has left it: which that is, is for the plan to say
             seed_device(partition_seed(self._workload.seed, self._number, "the loss", min(cuts)), self._device)
-            value = self._value(joined, targets, min(cuts))
+            own = LossGraph.apart(
+                origin,
+                [whole[index] for index in output.made],
+                [made[n] for n in sorted(made)],
+                lambda: [made_of[n] for n in sorted(made)],
+                "graphs of micro-batches that it does not see, for it is over the batch",
+            )
+            value = self._value(joined, targets, min(cuts), own)
         self._values.append(value.detach())
         self._differentiate(value)
         for place, leaves in made.items():

@@ -1,109 +1,306 @@
-"""Gradients that a loss takes by itself, of one of the model's outputs by another: by what a rank cannot see of it.
+"""Gradients that a loss takes by itself, of one of the model's outputs by another: whole ones, or a refusal.
 
     model returns (y, x); loss takes grad(y, x)       x: coordinates, features, a point between two samples
 
-The last partition is a graph of its own. It has the way from x to y where it has made x of its own weights, or where x
-comes in and nothing else that comes in was made of x; else some of it lies in other partitions, and the sum would lack
-that part.
+The graph that the loss computes in has ends: what other partitions have made, the model's inputs, and where it is
+computed apart from the last partition's graph, the outputs. A gradient is whole if no end that a way from y leads to
+was made of x (`values_behind`), but where x itself lies:
+
+    y = c(b(a(x)), x)        grad(y, x) comes to what b has made, which was made of x: refused
+    y = c(h), h = a(t)       grad(y, h) comes to h alone
+    y, u = c(b(a(t)))        grad(y, u) comes to what b has made, which was not made of u
+
+What is only handed on comes to the loss as a copy, as does the batch, for it may write there: the gradient is taken by
+what that is a copy of. A hook asks for the gradient of the tensor that it is on, in each backward from the loss on.
 """
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
-from unittest import mock
+import functools
+import operator
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
+from assigner.model.marking.fakeforward import GradientPlace, gradient_place, places_behind
+from assigner.model.marking.gradients import AGAIN
+from assigner.model.marking.graph import PartitionGraph, Value
+from assigner.runtime.step.outputs import leaf_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from assigner.model.marking import PartitionGraph, Value
-
-_UNUSED = "appears to not have been used in the graph"
-
-
-def reads_what_is_made_of_another(graph: PartitionGraph) -> bool:
-    """Whether the last partition reads a value, and another one that may have been made of it."""
-    origins: dict[str, set[Value]] = {"": set()}
-    for piece in graph.pieces:
-        origins[piece.name] = set(piece.reads).union(*(origins[value.partition] for value in piece.reads))
-    reads = set(graph.last.reads)
-    return any(
-        one in origins[other.partition] or (one.partition != "" and one.partition == other.partition)
-        for one in reads
-        for other in reads - {one}
-    )
+Ends = dict[GradientPlace, set[Value]]
+"""Of which values of the model there is something at places of a graph."""
 
 
-@contextlib.contextmanager
-def whole_gradients(output: Any, *, is_split: bool) -> Iterator[None]:
-    """Refuse gradients by an output that lack a part, taken while the block runs.
+class GraphWantedError(Exception):
+    """A loss on stand-ins asks for what the last partition's graph alone can tell; it can be called with that later."""
+
+
+class Origin(NamedTuple):
+    """Of what a micro-batch's outputs were made, as far as this rank has their graph.
 
     Args:
-        output: What the model returned, in its structure.
-        is_split: Of an output that other partitions have made, some of what is made of it lies there, too.
-
-    Raises:
-        UsageError: such a gradient is asked for.
+        graph: The model's partitions.
+        returned: What the last one has returned.
+        came_in: Gives what graphs of this rank begin with: values of other partitions, and inputs of the model.
     """
-    tensors = [each for each in pytree.tree_leaves(output) if isinstance(each, torch.Tensor) and each.requires_grad]
-    if len(tensors) < 2:
-        yield
-        return
-    autograd: Any = torch.autograd
-    original = autograd._engine_run_backward
 
-    def run_backward(outputs: Any, *arguments: Any, **words: Any) -> Any:
-        inputs = arguments[3] if len(arguments) > 3 else ()
-        asked = [
-            n for n, each in enumerate(inputs)
-            if any(each is tensor for tensor in tensors) and not _is_of_own_weights(each)
-        ]  # fmt: skip
-        if is_split and (asked or words.get("accumulate_grad")):
-            raise _refused()
-        try:
-            made = original(outputs, *arguments, **words)
-        except RuntimeError as error:
-            if asked and _UNUSED in str(error):
-                raise _refused() from error
-            raise
-        if made is not None and any(made[n] is None and _is_handed_on(inputs[n]) for n in asked):
-            raise _refused()
+    graph: PartitionGraph
+    returned: Sequence[Any]
+    came_in: Callable[[], Iterable[tuple[Value, torch.Tensor]]]
+
+    def outputs(self) -> list[tuple[Value, Any]]:
+        """What the last partition has returned, and which value that is."""
+        return [(Value(self.graph.last.name, n), each) for n, each in enumerate(self.returned)]
+
+    def inputs(self) -> list[tuple[Value, torch.Tensor]]:
+        """Those of the model that require a gradient."""
+        return [(value, each) for value, each in self.came_in() if not value.partition and each.requires_grad]
+
+    def ends(self) -> Ends:
+        """Where the outputs lie, and what came in."""
+        found: Ends = defaultdict(set)
+        for value, tensor in (*self.came_in(), *self.outputs()):
+            for place in _places([tensor]):
+                found[place].add(value)
+        return found
+
+    def made_of(self) -> list[set[Value]]:
+        """For each output itself, and what it was made of where anything else could be asked for."""
+        outputs = self.outputs()
+        if len(_places(each for _, each in outputs)) < 2 and not self.inputs():
+            return [{value} for value, _ in outputs]
+        ends = self.ends()
+        return [{value} | _made_of([each], ends) for value, each in outputs]
+
+
+class _Given(NamedTuple):
+    """A tensor that the loss is given.
+
+    Args:
+        tensor: It.
+        value: Which output it is; None: it is of the batch.
+        source: What the loss's graph has of it: itself, or what it is a copy of; None: it stands in for an output.
+        is_leaf: It is a leaf, or is there for one, and so in plain torch would have gradients in `.grad`.
+        places: Where its gradient arrives, and that of what stands in.
+    """
+
+    tensor: torch.Tensor
+    value: Value | None
+    source: torch.Tensor | None
+    is_leaf: bool
+    places: tuple[GradientPlace, ...]
+
+    @property
+    def is_copy(self) -> bool:
+        """The loss's graph has another tensor in its place."""
+        return self.source is not None and self.source is not self.tensor
+
+
+class LossGraph:
+    """What a loss is given, and where the graph ends that it computes in.
+
+    Args:
+        origin: Of the outputs.
+        ends: Gives these ends.
+        elsewhere: In words, where else there are ways; empty: the loss can be called later where it has these, too.
+    """
+
+    def __init__(
+        self, origin: Origin, ends: Callable[[], Mapping[GradientPlace, Collection[Value]]], elsewhere: str
+    ) -> None:
+        self._origin, self._ends, self._elsewhere = origin, functools.cache(ends), elsewhere
+        self._given = list[_Given]()
+        self._hooked = list[tuple[int, int, bool]]()
+        self._problem: Exception | None = None
+
+    @classmethod
+    def of(cls, origin: Origin, outputs: Sequence[Any]) -> LossGraph:
+        """The last partition's.
+
+        Args:
+            origin: Of the outputs.
+            outputs: As the loss gets them: some are copies of what the partition has returned.
+        """
+        made = cls(origin, origin.ends, "graphs of partitions that it does not see")
+        for (value, returned), tensor in zip(origin.outputs(), outputs, strict=True):
+            if places := _places([tensor]):
+                made._given.append(_Given(tensor, value, returned, returned.is_leaf, places))
         return made
 
-    with mock.patch.object(autograd, "_engine_run_backward", run_backward):
-        yield
+    @classmethod
+    def apart(
+        cls,
+        origin: Origin,
+        outputs: Sequence[Any],
+        leaves: Sequence[Sequence[Any]],
+        made_of: Callable[[], Sequence[Sequence[set[Value]]]],
+        elsewhere: str = "",
+    ) -> LossGraph:
+        """One that ends at leaves, which stand in for the outputs.
+
+        Args:
+            origin: Of one micro-batch's outputs.
+            outputs: As the loss gets them, made of the leaves.
+            leaves: For each micro-batch one for each of its outputs.
+            made_of: Gives likewise what these outputs are made of.
+            elsewhere: As of the class.
+        """
+
+        def ends() -> Ends:
+            found: Ends = defaultdict(set)
+            for of_leaves, of_values in zip(leaves, made_of(), strict=True):
+                for leaf, values in zip(of_leaves, of_values, strict=True):
+                    for place in _places([leaf]):
+                        found[place] |= values
+            return found
+
+        made = cls(origin, ends, elsewhere)
+        for n, ((value, returned), tensor) in enumerate(zip(origin.outputs(), outputs, strict=True)):
+            if places := _places([tensor, *(each[n] for each in leaves)]):
+                made._given.append(_Given(tensor, value, None, returned.is_leaf, places))
+        return made
+
+    def add_batch(self, targets: Any, given: Any) -> None:
+        """Tell it what the loss is given of the batch.
+
+        Args:
+            targets: The micro-batch's.
+            given: The same, or copies.
+        """
+        for source, tensor in zip(pytree.tree_leaves(targets), pytree.tree_leaves(given), strict=True):
+            if places := _places([tensor]):
+                self._given.append(_Given(tensor, None, source, source.is_leaf, places))
+
+    def call(self, loss: Callable[[Any, Any], Any], output: Any, targets: Any) -> Any:
+        """What a loss gives; the gradients that it takes are whole.
+
+        Args:
+            loss: It.
+            output: The model's, of the tensors that the loss is given.
+            targets: Those of which this was told.
+
+        Raises:
+            UsageError: one that it takes, or that a hook of its own asks for, is not; also where it has caught that.
+            GraphWantedError: likewise, and the loss can be called with the last partition's graph later.
+        """
+        if not self._given:
+            return loss(output, targets)
+        autograd: Any = torch.autograd
+        original = autograd._engine_run_backward
+        self._hooked = [_hooks(each.tensor) for each in self._given]
+
+        def run_backward(
+            outputs: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *rest: Any, **words: Any
+        ) -> Any:
+            self._check_hooks(outputs)
+            if words.get("accumulate_grad"):
+                self._check_added(outputs, inputs)
+            else:
+                inputs = tuple([self._taken(outputs, each) for each in inputs])
+            return original(outputs, gradients, keep, create, inputs, *rest, **words)
+
+        autograd._engine_run_backward = run_backward
+        try:
+            value = loss(output, targets)
+            self._check_hooks([value])
+        finally:
+            autograd._engine_run_backward = original
+            if self._problem is not None:
+                raise self._problem
+        return value
+
+    def _check_hooks(self, outputs: Sequence[Any]) -> None:
+        """Look at hooks that were hung on what the loss is given: whether a backward from outputs has all for them."""
+        for given, before in zip(self._given, self._hooked, strict=True):
+            if _hooks(given.tensor) != before and not self._is_whole(outputs, given, hooked=True):
+                raise self._refused(
+                    given,
+                    "hooks on to {} (register_hook, retain_grad)",
+                    "hook on to it in the marked module that makes it; or to a tensor of the loss's own, as x = x * 1",
+                )
+
+    def _known(self, asked: Any) -> list[_Given]:
+        place = gradient_place(asked)
+        return [each for each in self._given if place in each.places]
+
+    def _taken(self, outputs: Sequence[Any], asked: Any) -> Any:
+        """By what to take a gradient, in the place of what the loss asks it by."""
+        for given in self._known(asked):
+            if not self._is_whole(outputs, given):
+                raise self._refused(
+                    given,
+                    "takes a gradient by {}",
+                    "have a marked module that contains both compute the gradient (torch.autograd.grad) and return it",
+                )
+            if given.is_copy:
+                asked = given.source
+        return asked
+
+    def _check_added(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+        """Look at a backward that adds to the `.grad` of its leaves, or of these inputs: whether the loss finds it."""
+        found = [given for each in inputs for given in self._known(each)]
+        for given in found if inputs else filter(operator.attrgetter("is_leaf"), self._given):
+            if given.source is not given.tensor or not self._is_whole(outputs, given):
+                raise self._refused(
+                    given,
+                    "runs a backward, which may leave a gradient in the .grad of {}",
+                    "take it with torch.autograd.grad",
+                )
+
+    def _is_whole(self, outputs: Sequence[Any], given: _Given, *, hooked: bool = False) -> bool:
+        """Whether all ways from outputs to what is given are in this graph; `hooked`: to it, and not what it copies."""
+        stops = {*given.places, *_places([given.source] if given.is_copy and not hooked else [])}
+        values = self._inputs_of(given.source) if given.value is None else {given.value}
+        behind = self._origin.graph.output.behind
+        apart = values.union(*(behind.get(each, ()) for each in values))
+        return apart.isdisjoint(_made_of(outputs, self._ends(), stops))
+
+    def _inputs_of(self, source: torch.Tensor | None) -> set[Value]:
+        """The inputs of the model that have a graph in common with a tensor of the batch."""
+        places = places_behind([source]).keys()
+        return {value for value, each in self._origin.inputs() if not places.isdisjoint(places_behind([each]))}
+
+    def _refused(self, given: _Given, does: str, hint: str) -> Exception:
+        output, what = self._origin.graph.output, "a tensor of the batch, of which inputs of the model are made"
+        if given.value is not None:
+            what = f"the model's output{leaf_path(output, output.made[given.value.index])}"
+        self._problem = GraphWantedError()
+        if self._elsewhere:
+            self._problem = UsageError(
+                f"Workload.loss {does.format(what)}, and some of what lies between is in {self._elsewhere}: that part"
+                " of the gradient would be missing",
+                hint=hint,
+            )
+        return self._problem
 
 
-def _is_of_own_weights(tensor: torch.Tensor) -> bool:
-    """Whether a parameter is in its graph: the last partition has made it, and no other has it, too."""
-    if isinstance(tensor, nn.Parameter):
-        return True
-    seen, ahead = set[Any](), [tensor.grad_fn]
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in seen:
+def _made_of(
+    tensors: Iterable[Any], ends: Mapping[GradientPlace, Collection[Value]], stops: Collection[GradientPlace] = ()
+) -> set[Value]:
+    """Of what tensors were made, by ways that do not go through `stops`."""
+    found = set[Value]()
+    for place, leaf in places_behind(tensors, stops).items():
+        if place in stops:
             continue
-        if isinstance(getattr(node, "variable", None), nn.Parameter):
-            return True
-        seen.add(node)
-        ahead += [each for each, _ in node.next_functions]
-    return False
+        if place in ends:
+            found.update(ends[place])
+        elif leaf is not None and not isinstance(leaf, nn.Parameter):
+            found.add(AGAIN)
+    return found
 
 
-def _is_handed_on(tensor: torch.Tensor) -> bool:
-    """Whether it came in as it is: the loss has a leaf in its place, or a copy."""
-    return tensor.is_leaf or (tensor.grad_fn is not None and tensor.grad_fn.name() == "CloneBackward0")
+def _places(tensors: Iterable[Any]) -> tuple[GradientPlace, ...]:
+    """Where gradients of tensors arrive, of those that may have one."""
+    return tuple([place for each in tensors if (place := gradient_place(each)) is not None])
 
 
-def _refused() -> UsageError:
-    return UsageError(
-        "Workload.loss takes the gradient of an output by another output, and what lies between them is in other"
-        " partitions: that part of the gradient would be missing",
-        hint="have a marked module that contains both compute the gradient (torch.autograd.grad) and return it",
-    )
+def _hooks(tensor: Any) -> tuple[int, int, bool]:
+    """How many hooks of which kind are on a tensor."""
+    return len(tensor._backward_hooks or ()), len(tensor._post_accumulate_grad_hooks or ()), tensor.retains_grad

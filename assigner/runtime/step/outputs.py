@@ -74,7 +74,7 @@ def _join_leaf(parts: Sequence[Part], index: int) -> Any:
     if len(leaves) == 1:
         return leaves[0]
     shape = f" of shape {tuple(leaves[0].shape)}" if isinstance(leaves[0], torch.Tensor) else ""
-    what = f"the model's output{_path(parts[0].output, index)}{shape}"
+    what = f"the model's output{leaf_path(parts[0].output, index)}{shape}"
     if reason := next(filter(None, (part.output.unjoinable[index] for part in parts)), None):
         raise UsageError(f"{what} cannot be put together of its micro-batches': {reason}", hint=ways_out(reason))
     known = [part.rows_dimension(index) for part in parts if part.output.rows_known]
@@ -130,7 +130,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _path(output: ModelOutput, index: int) -> str:
+def leaf_path(output: ModelOutput, index: int) -> str:
     """Where a leaf stands in the output, as Python writes it."""
     tree = pytree.tree_unflatten(list(range(len(output.leaves))), output.structure)
     return next(pytree.keystr(path) for path, leaf in pytree.tree_leaves_with_path(tree) if leaf == index)

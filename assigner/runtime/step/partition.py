@@ -66,6 +66,10 @@ if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
 
 
+Finish = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], int, bool], tuple[torch.Tensor, ...]]
+"""Makes what a backward starts from: see `PartitionRunner`."""
+
+
 class _Postponed(NamedTuple):
     """A backward that is all weight part: the arguments of `backward`."""
 
@@ -85,8 +89,9 @@ class PartitionRunner:
         rematerialise: Keep no graph, run the forward again before the backward.
         gradients: Which of its outputs get a gradient back.
         state: What its forwards change beside their outputs.
-        finish: Applied to what the module returned, to the micro-batch's number and to whether this forward will run
-            again: the last partition's loss, or what has its gradients without one.
+        finish: Applied to what the module returned, copied where others have it too, to that itself, to the
+            micro-batch's number and to whether this forward will run again: the last partition's loss, or what has its
+            gradients without one.
         go_on: Has the generators go on behind what the loss of a micro-batch has drawn in a backward of its own.
         run: What runs its forward in the place of the module: the module, compiled; None: it is not.
         keep_last: The step's last micro-batch keeps its graph all the same.
@@ -105,7 +110,7 @@ class PartitionRunner:
     rematerialise: bool
     gradients: tuple[bool, ...]
     state: PartitionState
-    finish: Callable[[Sequence[torch.Tensor], int, bool], tuple[torch.Tensor, ...]] | None = None
+    finish: Finish | None = None
     go_on: Callable[[int], None] | None = None
     run: Forward | None = None
     keep_last: bool = False
@@ -439,9 +444,9 @@ class PartitionRunner:
         """What backward starts from, made of what the module returned."""
         if self.finish is None:
             return outputs
-        outputs = apart_from(reads, outputs)  # a loss may write to what is only handed on
+        given = apart_from(reads, outputs)  # a loss may write to what is only handed on
         with casting(self.piece.autocast, self.device.type):
-            return self.finish(outputs, place.micro_batch, runs_again)
+            return self.finish(given, outputs, place.micro_batch, runs_again)
 
     def roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:
         """Where backward starts, without the outputs' own memory: that is free once they are sent."""
