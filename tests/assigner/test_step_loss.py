@@ -15,7 +15,7 @@ from loss_cases import NAMES, differences, mixing, rare_differences
 from torch import nn
 from workloads import WIDTH, Language, Reference, make_plan, numbers, pipeline_of, sgd, tokens, workload
 
-from assigner.errors import UsageError
+from assigner.errors import AssignerError, UsageError
 from assigner.model.workload import Workload
 
 
@@ -246,6 +246,36 @@ def test_outputs_without_rows(remat):
         else:
             with pipeline_of(made, make_plan(made), remat=remat) as pipeline:
                 assert pipeline.step(batch) == pytest.approx(Reference(made).step(batch), abs=1e-12)
+
+
+class NotAlone(nn.Module):
+    """Refuses a single row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 1:
+            raise ValueError("a row has no other to be compared with")
+        return self.a(x)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (layers(F.mse_loss, loss_over="batch"), "whole batch, which was cut into micro-batches of 2, 2, 1 rows"),
+        (workload(NotAlone, "a"), "no other .* of a batch that was cut into 2, 2, 1"),
+    ],
+    ids=["the loss", "the model"],
+)
+def test_a_micro_batch_of_one_row_is_told_as_such(made, words):
+    """It is the cut that has made it, and not what the batch or the model is."""
+    made = replace(made, batch_size=3)
+    pipeline = pipeline_of(made, make_plan(made, micro_batches=3))
+    with pipeline, pytest.raises(AssignerError, match=words) as caught:
+        pipeline.step(made.make_batch(5, 0))
+    assert "Workload.min_rows=2" in str(caught.value.hint)
 
 
 class Forked(nn.Module):

@@ -177,6 +177,7 @@ DAILY = frozenset(
         "mixture of experts with `if mask.any()`, unmarked",
         "UNet with skips, each half marked",
         "a GAN in one module, two losses summed, the discriminator's by a detached sample",
+        "two judges, called in another order in each phase (CycleGAN)",
         "diffusion that draws its noise and steps in forward",
         "transformers: GPT-2",
         "transformers: BERT, masked words",

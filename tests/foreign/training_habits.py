@@ -63,6 +63,27 @@ def _():
     return workload(Gan, "generator", "discriminator", loss=own, optimizer=groups)
 
 
+def in_phases(rows, generator):
+    """The last of the training batches is for the judges."""
+    x, wanted = numbers(rows, generator)
+    return {"x": x, "phase": "judge" if rows == 5 else "make"}, wanted
+
+
+@case("two judges, called in another order in each phase (CycleGAN)", "maker", "judge_*", loss=own, batch=in_phases)
+class TwoJudges(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.maker, self.judge_a, self.judge_b = mlp(WIDTH, WIDTH), mlp(WIDTH, 1), mlp(WIDTH, 1)
+
+    def forward(self, x, phase):
+        fake = self.maker(x)
+        if phase == "make":
+            judged = self.judge_b(fake)
+            return F.softplus(-judged).mean() + F.softplus(-self.judge_a(fake.flip(1))).mean()
+        judged = F.softplus(self.judge_a(fake.detach())) + F.softplus(-self.judge_a(x))
+        return judged.mean() + F.softplus(-self.judge_b(x.flip(1))).mean()
+
+
 @case("a VAE with a sample by reparameterisation", "encoder", "decoder", loss=own, random=True)
 class Vae(nn.Module):
     def __init__(self):

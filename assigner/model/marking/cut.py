@@ -206,7 +206,14 @@ UNREAD = ""
 """Stands for a partition, where none holds what is lent."""
 
 
-def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, training: bool) -> PartitionGraph:
+def recut(
+    graph: PartitionGraph,
+    structure: TreeSpec,
+    leaves: Sequence[Any],
+    *,
+    training: bool,
+    order: Sequence[str] = (),
+) -> PartitionGraph:
     """The same model cut again, for other inputs or in the other mode; what can stay where it was stays.
 
     Args:
@@ -214,6 +221,8 @@ def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, 
         structure: Of the model's (args, kwargs).
         leaves: A micro-batch's flattened inputs.
         training: The mode that it is cut in: as it was built, or after `model.eval()`.
+        order: In which a plan runs the partitions; empty: that of their first calls. A forward may call two that need
+            nothing of each other, as a CycleGAN's discriminators, the other way round than the first one did.
 
     Returns:
         Its partitions have the same names; one whose modules are not called is left out.
@@ -222,16 +231,24 @@ def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, 
         MarkingError: the forward cannot be cut for these inputs.
     """
     key, made = input_key(structure, leaves), graph.recuts[training]
-    found = next((each for each in made if each.domain.admits(key)), None)
+    found = next((each for each in made if each.domain.admits(key) and _runs_in(each, order)), None)
     if found is None:
         args, kwargs = pytree.tree_unflatten([_on_cpu(leaf) for leaf in leaves], structure)
         found = _recut(graph, kwargs or args, training=training)
+        if not _runs_in(found, order):
+            found = _recut(graph, kwargs or args, training=training, order=order)
         made.append(found)
         del made[:-_MOST_RECUTS]
     return found
 
 
-def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGraph:
+def _runs_in(graph: PartitionGraph, order: Sequence[str]) -> bool:
+    """Whether all values of a graph go forward in an order of its partitions; empty: there is none."""
+    place = {name: n for n, name in enumerate(order)}
+    return not place or all(place[edge.source] < place[edge.target] for edge in graph.edges)
+
+
+def _recut(graph: PartitionGraph, inputs: Any, *, training: bool, order: Sequence[str] = ()) -> PartitionGraph:
     deferred = graph.deferred
     marked, opened = find_marks(deferred.model, graph.marks), dict(graph.opened)
     left = [each for each in graph.tables if each.left.values]
@@ -239,8 +256,9 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
         captured = _captured_again(graph, marked, inputs, training=training, opened=opened, others=left)
         try:
             cutter = Cutter(
-                deferred, marked, captured, graph.last.autocast, rows=graph.rows, base=graph, training=training
-            )
+                deferred, marked, captured, graph.last.autocast,
+                rows=graph.rows, base=graph, training=training, order=order,
+            )  # fmt: skip
             cut = cutter.cut()
             if not training:
                 _check_called(graph, cut)

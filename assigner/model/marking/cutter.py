@@ -49,6 +49,7 @@ class Cutter:
         rows: BatchRows,
         base: PartitionGraph | None = None,
         training: bool = True,
+        order: Sequence[str] = (),
     ) -> None:
         self.deferred, self.marked, self.captured, self.autocast = deferred, marked, captured, autocast
         self.group = rows.group
@@ -59,6 +60,7 @@ class Cutter:
         self.ownership = Ownership(
             captured, list(marked), lambda node: sum(map(self.symbols.bytes, tensor_leaves(node.meta.get("val")))),
             homes=homes, same_tensor=_same_tensor(deferred), lends=base is not None and not training,
+            wished=[called[name] for name in order],
         )  # fmt: skip
         self.names = [marked[name].name or name for name in self.ownership.order]
         (output,) = [node for node in captured.graph.nodes if node.op == "output"]

@@ -7,9 +7,9 @@
     lent     a parameter or buffer that an earlier partition holds as another capture has it: sent like a value; where a
              module there changes it, as it is behind that call
 
-Partitions are numbered in the order of their first call. Along every edge of the graph the owner's number never falls,
-so the partitions keep an order without cycles. An owned node first goes to the partition that makes its last input
-(to its first reader, where nothing comes from a partition). Then, to send fewer bytes,
+Partitions are numbered in the order of their first call, or in a plan's. Along every edge of the graph the owner's
+number never falls, so the partitions keep an order without cycles. An owned node first goes to the partition that makes
+its last input (to its first reader, where nothing comes from a partition). Then, to send fewer bytes,
 
     from the last node to the first:  to the first reader, where no more bytes cross there
     from the first node to the last:  back to the input, where no more bytes cross there
@@ -28,7 +28,8 @@ from torch import fx
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from assigner.errors import MarkingError
+from assigner.errors import FormatError, MarkingError
+from assigner.formats.graph import topological_order
 from assigner.model.deferred.mutation import is_random
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.isolation import CrossingError
@@ -58,9 +59,10 @@ class Ownership:
             no other one.
         same_tensor: For each tensor that has several names in the model all of them.
         lends: What reads a tensor that another capture has an earlier partition hold may be sent it.
+        wished: The marked names in the order of a plan; empty: that of their first calls counts.
 
     Attributes:
-        order: The marked names in the order of their first call.
+        order: The marked names in the wished order, or where values go against that in the order of their first call.
         owner: node -> position in `order`, for owned nodes.
         in_turn: By position the nodes without owner that run there in the forward's order: stores into tensors that are
             held there, and what reads a tensor that a module there changes.
@@ -80,6 +82,7 @@ class Ownership:
         homes: Mapping[str, str] | None,
         same_tensor: Mapping[str, tuple[str, ...]],
         lends: bool,
+        wished: Sequence[str],
     ) -> None:
         self.capture, self.homes, self.same_tensor = capture, homes or {}, same_tensor
         self.size_of = size_of
@@ -87,7 +90,7 @@ class Ownership:
         self.placeholders = {node: capture.kinds[node.name] for node in self.nodes if node.op == "placeholder"}
         self.owner: dict[fx.Node, int] = {}
         called = [self._call(node).module for node in self.nodes if is_call(node)]
-        self.order = list(dict.fromkeys(name for name in called if name in marked))
+        self.order = self._ordered(list(dict.fromkeys(name for name in called if name in marked)), wished)
         missing = [name for name in marked if name not in self.order]
         if missing and (homes is None or not self.order):
             others = ", ".join(list(dict.fromkeys(name for name in called if name not in marked))[:3])
@@ -114,6 +117,23 @@ class Ownership:
 
     def _call(self, node: fx.Node) -> OpaqueCall:
         return self.capture.calls[opaque_arguments(node)[0]]
+
+    def _ordered(self, called: list[str], wished: Sequence[str]) -> list[str]:
+        """Partitions in a wished order, as far as each runs behind all whose values it reads."""
+        names = sorted(called, key=wished.index) if wished else called
+        if names == called:
+            return called
+        behind: dict[fx.Node, frozenset[str]] = {}
+        edges = set[tuple[str, str]]()
+        for node in self.nodes:
+            behind[node] = frozenset[str]().union(*(behind[each] for each in node.all_input_nodes))
+            if is_call(node) and (name := self._call(node).module) in names:
+                edges |= {(each, name) for each in behind[node] if each != name}
+                behind[node] |= {name}
+        try:
+            return list(topological_order(names, edges))
+        except FormatError:  # one is called again with what another one has made: the order of the calls tells that
+            return called
 
     def _find_free(self) -> set[fx.Node]:
         grouped = {node for group in self.capture.together for node in group}

@@ -10,6 +10,7 @@ on every rank alike, for all ranks see the same batches. It runs with the same m
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ from assigner.runtime.stages.replicas import check_shared, storing
 from assigner.schedule.program import Payload, Program, Route, build_forward_program, build_program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
 
@@ -163,7 +164,8 @@ class Variants:
         for place, cut in enumerate(micro_batches):
             key = input_key(cut.structure, cut.inputs)
             if last is None or key != last:  # to compare is faster than to look up
-                last, variant = key, self._variant(key, cut.inputs, training=training)
+                with _of_one_row(cut.rows, micro_batches):
+                    last, variant = key, self._variant(key, cut.inputs, training=training)
                 variant.graph.check_flags(self._trained)
                 if not variant.is_planned:
                     variant.graph.check_read()
@@ -218,7 +220,7 @@ class Variants:
         base = self.planned.graph
         what = f"for inputs {key}{'' if training else ' in eval mode'}"
         try:
-            graph = recut(base, key.structure, leaves, training=training)
+            graph = recut(base, key.structure, leaves, training=training, order=self.plan.partitions)
             lending = lending_under(self.plan, graph, base, training=training)
             check_shared(self.plan, storing(graph))
             modules = self._around(graph, lending)
@@ -257,6 +259,32 @@ class Variants:
 def header_route(route: Route) -> Route:
     """The route of the shapes of a route's values, which depend on data and go ahead of them."""
     return route._replace(payload=Payload.SHAPE)
+
+
+@contextlib.contextmanager
+def _of_one_row(rows: int, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:
+    """Where the block refuses a micro-batch for its one row, say that the cut has made it so.
+
+    Raises:
+        MarkingError: the block's own, with that in its hint.
+    """
+    try:
+        yield
+    except MarkingError as error:
+        if rows > 1 or len(micro_batches) == 1:
+            raise
+        raise MarkingError(
+            f"{error.message}; it is a micro-batch of one row, of a batch that was cut into"
+            f" {', '.join(str(each.rows) for each in micro_batches)}",
+            hint=f"if one row is too few for it: {SINGLE_ROWS}{'' if error.hint is None else f'; else {error.hint}'}",
+        ) from None
+
+
+SINGLE_ROWS = (
+    "Workload.min_rows=2 allows no micro-batch of one row; or solve with fewer micro-batches (--micro-batches), or give"
+    " batches of other sizes"
+)
+"""What to do about a micro-batch of one row."""
 
 
 def _check_kind(given: InputKey, example: InputKey, error: AssignerError) -> None:

@@ -23,6 +23,7 @@ backwards of the micro-batches, which start from the outputs with them:
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.memento import Memento
+from assigner.runtime.batch.variants import SINGLE_ROWS
 from assigner.runtime.forward.heldtensors import HeldTensor, is_strided, on_copies
 from assigner.runtime.forward.randomness import DeviceStates, backward_seed, partition_seed, seed_device, seed_python
 from assigner.runtime.messages.staging import copied_to
@@ -384,6 +386,13 @@ def check_groups(workload: Workload, groups: Sequence[VariantGroup]) -> None:
     """
     if workload.loss_over == "batch" and len(groups) > 1:
         rows = [[each.rows for each in group.micro_batches] for group in groups]
+        if any(set(each) == {1} for each in rows):
+            raise UsageError(
+                "the loss is over the whole batch, which was cut into micro-batches of"
+                f" {', '.join(map(str, itertools.chain(*rows)))} rows: one of a single row is computed by itself, and"
+                " the loss needs the outputs of all at once",
+                hint=SINGLE_ROWS,
+            )
         raise UsageError(
             "the loss is over the whole batch, and the model's forward takes another path for some of its micro-batches"
             f" than for others (their rows: {rows[0]} and {rows[1]})",
