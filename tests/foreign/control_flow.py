@@ -197,6 +197,15 @@ def _(layer, h):
     return nn.functional.pad(kept, (0, WIDTH - columns))
 
 
+@inside("steps until all rows have halted (ACT)")
+def _(layer, h):
+    halting = h.new_zeros(len(h))
+    while (halting < 1).any():
+        h = torch.tanh(nn.functional.linear(h, layer.weight, layer.bias))
+        halting = halting + 0.3 + 0.1 * torch.sigmoid(h.detach().mean(1))
+    return h
+
+
 class Columns(Asking):
     def forward(self, h):
         return nn.functional.linear(h, self.weight)[:, : 1 + int(h.detach().numpy().sum() * 10) % (WIDTH - 1)]

@@ -42,7 +42,7 @@ from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.leftovers import Notes, attribute_of, left_behind
 from assigner.model.marking.modules import failed_at, opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone, without_regions
-from assigner.model.marking.observation import LearntCall, ValueDependence
+from assigner.model.marking.observation import DecidedError, LearntCall, ValueDependence
 from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, replaced
 from assigner.model.marking.rows import RowLeaves, find_carriers, in_groups
 from assigner.model.marking.silence import silence
@@ -236,8 +236,8 @@ def _first_export(
         try:
             found = export(dims, learnt=learnt, dependence=dependence)
         except Exception as error:  # noqa: BLE001 - the last try's is reported
-            if isinstance(error, RowsFixedError):
-                break  # nor do they vary where less is asked for
+            if isinstance(error, RowsFixedError | DecidedError):
+                break  # it is the same where less may vary
         else:
             if wished is not _ANY_ROWS or found.holds_for_any_rows:
                 return found

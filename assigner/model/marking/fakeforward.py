@@ -8,10 +8,14 @@ such a decision are tried, and must agree.
 from __future__ import annotations
 
 import contextlib
+import dis
+import functools
 import operator
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
@@ -31,6 +35,7 @@ from assigner.model.deferred.mutation import DROPOUTS, storage_of
 from assigner.usercode import is_asked_by_user, running_line
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import Callable, Container, Iterator
 
     from assigner.model.marking.operations import Operations
@@ -394,7 +399,8 @@ def _at(node: Any, number: int) -> tuple[GradientPlace, Any]:
     return (id(node.variable), 0), node.variable
 
 
-_MOST = 256  # a loop that waits for a value would ask for ever
+_MOST = 256  # decisions of one way
+_LONGEST = 64  # turns of a `while`: one that waits for a value would ask for ever
 _FLIPPED = 4  # decisions that are also tried alone
 _ANSWERS = {
     bool: (sympy.false, sympy.true),
@@ -414,14 +420,51 @@ class _Decider:
         self.usual, self.flipped = usual, flipped
         self.asked = 0
         self.line = ""
+        self._turns: dict[tuple[types.FrameType, int], tuple[int, Any]] = {}
 
     def answer(self, node: Any, _: GuardOnDataDependentSymNode) -> Any:
         """The answer to one decision; None: there is none."""
-        if node.pytype not in _ANSWERS or self.asked >= _MOST:
+        if node.pytype not in _ANSWERS or self.asked >= _MOST or self._waits():
             return None
         self.line = self.line or running_line()
         self.asked += 1
         return _ANSWERS[node.pytype][self.usual != (self.asked - 1 == self.flipped)]
+
+    def _waits(self) -> bool:
+        """Whether a loop that ends with a decision has turned so often on this way that it may never end."""
+        for frame, called in _running():
+            if _is_in_while(frame.f_code, frame.f_lasti):
+                turns, last = self._turns.get((frame, frame.f_lasti), (0, None))
+                self._turns[frame, frame.f_lasti] = turns + (called is not last), called
+        return any(turns > _LONGEST for turns, _ in self._turns.values())
+
+
+def _running() -> Iterator[tuple[types.FrameType, types.FrameType]]:
+    """The frames of the forward that runs, without those of torch, each with the one that it has called."""
+    called, is_begun = sys._getframe(), False
+    for frame, _ in walk_stack(called.f_back):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("torch", "assigner"):
+            is_begun = True
+            yield frame, called
+        elif package == "assigner" and is_begun:
+            return
+        called = frame
+
+
+@functools.cache
+def _is_in_while(code: types.CodeType, offset: int) -> bool:
+    """Whether the innermost loop around an instruction is a `while`: a `for` ends with what it goes over."""
+    every = [*dis.get_instructions(code)]
+    jumps = [each for each in every if each.opcode in (*dis.hasjrel, *dis.hasjabs)]
+    starts = [each.argval for each in jumps if each.argval <= offset <= each.offset]
+    if not starts:
+        return False
+    first = next(each for each in every if each.offset >= max(starts) and each.opname not in _EMPTY)
+    return first.opname != "FOR_ITER"
+
+
+_EMPTY = ("EXTENDED_ARG", "CACHE", "NOP")
 
 
 @contextlib.contextmanager
@@ -476,16 +519,15 @@ def decided(
         if failure is not None:
             raise failure
         return found[0]
-    others = [_Decider(usual=True), *(_Decider(usual=False, flipped=n) for n in range(min(decider.asked, _FLIPPED)))]
+    others = [*(_Decider(usual=False, flipped=n) for n in range(min(decider.asked, _FLIPPED))), _Decider(usual=True)]
     for other in others:
         undo()
         # A way that raises is one not taken; so is one that ends the process.
         with contextlib.suppress(Exception, SystemExit), answering(environment, other.answer):
             found.append(run())
+        if len(found) > 1 and agreed([found[0], found[-1]]) is None:  # the ways behind may be long ones
+            raise Disagreement(decider.line)
     if not found:
         assert failure is not None
         raise failure
-    result = agreed(found)
-    if result is None:
-        raise Disagreement(decider.line)
-    return result
+    return agreed(found)

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+class DecidedError(MarkingError):
+    """A value decides what a module returns: it does so for whatever sizes may vary."""
+
+
 @dataclass
 class ValueDependence:
     """Modules whose forward depends on values, as one capture has met them.

@@ -52,7 +52,7 @@ from assigner.model.marking.fakeforward import (
 from assigner.model.marking.isolation import CrossingError, Isolation, Surroundings, check_sent, check_unpacked
 from assigner.model.marking.leftovers import Leftovers
 from assigner.model.marking.modules import TOO_FEW_VALUES, calling_class, forwards_called
-from assigner.model.marking.observation import RETURNED, CallEffects, LearntCall, ValueDependence
+from assigner.model.marking.observation import RETURNED, CallEffects, DecidedError, LearntCall, ValueDependence
 from assigner.model.marking.operations import ListedWrites, Operations, Way
 from assigner.usercode import user_line
 
@@ -461,6 +461,7 @@ class OpaqueCalls:
         def undo() -> None:
             self.isolation.check_shared(name, values, written, around)
             self._keep_left(name, values, own, ran)
+            ran.clear()  # a way that raises leaves nothing for the next call
             self.leftovers.note_written(name, inside, written)
             values.restore()
             put_back(inside, own)
@@ -523,7 +524,7 @@ def _told(label: str) -> Iterator[None]:
         yield
     except (Disagreement, GuardOnDataDependentSymNode) as error:
         line = str(error) if isinstance(error, Disagreement) else user_line(error)
-        raise MarkingError(
+        raise DecidedError(
             f"a tensor's value decides what {label} returns, at {line}",
             hint="write it with tensor operations (torch.where, a mask, index_add): shapes may depend on values, but"
             " not what runs; Hugging Face's experts do so with experts_implementation='grouped_mm' or 'batched_mm'; of"
