@@ -77,6 +77,25 @@ class Adapted(nn.Linear):
         return made if self.merged else made + x @ self.low @ self.low.T
 
 
+class LookedUp(nn.Linear):
+    """What its `train` makes of its weight for all evaluations, and takes back (LeViT)."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
+    @torch.no_grad()
+    def train(self, mode: bool = True) -> LookedUp:
+        super().train(mode)
+        if mode and hasattr(self, "table"):
+            del self.table
+        else:
+            self.table = self.weight.flip(0)
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ (self.weight.flip(0) if self.training else self.table)
+
+
 class FrozenByRoot(nn.Module):
     """The root keeps a partition's BatchNorm in eval mode, and builds it in another one."""
 
@@ -274,6 +293,7 @@ MODELS = {
     "frozen by itself": lambda: in_sequence(FrozenBlock),
     "always training": lambda: in_sequence(AlwaysTraining),
     "merged in eval mode": lambda: in_sequence(Adapted),
+    "made anew in eval mode": lambda: in_sequence(LookedUp),
 }
 
 

@@ -303,3 +303,61 @@ with_inputs(
     "a graph: edges with numbers of nodes as an input", lambda x: (x, torch.stack([torch.arange(len(x)), torch.arange(len(x)).flip(0)])), Graphs,
     refusal=ROWS + "|index", inherent=True,
 )  # fmt: skip
+
+
+class OwnList(nn.Linear):
+    """Reads its own parameters where it has listed them."""
+
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH)
+        self.all = [self.weight, {"bias": self.bias}]
+
+    def forward(self, x):
+        weight, named = self.all
+        return F.linear(x, weight, named["bias"])
+
+
+class OwnListAsking(OwnList):
+    def forward(self, x):
+        return super().forward(x) * (2 - (x.detach().numpy() > 99).any())
+
+
+class Listing(Net):
+    """The root reads its own parameters, and those of its layers, from lists, tuples and dicts of Python's."""
+
+    def __init__(self):
+        super().__init__()
+        self.second, self.scale = self.make(), nn.Parameter(torch.randn(WIDTH))
+        self.weights, self.pair = [self.first.weight, self.scale], (self.last.bias, {"scale": self.scale})
+
+    def make(self):
+        return OwnList()
+
+    def hidden(self, x):
+        first, scale = self.weights
+        return super().hidden(x) * scale + x @ first * self.pair[1]["scale"] + self.pair[0]
+
+
+case("parameters that the root and a marked module read from lists of Python's", *MARKS)(Listing)
+
+
+@case("parameters that a marked module reads from a list of Python's, in a forward that needs values", *MARKS)
+class ListingAsking(Listing):
+    def make(self):
+        return OwnListAsking()
+
+
+@case(
+    "a parameter of another module, read from a list of Python's",
+    *MARKS,
+    refusal="'first.weight', which is not its own",
+)
+class ListingOthers(Net):
+    class Others(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) @ self.others[0]
+
+    def __init__(self):
+        super().__init__()
+        self.second = self.Others(WIDTH, WIDTH)
+        self.second.others = [self.first.weight]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from foreign.calls import MARKS, Net, middle
 from foreign.case import case
@@ -22,6 +24,21 @@ def _(net, h):
 @middle("divides by the number of rows", inherent=True)
 def _(net, h):
     return net.second(h) / h.shape[0]
+
+
+@middle("the number of rows as a float, and its root", inherent=True)
+def _(net, h):
+    return net.second(h) * (h.shape[0] * 1.0) / h.shape[0] ** 0.5
+
+
+@middle("float() of the number of rows", inherent=True, refusal=r"x.shape\[0\] \* 1.0 for float\(x.shape\[0\]\)")
+def _(net, h):
+    return net.second(h) / float(h.shape[0])
+
+
+@middle("math.sqrt() of the number of rows", inherent=True, refusal=r"x.shape\[0\] \*\* 0.5 for math.sqrt")
+def _(net, h):
+    return net.second(h) / math.sqrt(h.shape[0])
 
 
 @middle("positions from the number of rows", inherent=True, refusal="rows")

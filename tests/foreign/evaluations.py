@@ -86,3 +86,92 @@ class ReadThenMoved(MovedThenRead):
         before = self.first.run * 2
         y = self.last(torch.tanh(self.first(x)))
         return (y if self.training else y + before).mean(1, keepdim=True)
+
+
+class Biased(nn.Module):
+    """Attention with learnt biases by place, which are looked up once for all evaluations (LeViT)."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.biases = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(4))
+        self.register_buffer("places", (torch.arange(4)[:, None] - torch.arange(4)).abs(), persistent=False)
+
+    @torch.no_grad()
+    def train(self, mode=True):
+        super().train(mode)
+        self.switch(mode)
+
+    def switch(self, mode):
+        if not mode:
+            self.table = self.looked_up()
+        elif hasattr(self, "table"):
+            del self.table
+
+    def looked_up(self):
+        return self.biases[self.places]
+
+    def forward(self, x):
+        h = self.inner(x).unflatten(1, (4, -1))
+        bias = self.looked_up() if self.training else self.kept()
+        return ((h @ h.transpose(1, 2) + bias).softmax(-1) @ h).flatten(1)
+
+    def kept(self):
+        return self.table
+
+
+class Turning(Biased):
+    """As LeViT's own: `train()` of a new model looks them up, too."""
+
+    def switch(self, mode):
+        if mode and hasattr(self, "table"):
+            del self.table
+        else:
+            self.table = self.looked_up()
+
+
+class InDict(Biased):
+    """As later versions: the first evaluation looks them up for each device."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = {}
+
+    def switch(self, mode):
+        if mode:
+            self.tables = {}
+
+    def kept(self):
+        key = str(self.biases.device)
+        if key not in self.tables:
+            self.tables[key] = self.looked_up()
+        return self.tables[key]
+
+
+class Asking(Biased):
+    """Needs values beside them."""
+
+    def kept(self):
+        return self.table * (1 + (self.inner.weight.detach().numpy() > 9).sum())
+
+
+def attending(name, kind, *marks, **words):
+    own = {"make": lambda _: kind(), "behind": lambda _, y: y, "__module__": __name__}
+    made = type(kind.__name__, (UsedAgain,), own)
+    case(f"biases that eval() looks up: {name}", *marks, *ENDS, **words)(made)
+
+
+attending("marked", Biased, "part")
+attending("unmarked", Biased)
+attending("whose train() turns", Turning, "part")
+attending("in a dict, at the first evaluation", InDict, "part")
+attending("in a forward that needs values", Asking, "part")
+
+
+@case("biases that eval() looks up: read by the root", *ENDS, refusal="outside its partitions, which eval.. of")
+class ReadByRoot(Biased):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(super().forward(self.first(x)))

@@ -146,7 +146,7 @@ class DeferredModel:
         """The model in the mode that it was built in (training), or after its own `eval()`, while the block runs."""
         with Memento(self.model.named_modules()).put_back(), unwatched():
             if not training:
-                with user_code("the model's eval()"):
+                with user_code("the model's eval()"), torch.no_grad():  # nobody trains what it makes
                     self.model.eval()
             yield
 

@@ -154,6 +154,13 @@ class Memento:
                 keeper.put(held, exchanged)
 
     @contextlib.contextmanager
+    def exchanged(self, others: Mapping[int, torch.Tensor]) -> Iterator[None]:
+        """As `exchange` while the block runs; behind it the values are as they were then."""
+        with self.put_back():
+            self.exchange(others)
+            yield
+
+    @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """The values as they were then while the block runs; afterwards those of before the block."""
         now = [each._replace(values=each.keeper.copy(each.held)) for each in self._kept]

@@ -34,7 +34,7 @@ from assigner.model.deferred.reach import reach
 from assigner.model.marking.casting import casting
 from assigner.model.marking.checks import Check, Checks
 from assigner.model.marking.domain import Domain, check_arguments, find_domain, input_key, input_structure
-from assigner.model.marking.exportable import exportable
+from assigner.model.marking.exportable import exportable, made_by_eval, twin
 from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions, RowsFixedError
@@ -275,7 +275,8 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
                 f"the forward of {name} works for one number of rows alone{where}",
                 hint="a list with an entry for each row, int() or float() of x.shape[0], a NumPy array of so many rows"
                 " or a loop over them makes it so: use tensors whose first dimension is the rows, as torch.arange(n)"
-                "[None].expand(len(x), -1), or mark a larger module that contains the line",
+                "[None].expand(len(x), -1); x.shape[0] * 1.0 for float(x.shape[0]) and x.shape[0] ** 0.5 for"
+                " math.sqrt(x.shape[0]); or mark a larger module that contains the line",
             ) from error
         dependence.fixing.clear()
         if strange := re.match(r"Found <class '([^']+)'> in output", reason):
@@ -338,13 +339,17 @@ def _export_once(
                 n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
             }
     unmarked = [each for each in names if each not in marked]
-    opaque = OpaqueCalls(model, names, autocast, learnt, dependence, unmarked=unmarked)
+    by_eval = {} if torch.is_grad_enabled() else made_by_eval(model)
+    twins = {id(each): twin(each, mode) for each in by_eval.values()}
+    opaque = OpaqueCalls(
+        model, names, autocast, learnt, dependence, unmarked=unmarked, made_anew=twins.values()
+    )  # fmt: skip
     is_first = (dims.rows, dims.others) == (Dim.DYNAMIC, Dim.AUTO)  # the last try tells who takes rows for a number
     caught = Interceptions(model, opaque, checks, carriers if is_first else ())
     with mode:
         anchor = torch.empty((), requires_grad=True, device="cpu")
     calls, watched = replaced(opaque, anchor), caught.active()
-    kept = Memento(model.named_modules()).put_back()  # torch.export gives modules copies of their lists and dicts
+    kept = Memento(model.named_modules()).exchanged(twins)  # torch.export gives modules copies of lists and dicts
     ready = exportable(model, mode, args, kwargs)
     with kept, ready, calls, watched, mode, casting(autocast, "cpu"), ctc_losses(), on_cpu():
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
@@ -355,7 +360,7 @@ def _export_once(
                 model, args, kwargs, dynamic_shapes=dynamic, strict=False
             ))  # fmt: skip
     _check_replaced(model, program, replaced_buffers)
-    _check_ways_out(model, program)
+    _check_ways_out(model, program, {name: twins[id(each)] for name, each in by_eval.items()})
     domain = find_domain(program, input_key(input_structure(inputs), leaves))
     graph = without_regions(program.graph_module, autocast=autocast is not None)
     functional = Functional(graph, _input_kinds(program), opaque.calls, caught.hooks)
@@ -507,7 +512,7 @@ def _check_replaced(model: nn.Module, program: ExportedProgram, replaced: Sequen
         )
 
 
-def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:
+def _check_ways_out(model: nn.Module, program: ExportedProgram, by_eval: Mapping[str, torch.Tensor]) -> None:
     """A tensor that a module made and did not return is a fake one without a node: export takes it for a constant.
 
     Raises:
@@ -525,6 +530,13 @@ def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:
         raise MarkingError(
             f"the forward of {type(model).__name__} reads a tensor on the meta device",
             hint="make it in the model's builder, on no device, or in the forward",
+        )
+    if found := [name for name, made in by_eval.items() if any(made is each for each in beside)]:
+        raise MarkingError(
+            f"the forward of {type(model).__name__} reads {found[0]} outside its partitions, which eval() of the model"
+            " makes of weights: a captured graph would not see it made anew",
+            hint="mark a module that contains the line: what is inside a partition runs as it is, its own train(mode)"
+            " too; or make it in the forward",
         )
     if any(isinstance(each, FakeTensor) for each in beside):
         raise MarkingError(

@@ -14,6 +14,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from assigner.errors import MarkingError
 from assigner.model.deferred import placed
+from assigner.model.deferred.mutation import storage_of
+from assigner.model.deferred.places import MODULE
+from assigner.model.deferred.reach import reach
 from assigner.model.marking.opaque import is_elsewhere, within_call
 from assigner.model.marking.partitionmodule import any_names
 from assigner.model.members import buffers, parameters
@@ -79,17 +82,32 @@ def _given_momenta(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> contextlib.AbstractContextManager[None]:
     """The model's meta tensors as fake CPU tensors while the block runs; shared ones stay shared."""
-
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
-        with mode:
-            twin = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
-            return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
-
     spaces = [space for module in model.modules() for space in (module._parameters, module._buffers)]
     held = [(space, key, each) for space in spaces for key, each in space.items() if each is not None]
     once = {id(each): each for _, _, each in held}
-    twins = {number: fake(each) for number, each in once.items()}
+    twins = {number: twin(each, mode) for number, each in once.items()}
     return placed((space, key, twins[id(each)]) for space, key, each in held)
+
+
+def twin(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake CPU tensor like a meta tensor."""
+    with mode:
+        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+        return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+
+def made_by_eval(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What `train(False)` of a model's modules has made, and keeps beside parameters and buffers, by its places.
+
+    It has no values, as nothing here that is made of weights. In evaluations each rank's own modules make it anew.
+    """
+    own = {storage_of(each) for each in (*parameters(model), *buffers(model))}
+    return {
+        str(place): each
+        for place, each in reach({}, model.named_modules())
+        if isinstance(each, torch.Tensor) and each.is_meta and place.origin == MODULE
+        and not each.requires_grad and storage_of(each) not in own
+    }  # fmt: skip
 
 
 def _length(value: Any) -> Any:

@@ -47,7 +47,7 @@ from assigner.model.marking.checks import stating
 from assigner.model.marking.exportable import unmoved
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.leftovers import FirstReads
-from assigner.model.marking.modules import check_hooks
+from assigner.model.marking.modules import check_hooks, listed_parameters
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
 from assigner.model.marking.writing import hooked, still_required, wanted
 from assigner.model.members import named_parameters
@@ -113,6 +113,7 @@ class Interceptions:
         self.reads = FirstReads(model.modules())
         parameters = named_parameters(model, remove_duplicate=False)
         self._hung = {name: {**vars(each)} for name, each in parameters if vars(each)}
+        self._listed = listed_parameters(model)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -125,6 +126,10 @@ class Interceptions:
                 return original(*args, **kwargs)
             for name, attributes in self._hung.items():  # export has put tensors of its own in the parameters' places
                 vars(self.model.get_parameter(name)).update(attributes)
+            with self._in_lists():
+                return followed(*args, **kwargs)
+
+        def followed(*args: Any, **kwargs: Any) -> Any:
             before = clear_caches(self.model)
             self.opaque.begin()
             given = zip(pytree.tree_leaves((args, kwargs)), self._varying, strict=False)
@@ -145,6 +150,20 @@ class Interceptions:
         finally:
             clear_caches(self.model, kept)
             values.restore()
+
+    @contextlib.contextmanager
+    def _in_lists(self) -> Iterator[None]:
+        """The tensors that export has put in the parameters' places stand wherever else modules hold these, too."""
+        if not self._listed:
+            yield
+            return
+        now = dict(named_parameters(self.model, remove_duplicate=False))
+        pairs = [(each, now[name]) for name, each in self._listed.items()]
+        Memento(self.model.named_modules()).exchange({id(own): there for own, there in pairs})
+        try:
+            yield
+        finally:
+            Memento(self.model.named_modules()).exchange({id(there): own for own, there in pairs})
 
     @contextlib.contextmanager
     def _stored(self) -> Iterator[None]:

@@ -27,7 +27,7 @@ from assigner.model.marking.fakeforward import own_tensors
 from assigner.model.marking.modules import modules_inside, modules_outside
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Collection, Container, Iterable, Sequence
 
     from assigner.model.marking.fakeforward import Named
 
@@ -51,12 +51,17 @@ class CrossingError(MarkingError):
 class Isolation:
     """Checks the opaque modules of a model against what they were when its forward began.
 
+    Args:
+        model: The model.
+        names: The modules.
+        made_anew: What stands for tensors in attributes that they make anew wherever they run.
+
     Attributes:
         inside: The modules in each, with it, by its name.
     """
 
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        self.model, self.names = model, list(names)
+    def __init__(self, model: nn.Module, names: Sequence[str], made_anew: Collection[torch.Tensor] = ()) -> None:
+        self.model, self.names, self._made_anew = model, list(names), {id(each): each for each in made_anew}
         self.inside = {name: modules_inside(model, name) for name in self.names}
         self._owners: dict[int, set[str]] = {}
         self._tensors: dict[str, dict[str, tuple[int, bool]]] = {}
@@ -101,7 +106,7 @@ class Isolation:
             f"attribute {inner}.{key}"
             for inner, module in self.inside[name]
             for key, value in module.__dict__.items()
-            if isinstance(value, FakeTensor)
+            if isinstance(value, FakeTensor) and id(value) not in self._made_anew
         ]
         changed += self._around.changes()
         changed += [f"requires_grad of {each!r}" for each in now if now[each] != before.get(each)]

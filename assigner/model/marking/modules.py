@@ -21,9 +21,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from assigner import formatting as fmt
 from assigner.errors import MarkingError
+from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.ownership import STANDARD
 from assigner.model.deferred.reach import reach
-from assigner.model.members import named_buffers, parameters
+from assigner.model.members import buffers, named_buffers, named_parameters, parameters
 from assigner.model.plainvalues import dtype_name
 from assigner.usercode import UNKNOWN, running_line, user_line
 
@@ -110,16 +111,30 @@ def _unregistered(model: nn.Module) -> MarkingError | None:
                         " and parameters likewise",
                     )
     named = {name for name, _ in named_buffers(model, remove_duplicate=False)}
+    memories = {storage_of(each) for each in (*parameters(model), *buffers(model))}
     for where, each in reach({}, model.named_modules()):
         if not isinstance(each, torch.Tensor) or id(each) in registered or str(where) in named:
             continue
         if each.is_meta and each.grad_fn is None:
+            if not each.requires_grad and storage_of(each) not in memories:
+                return MarkingError(
+                    f"the tensor in the attribute {where} has no values where the forward needs some: eval() of the"
+                    " model has made it outside of a partition, or it was on the meta device before",
+                    hint="have the train(mode) of a marked module make it, and its forward read it; or make it in the"
+                    " forward",
+                )
             return MarkingError(
                 f"a tensor in the attribute {where} trains, or has the memory of a parameter or a buffer, and"
                 " is not registered by that name: partitions have what is registered alone",
                 hint="read the parameter or the buffer itself; what trains is to be an nn.Parameter",
             )
     return None
+
+
+def listed_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Those of a model's parameters that it also holds elsewhere than by their names, as in a list of Python's."""
+    met = {id(each) for _, each in reach({}, model.named_modules())}
+    return {name: each for name, each in named_parameters(model, remove_duplicate=False) if id(each) in met}
 
 
 def check_hooks(model: nn.Module, opaque: Sequence[str]) -> None:

@@ -226,6 +226,7 @@ class OpaqueCalls:
         learnt: The calls of modules whose forward needs values, by the module's name, in order.
         dependence: Where such modules are taken down.
         unmarked: Of the modules those whose calls may run on several workers.
+        made_anew: What stands for tensors in attributes that the modules make anew wherever they run.
 
     Attributes:
         calls: Those made so far, by their number in the graph.
@@ -240,13 +241,14 @@ class OpaqueCalls:
         dependence: ValueDependence | None = None,
         *,
         unmarked: Collection[str] = (),
+        made_anew: Collection[torch.Tensor] = (),
     ) -> None:
         self.model, self.names, self.autocast, self.unmarked = model, list(names), autocast, unmarked
         self.learnt = learnt or {}
         self.calls: list[OpaqueCall] = []
         self.dependence = dependence or ValueDependence()
         self.name_of = {id(model.get_submodule(name)): name for name in reversed(self.names)}
-        self.isolation = Isolation(model, self.names)
+        self.isolation = Isolation(model, self.names, made_anew)
         self.leftovers = Leftovers(lambda: _session.running, self.isolation.inside)
         self._made: dict[str, int] = {}
         self._left: dict[str, _AfterCall] = {}  # by module, what its calls in this forward have changed

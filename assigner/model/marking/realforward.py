@@ -23,11 +23,13 @@ from assigner.machine.cgroup import free_memory
 from assigner.machine.generators import kept_python
 from assigner.model.deferred import DeferredModel, placed, slot_of
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.modes import switch_modes
 from assigner.model.marking.casting import casting
+from assigner.model.marking.exportable import made_by_eval
 from assigner.model.marking.fakeforward import is_tensor, own_tensors
 from assigner.model.marking.interception import masks_as_captured
 from assigner.model.marking.isolation import check_sent
-from assigner.model.marking.modules import failed_at, modules_inside
+from assigner.model.marking.modules import failed_at, listed_parameters, modules_inside
 from assigner.model.marking.observation import LearntCall, Made, Observation
 from assigner.model.marking.opaque import OpaqueCalls, fill, plain_leaves, replaced, split
 from assigner.model.marking.rows import in_groups
@@ -212,7 +214,7 @@ def learn(
             depends on the batch in another way than by sizes.
     """
     runs: list[Mapping[str, list[Observation]]] = []
-    weights = _Weights(deferred, names)
+    weights = _Weights(deferred, names, training=training)
     for batch in batches:
         calls = RealCalls(deferred.model, names, autocast, weights.holding)
         args, kwargs = pytree.tree_unflatten(list(batch), structure)
@@ -272,8 +274,10 @@ def _reason(error: Exception) -> str:
 class _Weights:
     """The weights of a model's opaque modules: all of them where they are small, else one module's at a time."""
 
-    def __init__(self, deferred: DeferredModel, names: Sequence[str]) -> None:
+    def __init__(self, deferred: DeferredModel, names: Sequence[str], *, training: bool) -> None:
         self.deferred = deferred
+        self._listed = listed_parameters(deferred.model)
+        self._by_eval = {} if training else made_by_eval(deferred.model)
         self._own = {name: list(own_tensors(modules_inside(deferred.model, name))) for name in names}
         self._known = deferred.tensors()
         self._kept: dict[str, torch.Tensor] = {}
@@ -291,7 +295,13 @@ class _Weights:
     def holding(self, name: str) -> Iterator[None]:
         """A module's tensors are in their places while the block runs."""
         with self._placed(self._own[name], repr(name)):
-            yield
+            if not any(place.startswith(f"{name}.") for place in self._by_eval):
+                yield
+                return
+            inside = modules_inside(self.deferred.model, name)
+            with Memento(inside).put_back():
+                switch_modes((each for _, each in inside), {})  # they make it anew, of values
+                yield
 
     @contextlib.contextmanager
     def _placed(self, names: Sequence[str], what: str) -> Iterator[None]:
@@ -310,6 +320,8 @@ class _Weights:
                 )
             tensors = self.deferred.materialise(names)
         with placed((*slot_of(self.deferred.model, name), tensors[name]) for name in names):
+            if listed := {id(self._listed[name]): tensors[name] for name in names if name in self._listed}:
+                Memento(self.deferred.model.named_modules()).exchange(listed)
             yield
 
 
