@@ -110,6 +110,58 @@ class Keyed(Positioned):
         return self.tables[n]
 
 
+@grows("one for each shape, in a dict by its text")
+class ByText(Keyed):
+    def grown(self, x):
+        key = str(x.shape)
+        if key not in self.tables:
+            self.tables[key] = torch.arange(x.shape[1]).to(x)[:, None] / x.shape[1]
+        return self.tables[key]
+
+
+class Warping(nn.Linear):
+    """Keeps grids by shapes in a dict of its own."""
+
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH)
+        self.grids = self.kept()
+
+    def kept(self):
+        return {}
+
+    def forward(self, x):
+        if str(x.shape) not in self.grids:
+            self.grids[str(x.shape)] = torch.linspace(-1, 1, x.shape[1], dtype=x.dtype)[:, None]
+        return super().forward(x + self.grids[str(x.shape)])
+
+
+@grows("one for each shape, in a dict of each marked module (PWC-Net)")
+class Warped(Positioned):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = self.warping(), self.warping()
+
+    def warping(self):
+        return Warping()
+
+    def placed(self, x):
+        return x
+
+
+GRIDS = {}
+
+
+class WarpingTogether(Warping):
+    def kept(self):
+        return GRIDS
+
+
+@grows("one for each shape, in a dict of all marked modules", refusal="may be an attribute of each module that fills")
+class WarpedTogether(Warped):
+    def warping(self):
+        return WarpingTogether()
+
+
 @grows("the longest in a dict")
 class InDict(Positioned):
     def begin(self):

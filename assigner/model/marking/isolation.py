@@ -170,7 +170,8 @@ class Isolation:
                 raise MarkingError(
                     f"{name!r} changes {change.name}, which is shared with other parts of the model: they may run"
                     " on another worker, which would not see that",
-                    hint="pass it through arguments and return values, or mark a larger module that contains all of it",
+                    hint=f"{_FILLED_BY_ALL if _is_filled(change) else ''}pass it through arguments and return values,"
+                    " or mark a larger module that contains all of it",
                 )
 
 
@@ -210,6 +211,9 @@ _FILLED = (
     "a dict that keeps what was made may be functools.cache on the function that makes it, of which each worker has its"
     " own; or "
 )
+
+
+_FILLED_BY_ALL = "a dict that keeps what was made may be an attribute of each module that fills it; or "
 
 
 def _is_filled(change: StateChange) -> bool:
