@@ -278,6 +278,24 @@ def test_a_micro_batch_of_one_row_is_told_as_such(made, words):
     assert "Workload.min_rows=2" in str(caught.value.hint)
 
 
+class NotAloneHere(nn.Linear):
+    """Likewise, where a partition runs it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 1:
+            raise ValueError("a row has no other to be compared with")
+        return super().forward(x)
+
+
+def test_the_note_of_an_error_tells_of_one_row():
+    """The error is the model's own; that the cut has made a micro-batch of one row stands beside it."""
+    made = replace(workload(lambda: nn.Sequential(NotAloneHere(WIDTH, 1))), batch_size=3)
+    pipeline = pipeline_of(made, make_plan(made, micro_batches=3))
+    with pipeline, pytest.raises(ValueError, match="no other") as caught:
+        pipeline.step(made.make_batch(5, 0))
+    assert "of one row (Workload.min_rows=2 allows none) on worker:0/cpu" in caught.value.__notes__[0]
+
+
 class Forked(nn.Module):
     """Another path for few rows."""
 

@@ -56,9 +56,11 @@ class _Place(NamedTuple):
     what: str
     runner: PartitionRunner | JoinedPartitions
     micro_batch: int
+    is_single_row: bool = False
 
     def __str__(self) -> str:
-        return f"{self.what} of {self.runner.at}, micro-batch {self.micro_batch}"
+        told = " of one row (Workload.min_rows=2 allows none)" if self.is_single_row else ""
+        return f"{self.what} of {self.runner.at}, micro-batch {self.micro_batch}{told}"
 
 
 class Executor:
@@ -361,7 +363,9 @@ class Executor:
     def _forward(self, island: Island, micro_batch: int, place: ForwardPlace) -> None:
         """One island's; what others read of what it makes is kept for them, and for messages."""
         step = self._stepped
-        self.member.at = _Place("forward", island.runner, place.micro_batch)
+        is_cut = place.micro_batch > 0 or len(step.micro_batches) > 1
+        is_single_row = is_cut and step.micro_batches[micro_batch].rows == 1
+        self.member.at = _Place("forward", island.runner, place.micro_batch, is_single_row)
         reads, sizes = self._inputs(island, micro_batch)
         if not self.trains:  # no backward says when a value has had its last reader
             step.read((value, micro_batch) for value in island.reads if value.partition)
