@@ -25,6 +25,7 @@ from .schema import schema_command
 from .show import show_command
 from .simulate import simulate_command
 from .solve import solve_command
+from .variables import warn_of_unknown
 
 COMPLETION = "Completion"
 PLAN, LOOK, MACHINE = "Make a plan and run it", "Look at profiles and plans", "This program and this machine"
@@ -66,6 +67,7 @@ def _install_completion(ctx: typer.Context, wanted: bool) -> None:
 
 @app.callback(epilog="assigner solve profile.json -o plan.json\nassigner show plan.json")
 def _main(
+    ctx: typer.Context,
     *,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but results and errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All rows, and where errors come from.")] = False,
@@ -90,6 +92,7 @@ def _main(
 ) -> None:  # fmt: skip
     """Profile, place and train a PyTorch model across workers that are not alike."""
     console.configure(console.Settings(quiet=quiet, verbose=verbose))
+    warn_of_unknown(ctx.command)
 
 
 _EXAMPLES = """

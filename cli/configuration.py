@@ -3,8 +3,12 @@
 `--config FILE` names it: the table of a command is `[solve]`, `[profile]` and so on there. Without it, those of
 `[tool.assigner]` in a pyproject.toml of this folder count: `[tool.assigner.solve]`. A key is a flag's name without its
 dashes; a list stands for a flag that may be repeated, a table for its NAME=VALUE.
+
+What is wrong in a command's own table stops it, and so does what was meant to be its table; of what else stands in the
+wrong place a line says that nobody reads it.
 """
 
+import difflib
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,9 @@ import typer
 from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.files import parse_toml, read_text
+
+from . import console
+from .variables import speaks_for_all
 
 TABLES = ("bench", "lab", "profile", "run", "solve")
 """Commands that take settings from a file."""
@@ -33,9 +40,9 @@ def load_configuration(ctx: typer.Context, value: Path | None) -> Path | None:
     if ctx.resilient_parsing:
         return value
     command = str(ctx.command.name)
-    table, where = _table(value, command)
-    ctx.meta[_WHERE] = {}
     options = {param.name: param for param in ctx.command.params if param.name not in _OWN and _flag(param)}
+    table, where = _table(value, command, {_flag(param).lstrip("-") for param in options.values()})
+    ctx.meta[_WHERE] = {}
     defaults: dict[str, Any] = {}
     for key, given in table.items():
         param = _named(key, options, f"{where}.{key}", command)
@@ -101,8 +108,8 @@ def _named(key: str, options: dict[str, Any], where: str, command: str) -> Any:
     )
 
 
-def _table(path: Path | None, command: str) -> tuple[dict[str, Any], str]:
-    """A command's settings and where they stand; none without a file."""
+def _table(path: Path | None, command: str, flags: set[str]) -> tuple[dict[str, Any], str]:
+    """A command's settings and where they stand; none without a file. `flags`: what the command has of them."""
     found = settings_file(path)
     if found is None:
         return {}, _OF_FOLDER
@@ -116,9 +123,14 @@ def _table(path: Path | None, command: str) -> tuple[dict[str, Any], str]:
         hint = fmt.meant(tables[0] if tables else command, TABLES, "tables")
         raise FormatError(f"{place}: no table of settings", hint=hint if tables else f"write them below [{command}]")
     for name, table in document.items():
-        if name not in TABLES or not isinstance(table, dict):
-            hint = f"settings stand in a table: [{command}]" if name in TABLES else fmt.meant(name, TABLES, "tables")
+        if name in TABLES and isinstance(table, dict):
+            continue
+        hint = f"settings stand in a table: [{name}]" if name in TABLES else fmt.meant(name, TABLES, "tables")
+        is_own = command in (name, *difflib.get_close_matches(name, TABLES, n=1)) or name.replace("_", "-") in flags
+        if is_own:
             raise FormatError(f"{place}{name}: no table of settings", hint=hint)
+        if speaks_for_all():
+            console.notice(f"warning: {place}{name}: no table of settings, so nobody reads it ({hint})")
     return document.get(command, {}), f"{place}{command}"
 
 

@@ -68,18 +68,12 @@ def settings() -> str:
     """The environment variables that stand for flags, command by command."""
     import typer
     from assigner_cli.app import app
+    from assigner_cli.variables import of_flags
 
-    group: Any = typer.main.get_command(app)
-    above = group.make_context("assigner", ["doctor"], resilient_parsing=True)
     rows = [_row("command", "flag", "variable"), _row("---", "---", "---")]
-    for name, command in group.commands.items():
-        context = command.make_context(name, [], parent=above, resilient_parsing=True)
-        for param in command.params:
-            if param.param_type_name == "argument" or not (param.envvar or context.auto_envvar_prefix):
-                continue
-            variable = param.envvar or f"{context.auto_envvar_prefix}_{param.name.upper()}"
-            flag = max(param.opts, key=len)
-            rows.append(_row(f"`{name}`", f"`{flag}`", f"`{variable}`"))
+    for name, param, variable in of_flags(typer.main.get_command(app)):
+        if variable is not None:
+            rows.append(_row(f"`{name}`", f"`{max(param.opts, key=len)}`", f"`{variable}`"))
     return "\n".join(rows) + "\n"
 
 

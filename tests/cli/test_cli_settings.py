@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from assigner_cli.app import app
 from assigner_cli.configuration import TABLES
+from assigner_cli.variables import OF_RUNS, of_flags
 from typer.main import get_command
 
 from assigner.launch import ranks as launch
@@ -133,3 +136,50 @@ def test_other_tools_tables_are_nobodys_business(assigner, folder):
     """A pyproject.toml without settings of ours changes nothing."""
     (folder / "pyproject.toml").write_text("[project]\nname = 'x'\n[tool.ruff]\nline-length = 1\n")
     assert assigner("solve", "profile.json", "-o", "x.json", "--baseline", "equal").exit_code == 0
+
+
+def test_what_is_not_this_commands_is_told_and_stops_it_not(assigner, folder, started):
+    """A table of a command that reads no file, one that is like another's, a key of another's: a line for each."""
+    text = "[tool.assigner]\ngap = 1\n[tool.assigner.report]\ntitle = 'x'\n[tool.assigner.slove]\nseed = 1\n"
+    (folder / "pyproject.toml").write_text(text)
+    result = assigner("run", "solved.json", "--", "s.py")
+    assert result.exit_code == 0
+    told = [line for line in result.stderr.splitlines() if line.startswith("warning: pyproject.toml: tool.assigner.")]
+    names = [line.split(":")[2].strip().removeprefix("tool.assigner.") for line in told]
+    assert names == ["gap", "report", "slove"]
+    assert "did you mean solve?" in told[2]
+    assert "warning" not in assigner("-q", "run", "solved.json", "--", "s.py").stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("ASSIGNER_GPA", "ASSIGNER_GPA (did you mean ASSIGNER_GAP?)"),
+        ("ASSIGNER_SOLVE_GAP", "ASSIGNER_SOLVE_GAP (did you mean ASSIGNER_GAP?)"),
+        ("ASSIGNER_PIN", "ASSIGNER_PIN (--pin of solve has none)"),
+        ("ASSIGNER_SHOW_AS_JSON", "ASSIGNER_SHOW_AS_JSON (--json of show has none)"),
+        ("ASSIGNER_0", "ASSIGNER_0"),
+    ],
+)
+def test_a_variable_that_nobody_reads_is_told(assigner, monkeypatch, name, told):
+    """Once, on stderr, with what may have been meant; it stops nothing, and -q leaves it out."""
+    monkeypatch.setenv(name, "x")
+    result = assigner("show", "profile.json")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [f"warning: assigner reads no variable of this name: {told}"]
+    assert assigner("-q", "show", "profile.json").stderr == ""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert assigner("show", "profile.json").stderr == ""
+
+
+def test_every_variable_that_the_program_reads_is_known(assigner, root, monkeypatch):
+    """Those that its sources name, and those that stand for flags, are none that nobody reads."""
+    sources = [*(root / "assigner").rglob("*.py"), *(root / "cli").glob("*.py")]
+    text = "".join(path.read_text(encoding="utf-8") for path in sources)
+    flags = {variable for _, _, variable in of_flags(get_command(app)) if variable}
+    names = {*re.findall(r"\bASSIGNER_[A-Z_]*[A-Z]", text), *flags} - {"ASSIGNER_CAUSES"}
+    assert {f"ASSIGNER_{name}" for name in OF_RUNS} - {"ASSIGNER_CAUSES"} <= names
+    for name in names:
+        monkeypatch.setenv(name, "")
+    assert assigner("show", "profile.json").stderr == ""
