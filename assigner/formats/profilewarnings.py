@@ -198,8 +198,9 @@ def _linked_groups(profile: Profile) -> list[list[int]]:
     group = {name: {name} for name in profile.worker}
     for link in profile.links:
         if group[link.source] is not group[link.target]:
-            joined = group[link.source] | group[link.target]
-            group.update(dict.fromkeys(joined, joined))
+            fewer, more = sorted((group[link.source], group[link.target]), key=len)
+            more |= fewer
+            group.update(dict.fromkeys(fewer, more))
     return [
         sorted(profile.worker[name].rank for name in each)
         for each in {id(each): each for each in group.values()}.values()

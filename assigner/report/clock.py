@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 STAGE_LIMIT = 16
 """Stages above which those in the middle are left out."""
+CELL_LIMIT = 200_000
+"""Cells, of all stages at all ticks, above which there is no table."""
+LONGEST = 400_000
+"""Forwards and backwards, see `is_long`: some seconds."""
 
 _IDLE = "."
 
@@ -42,6 +46,11 @@ class Placed(NamedTuple):
     kind: ActionKind
     micro_batch: int
     tick: int
+
+
+def is_long(plan: Plan, *, times: int = 1) -> bool:
+    """Whether so many times the forwards and backwards of a step are too many to be gone through for a report."""
+    return 2 * plan.micro_batches * max(len(plan.stages), len(plan.workers)) * times > LONGEST
 
 
 def clock(plan: Plan, profile: Profile | None = None) -> tuple[Placed, ...]:
@@ -60,23 +69,32 @@ def clock(plan: Plan, profile: Profile | None = None) -> tuple[Placed, ...]:
         worker: deque(each for each in grouped(actions) if each.action.kind in LETTERS)
         for worker, actions in program.actions.items()
     }
-    made: set[tuple[Route, int]] = set()
+    free = dict.fromkeys(left, 0)
+    made: dict[tuple[Route, int], int] = {}
     placed: list[Placed] = []
-    tick = 0
-    while any(left.values()):
-        now = [
-            (worker, groups.popleft())
-            for worker, groups in left.items()
-            if groups and all((route, groups[0].action.micro_batch) in made for route in groups[0].receives)
-        ]
-        if not now:
-            worker, action = next((worker, groups[0].action) for worker, groups in left.items() if groups)
-            raise FormatError(f"{worker} waits for ever before {action.kind} of stage {action.stage}")
-        for worker, (action, _, sends) in now:
+    ready = deque(left)
+    while ready:
+        worker = ready.popleft()
+        groups = left[worker]
+        while groups:
+            action, receives, sends = groups[0]
+            there = [made.get((route, action.micro_batch)) for route in receives]
+            if None in there:
+                break  # who makes it calls again
+            groups.popleft()
+            tick = max([free[worker], *(at for at in there if at is not None)])
+            free[worker] = tick + 1
             placed.append(Placed(action.stage, worker, action.kind, action.micro_batch, tick))
-            made.update((send.route, action.micro_batch) for send in sends if send.route)
-        tick += 1
-    return tuple(sorted(placed, key=lambda each: (each.stage, each.tick)))
+            for send in sends:
+                if send.route:
+                    made[send.route, action.micro_batch] = tick + 1
+                    ready.append(send.route.target)
+    for worker, groups in left.items():
+        if groups:
+            action = groups[0].action
+            raise FormatError(f"{worker} waits for ever before {action.kind} of stage {action.stage}")
+    turn = {worker: n for n, worker in enumerate(left)}
+    return tuple(sorted(placed, key=lambda each: (each.stage, each.tick, turn[each.worker])))
 
 
 def legend(plan: Plan) -> str:
@@ -85,8 +103,17 @@ def legend(plan: Plan) -> str:
     return "F forward, B backward" + (", I its input part, W its weight part" if parts else "")
 
 
+def _is_large(plan: Plan) -> bool:
+    """Whether the table has too many cells: a row for each replica, about two ticks for each micro-batch and stage."""
+    rows = sum(len(stage.workers) for stage in plan.stages)
+    return 2 * (plan.micro_batches + len(plan.stages)) * rows > CELL_LIMIT
+
+
 def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool = False) -> Report:
-    """The table as it is shown, of all stages or of so many; a sentence where the plan cannot run."""
+    """The table as it is shown, of all stages or of so many; a sentence where the plan cannot run or is too large."""
+    if _is_large(plan):
+        size = f"{fmt.plural(plan.micro_batches, 'micro-batch')} on {fmt.plural(len(plan.workers), 'worker')}"
+        return (Line(f"no clock table: {size} are too many for one"),)
     try:
         found = clock(plan, profile)
     except FormatError as error:
@@ -114,7 +141,9 @@ def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool 
 
 
 def clock_data(plan: Plan, profile: Profile | None = None) -> dict[str, Any] | None:
-    """The same for `--json`, every stage; None: the plan cannot run."""
+    """The same for `--json`, every stage; None: the plan cannot run, or the table is too large."""
+    if _is_large(plan):
+        return None
     try:
         found = clock(plan, profile)
     except FormatError:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from assigner.formats.profile import Profile
 
 ROW_LIMIT = 24
-"""Rows above which only the partitions that take longest are listed."""
+"""Rows above which only the partitions that take longest are listed, and of one only the workers that are slowest."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,12 @@ def partitions(profile: Profile, whole: Sequence[PartitionGroup], *, everything:
     kept = fmt.byte_unit(*(point.activation_bytes for point in measured))
     longest = max((row.sample_s for group in found for row in group.rows), default=0.0)
     totals = model_s(whole)
-    rows = []
+    rows, left_out = [], 0
     for group in found:
+        shown = group.rows if everything else _slowest(group.rows)
+        left_out += len(group.rows) - len(shown)
         head = (fmt.ranges(group.partitions), weight.show(profile.partition[group.partitions[0]].parameter_bytes))
-        for n, row in enumerate(group.rows):
+        for n, row in enumerate(shown):
             share = _share(group, row, totals)
             cells = _cells(row, share, (time, kept), longest)
             rows.append((*(head if n == 0 else ("", "")), _who(profile, row.workers), *cells))
@@ -104,7 +106,8 @@ def partitions(profile: Profile, whole: Sequence[PartitionGroup], *, everything:
         Column("of all %", rank=3),
         Column("one of them", "name", rank=1),
     )
-    return Sheet(_title(profile, whole, found, measured), columns, tuple(rows))
+    more = f"; rows of the slowest workers, {left_out:,} more with -v" if left_out else ""
+    return Sheet(_title(profile, whole, found, measured) + more, columns, tuple(rows))
 
 
 def _title(
@@ -116,10 +119,12 @@ def _title(
     if len(found) == len(whole):
         return title
     totals = model_s(whole)
-    share = max(
-        sum(_share(group, row, totals) for group in found for row in group.rows if worker in row.workers)
-        for worker in totals
-    )
+    shares = dict.fromkeys(totals, 0.0)
+    for group in found:
+        for row in group.rows:
+            for worker in row.workers:
+                shares[worker] += _share(group, row, totals)
+    share = max(shares.values())
     return (
         f"{title}; the {len(found)} of {len(whole)} kinds that take longest, {fmt.percent(share)} of all (-v lists all)"
     )
@@ -154,6 +159,12 @@ def _heaviest(whole: Sequence[PartitionGroup]) -> Sequence[PartitionGroup]:
             break
         kept.append(n)
     return [whole[n] for n in sorted(kept)]
+
+
+def _slowest(rows: Sequence[Timing]) -> Sequence[Timing]:
+    """Of more than `ROW_LIMIT` so many, those that take longest, in their order."""
+    kept = sorted(range(len(rows)), key=lambda n: -rows[n].sample_s)[:ROW_LIMIT]
+    return [rows[n] for n in sorted(kept)]
 
 
 def _longest(group: PartitionGroup) -> float:

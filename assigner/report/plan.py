@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.formats.document import encode
 from assigner.formats.fineness import cut_text, split_text
-from assigner.report.clock import clock_data, clock_table
+from assigner.report.clock import clock_data, clock_table, is_long
+from assigner.report.doubts import doubt_lines, doubts
 from assigner.report.memory import fullness, fullness_text, memory_bars, memory_data
 from assigner.report.sharing import sharing
 from assigner.report.sheet import LEAST_TEXT, Column, Line, Report, Sheet, with_hosts
@@ -43,6 +44,8 @@ _FEW = 4
 """Candidates and baselines on a screen that does not list everything."""
 _SHORT = 24
 """Characters up to which the partitions of a stage are all named there."""
+ROW_LIMIT = 64
+"""Rows of stages and workers above which those in the middle are left out."""
 
 
 def plan_report(
@@ -66,8 +69,8 @@ def plan_report(
     most = None if everything else _FEW
     proven = (Line(describe_solver(plan.solver)),) if plan.solver else ()
     parts = (
-        *headline(plan, notes), stages(plan, everything=everything), *bottleneck(plan, profile),
-        *sharing(plan, profile),
+        *headline(plan, notes), stages(plan, everything=everything), *doubt_lines(plan, profile),
+        *bottleneck(plan, profile), *sharing(plan, profile),
         *clock_table(plan, profile, everything=everything), *memory_bars(plan, profile, everything=everything),
         *what_if(plan), *candidates(plan, most=most), *baselines(plan, most=most), *proven,
         *what_if_hint(plan, source=source),
@@ -124,10 +127,13 @@ def describe_prediction(predicted: Prediction) -> str:
 
 
 def bottleneck(plan: Plan, profile: Profile | None) -> Report:
-    """What limits the plan, in a sentence; by the critical path if there is a profile; nothing without a prediction."""
+    """What limits the plan, in a sentence; nothing without a prediction.
+
+    By the critical path if there is a profile, and the step is none of the longest (`is_long`).
+    """
     if plan.predicted is None or not plan.predicted.workers:
         return ()
-    path = None if profile is None else path_shares(simulated(plan, CostModel(profile)))
+    path = None if profile is None or is_long(plan) else path_shares(simulated(plan, CostModel(profile)))
     return (Line(limiting(plan, plan.predicted, path), "strong"),)
 
 
@@ -136,7 +142,8 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
 
     Args:
         plan: A plan.
-        everything: Every range of partitions of a stage; else its first and last one where it has many.
+        everything: Every row, and every range of partitions of a stage; else of many rows the first and the last, and
+            of a stage with many ranges its first and last partition.
     """
     found = plan.predicted_workers
     time = fmt.time_unit(*(each.compute_s for each in found.values()))
@@ -145,30 +152,37 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
         Column(f"compute {time.name}"), Column(f"transfer {time.name}", rank=4), Column(f"idle {time.name}", rank=3),
         Column("memory %", rank=2), Column(f"peak {memory.name}", rank=5), Column(f"of {memory.name}", rank=6),
     )  # fmt: skip
-    rows = []
-    for n, stage in enumerate(plan.stages):
+    places = [(n, name) for n, stage in enumerate(plan.stages) for name in stage.workers]
+    shown = places
+    if len(places) > ROW_LIMIT and not everything:
+        shown = [*places[: ROW_LIMIT // 2], *places[-ROW_LIMIT // 2 :]]
+    rows, before = [], -1
+    for n, name in shown:
+        stage = plan.stages[n]
+        worker = found.get(name) if plan.held[name][0] == n else None
+        figures = ("",) * len(spent) if worker is None else _figures(worker, time, memory)
+        updates = fmt.points(len(stage.updated_by(name)) / len(stage.partitions))
         held = _whole(stage) if everything else _shortly(stage)
-        for k, name in enumerate(stage.workers):
-            worker = found.get(name) if plan.held[name][0] == n else None
-            figures = ("",) * len(spent) if worker is None else _figures(worker, time, memory)
-            updates = fmt.points(len(stage.updated_by(name)) / len(stage.partitions))
-            number, partitions, again = (str(n), *held) if k == 0 else ("", "", "")
-            rows.append(
-                (
-                    (Column("#"), number),
-                    (Column("worker", "name"), name),
-                    *(((Column("takes"), fmt.count(len(taken(plan, n, name)))),) if plan.is_replicated else ()),
-                    *(((Column("updates %"), updates),) if plan.is_divided else ()),
-                    (Column("partitions", "text", least=LEAST_TEXT if everything else 2 * LEAST_TEXT), partitions),
-                    (Column("remat", "text"), again),
-                    (Column("in flight", rank=1), fmt.count(in_flight(plan, n, name))),
-                    *(zip(spent, figures, strict=True) if found else ()),
-                )
+        number, partitions, again = (str(n), *held) if n != before else ("", "", "")
+        before = n
+        rows.append(
+            (
+                (Column("#"), number),
+                (Column("worker", "name"), name),
+                *(((Column("takes"), fmt.count(len(taken(plan, n, name)))),) if plan.is_replicated else ()),
+                *(((Column("updates %"), updates),) if plan.is_divided else ()),
+                (Column("partitions", "text", least=LEAST_TEXT if everything else 2 * LEAST_TEXT), partitions),
+                (Column("remat", "text"), again),
+                (Column("in flight", rank=1), fmt.count(in_flight(plan, n, name))),
+                *(zip(spent, figures, strict=True) if found else ()),
             )
+        )
     shortened = not everything and any(_whole(stage) != _shortly(stage) for stage in plan.stages)
     notes = [f"takes: of {plan.micro_batches} micro-batches"] if plan.is_replicated else []
     notes += ["updates: of the stage's partitions, for all of its workers"] if plan.is_divided else []
     notes += ["-v names every partition"] if shortened else []
+    if len(shown) < len(places):
+        notes.append(f"the first and the last {ROW_LIMIT // 2} rows; -v lists {len(places) - len(shown):,} more")
     head = fmt.plural(len(plan.stages), "stage") + (f" ({'; '.join(notes)})" if notes else "")
     return Sheet.of(head, rows)
 
@@ -369,6 +383,8 @@ def plan_data(plan: Plan, *, profile: Profile | None = None, notes: Sequence[str
         "best_baseline": None if best is None else {"name": best[0], "step_s": best[1]},
         "status": None if plan.solver is None else status(plan.solver),
         "bottleneck": next((line.text for line in bottleneck(plan, profile) if isinstance(line, Line)), None),
+        "sharing": [line.text for line in sharing(plan, profile) if isinstance(line, Line)],
+        "warnings": list(doubts(plan, profile)),
         "in_flight": [warm_up(plan, n) for n in range(len(plan.stages))],
         "clock": clock_data(plan, profile),
         "memory_share": {name: fullness(each) for name, each in plan.predicted_workers.items()},

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 WORKER_LIMIT = 16
 """Workers above which those of a host and kind are one row."""
+KIND_LIMIT = 64
+"""Rows of kinds that are listed."""
 
 
 def profile_report(profile: Profile, *, everything: bool = False) -> Report:
@@ -48,6 +50,9 @@ def _workers(profile: Profile, *, everything: bool) -> Sheet:
     if len(together) > WORKER_LIMIT and not everything:
         together = _alike(profile)
         title += ", those of a kind together with the least memory of one (-v lists all)"
+    if len(together) > KIND_LIMIT and not everything:
+        title += f"; {KIND_LIMIT} of {len(together):,} kinds"
+        together = together[:KIND_LIMIT]
     memory = fmt.byte_unit(*(worker.memory_bytes for worker in profile.workers))
     return Sheet.of(title, [_worker_row(each, memory) for each in together])
 

@@ -7,23 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
+from assigner.report.doubts import doubt_lines
 from assigner.report.plan import CHOSEN, baselines, bottleneck, candidates, describe_solver, headline, plan_data, stages
 from assigner.report.sharing import sharing
 from assigner.report.sheet import Column, Line, Report, Sheet, with_hosts
 from assigner.report.spread import doubt
 from assigner.report.whatif import what_if
-from assigner.schedule.cost import CostModel
-from assigner.schedule.objective import sustained_s
-from assigner.solver.baselines import TITLES
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
     from assigner.formats.solverreport import SolverReport
     from assigner.solver import Progress, Solution
-
-_BEHIND = 0.01
-"""A schedule that stays behind the steady state by a smaller share is not worth a word."""
 
 FEW = 6
 """Candidates on a screen that does not list everything."""
@@ -39,58 +34,12 @@ def solution_report(solution: Solution, *, profile: Profile | None = None, every
     """
     plan = solution.plan
     simple = baselines(plan) if plan.objective == "step" else ()
-    doubts = (
-        None if profile is None else doubt(profile), _crowded(plan, profile), _extrapolated(plan, profile),
-        _sustained(plan, profile),
-    )  # fmt: skip
     parts = (
         *asked(plan), *candidates(plan, most=None if everything else FEW), *frontier(solution), *headline(plan),
         stages(plan, everything=everything), *what_if(plan), *_unpriced(plan), *simple, *proof_lines(plan),
-        *(Line(f"warning: {text}", "warning") for text in doubts if text), *bottleneck(plan, profile),
-        *sharing(plan, profile),
+        *doubt_lines(plan, profile), *bottleneck(plan, profile), *sharing(plan, profile),
     )  # fmt: skip
     return with_hosts(parts, profile)
-
-
-def _crowded(plan: Plan, profile: Profile | None) -> str | None:
-    """Whether one worker by itself may be faster than the plan, on cores that it shared while it was timed."""
-    step, name = plan.predicted_step_s, TITLES["single"]
-    alone = next((each.step_s for each in plan.baselines if each.name == name), None)
-    slower = max((each.slower for each in (profile.workers if profile is not None else ())), default=1.0)
-    if step is None or alone is None or len(plan.workers) == 1 or alone / slower >= step:
-        return None
-    return (
-        f"where others leave it their cores, the {name} may take as little as {fmt.seconds(alone / slower)},"
-        f" not {fmt.seconds(alone)}: less than this plan (solve --baseline single makes that plan, bench runs both)"
-    )
-
-
-def _extrapolated(plan: Plan, profile: Profile | None) -> str | None:
-    """Whether the plan's micro-batches are larger than all that were measured."""
-    measured = () if profile is None else profile.measurements
-    largest = max((each.micro_batch for each in measured if each.infeasible is None), default=plan.micro_batch_size)
-    if plan.micro_batch_size <= largest:
-        return None
-    return (
-        f"micro-batches of {plan.micro_batch_size:,} are {plan.micro_batch_size / largest:.3g} times"
-        f" the largest that were measured ({largest:,}): what they take is extrapolated, and may be far off (assigner"
-        " profile --micro-batches)"
-    )
-
-
-def _sustained(plan: Plan, profile: Profile | None) -> str | None:
-    """How far the plan's own schedule stays behind the steady state, if it does."""
-    if plan.objective != "throughput" or plan.solver is None or profile is None:
-        return None
-    seconds = plan.micro_batches * sustained_s(plan, CostModel(profile))
-    more = seconds / plan.solver.objective_s - 1
-    if more < _BEHIND:
-        return None
-    why = "its forwards wait for no backwards" if plan.schedule == "gpipe" else "its warm-ups are short for its wires"
-    return (
-        f"in a long run of its {plan.schedule} one more batch takes {fmt.seconds(seconds)},"
-        f" {fmt.percent(more)} more than in the steady state: {why}"
-    )
 
 
 def _unpriced(plan: Plan) -> Report:

@@ -19,7 +19,7 @@ Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -42,6 +42,7 @@ def takes(micro_batches: int, counts: tuple[int, ...]) -> tuple[int, ...]:
 
     Micro-batch m goes to the replica r that is furthest behind its share, n_r (m + 1) / M - taken_r; the first among
     equals. Before each m these add up to 1, so it is above 0 for who is chosen: nobody takes more than n_r.
+    Replicas with one share take turns: only the next of them is compared with others.
 
     Args:
         micro_batches: M.
@@ -50,10 +51,13 @@ def takes(micro_batches: int, counts: tuple[int, ...]) -> tuple[int, ...]:
     Returns:
         The replica's position, by micro-batch.
     """
+    alike: dict[int, deque[int]] = defaultdict(deque)
+    for replica, count in enumerate(counts):
+        alike[count].append(replica)
     taken, found = [0] * len(counts), []
     for m in range(micro_batches):
-        behind = [n * (m + 1) - t * micro_batches for n, t in zip(counts, taken, strict=True)]
-        chosen = behind.index(max(behind))
+        chosen = -max((n * (m + 1) - taken[turn[0]] * micro_batches, -turn[0]) for n, turn in alike.items())[1]
+        alike[counts[chosen]].rotate(-1)
         taken[chosen] += 1
         found.append(chosen)
     return tuple(found)

@@ -152,3 +152,12 @@ def test_the_title_says_where_dependencies_are_taken_for_granted():
     assert said in clock_table(plan)[0].title
     assert said not in clock_table(plan, diamond)[0].title
     assert said not in clock_table(two)[0].title
+
+
+def test_a_table_of_too_many_cells_is_a_sentence():
+    """Nobody could read it; in JSON there is none."""
+    made = make_plan(make_profile(work=[1e-3] * 2, slowness=[1, 1], batch=65_536), [(0, ["p0"]), (1, ["p1"])])
+    made = made.cut(65_536, 1, batch_size=65_536)
+    (line,) = clock_table(made)
+    assert line.text == "no clock table: 65,536 micro-batches on 2 workers are too many for one"
+    assert clock_data(made) is None

@@ -7,8 +7,10 @@ from builders import make_plan, make_profile
 from assigner.formats.solverreport import Baseline, SolverReport, WhatIf
 from assigner.report.memory import fullness
 from assigner.report.plan import (
+    ROW_LIMIT,
     baselines,
     best_baseline,
+    bottleneck,
     describe_solver,
     gain_line,
     plan_data,
@@ -240,3 +242,24 @@ def test_hosts_stand_beside_workers_where_there_are_several(plan):
     for profile in (one, None):
         alone = [part for part in plan_report(plan, profile=profile) if isinstance(part, Sheet)]
         assert not any(column.header == "host" for sheet in alone for column in sheet.columns)
+
+
+def test_of_many_rows_the_first_and_the_last_are_shown():
+    """The title says how many more there are, and -v shows all."""
+    count = ROW_LIMIT + 36
+    many = make_profile(work=[1e-3] * count, slowness=[1] * count, links=False)
+    long = make_plan(many, [(n, [f"p{n}"]) for n in range(count)])
+    sheet, whole = stages(long), stages(long, everything=True)
+    half = ROW_LIMIT // 2
+    assert sheet.title == f"{count} stages (the first and the last {half} rows; -v lists 36 more)"
+    assert [row[0] for row in sheet.rows] == [str(n) for n in (*range(half), *range(count - half, count))]
+    assert (whole.title, len(whole.rows)) == (f"{count} stages", count)
+
+
+def test_the_longest_steps_are_not_gone_through_again(monkeypatch):
+    """What limits such a plan is told by its prediction alone."""
+    plan = priced(make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2", "p3"])], micro_batches=4), PROFILE)
+    monkeypatch.setattr("assigner.report.clock.LONGEST", 2 * 4 * 2 - 1)
+    monkeypatch.setattr("assigner.report.plan.simulated", None)
+    (line,) = bottleneck(plan, PROFILE)
+    assert "limits the plan" in line.text

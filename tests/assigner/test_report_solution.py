@@ -4,6 +4,7 @@ import pytest
 from builders import make_plan, make_profile
 
 from assigner.formats.solverreport import Baseline, Candidate, SolverReport, WhatIf
+from assigner.report.plan import plan_data, plan_report
 from assigner.report.sheet import Line, Sheet
 from assigner.report.solution import progress_text, proof_lines, solution_data, solution_report
 from assigner.report.spread import doubt
@@ -178,3 +179,16 @@ def test_a_schedule_that_stays_behind_the_steady_state_is_told(plan, bandwidth, 
     text = " ".join(lines(solution_report(Solution(behind), profile=profile)))
     assert ("one more batch takes" in text) is bool(why)
     assert why in text
+
+
+def test_show_and_json_say_the_same_of_sharing_and_doubts(plan):
+    """What solve says of sharing stages and of doubtful figures, show says, too, and both in JSON."""
+    busy = replace(PROFILE, measurements=tuple(replace(each, starved=0.4) for each in PROFILE.measurements))
+    derived = solution_data(Solution(plan), profile=busy)["derived"]
+    (sharing,), (warning,) = derived["sharing"], derived["warnings"]
+    assert sharing.startswith("data parallelism over all 2 workers, which this plan does not use: ")
+    assert warning == doubt(busy)
+    for report in (solution_report(Solution(plan), profile=busy), plan_report(plan, profile=busy)):
+        assert {sharing, f"warning: {warning}"} <= {*lines(report)}
+    assert {**plan_data(plan, profile=busy)["derived"], "frontier": [], "doubt": warning} == derived
+    assert plan_data(plan)["derived"]["sharing"] == plan_data(plan)["derived"]["warnings"] == []
