@@ -96,12 +96,15 @@ class WayOut:
     Args:
         what: What changes, in a few words.
         how: The flag to give or to drop, or what to do where no flag does it.
-        step_s: Step time of the plan that was found with it, in seconds: solving with it takes no more.
+        value: Of the objective, of a plan that was found with it: solving with it gives no more. Seconds, of cost money
+            per sample.
+        objective: What the value is of: "step", "throughput", "latency" or "cost".
     """
 
     what: str
     how: str
-    step_s: float
+    value: float
+    objective: str = "step"
 
 
 class NoPlanError(AssignerError):

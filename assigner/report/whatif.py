@@ -11,7 +11,7 @@ from assigner.report.sheet import Column, Line, Part, Report, Sheet
 from assigner.settings import flags
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from assigner.errors import NoPlanError
@@ -104,23 +104,33 @@ def solve_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def ways_out_report(error: NoPlanError) -> Report:
-    """What stands below the error: the changes with which there is a plan, and what was not tried; empty: neither."""
+    """What stands below the error: the changes with which there is a plan, and what was not tried; empty: neither.
+
+    Beside each stands the objective's value that was found with it; beside one that changes the objective nothing, as
+    that is no value to compare with the others.
+    """
     parts: list[Part] = []
     if error.ways_out:
-        time = fmt.time_unit(*(way.step_s for way in error.ways_out))
-        columns = (Column("what changes", "text"), Column("how", "text"), Column(f"step {time.name}"))
+        objective = error.ways_out[0].objective
+        title, header, show = _value_words(objective, [way.value for way in error.ways_out])
+        columns = (Column("what changes", "text"), Column("how", "text"), Column(header))
         rows = tuple(
-            (way.what + (CHEAPEST if n == 0 else ""), way.how, time.show(way.step_s))
+            (
+                way.what + (CHEAPEST if n == 0 else ""),
+                way.how,
+                show(way.value) if way.objective == objective else fmt.NOTHING,
+            )
             for n, way in enumerate(error.ways_out)
         )
-        parts.append(
-            Sheet(
-                "with one of these changes there is a plan, with this step or a shorter one",
-                columns,
-                rows,
-                frozenset({0}),
-            )
-        )
+        parts.append(Sheet(f"with one of these changes there is a plan, {title}", columns, rows, frozenset({0})))
     if error.untried:
         parts.append(Line(f"not known, for the time was over: {', '.join(error.untried)}", "warning"))
     return tuple(parts)
+
+
+def _value_words(objective: str, values: Sequence[float]) -> tuple[str, str, Callable[[float], str]]:
+    """Of values of an objective: what the best plan is then, the heading of their column, and how one is shown."""
+    if objective == "cost":
+        return "at this cost or less", "per 1000 samples", lambda value: f"{1000 * value:.4g}"
+    time, what = fmt.time_unit(*values), {"throughput": "steady batch", "latency": "forward"}.get(objective, "step")
+    return f"with this {what} or a shorter one", f"{what} {time.name}", time.show

@@ -35,7 +35,7 @@ def refused(profile, options=None):
     with pytest.raises(InfeasibleError) as caught:
         solve(profile, options)
     assert caught.value.exit_code == 3
-    assert all(way.step_s > 0 for way in caught.value.ways_out)
+    assert all(way.value > 0 for way in caught.value.ways_out)
     return caught.value
 
 
@@ -62,7 +62,18 @@ def test_remat_is_the_way_out_where_it_was_forbidden():
     assert error.hint.startswith(f"{hows(error)[0]}: a step then takes ")
     assert error.hint.endswith(" or less")
     (way,) = [each for each in error.ways_out if each.how == "--remat auto"]
-    assert way.step_s >= solve(profile, GPIPE).plan.predicted.step_s
+    assert way.value >= solve(profile, GPIPE).plan.predicted.step_s
+
+
+def test_a_way_out_is_told_by_the_objective():
+    """Under latency by one forward, which solving with it does not exceed, in the hint, too."""
+    profile, asked = heavy(capacity=1.1e7), SolveOptions(objective="latency", schedule="gpipe")
+    error = refused(profile, replace(asked, remat="never"))
+    (way,) = [each for each in error.ways_out if each.how == "--remat auto"]
+    solved = solve(profile, asked).plan
+    assert way.objective == "latency"
+    assert solved.solver.objective_s <= way.value < solved.predicted.step_s
+    assert ": one forward then takes " in error.hint
 
 
 def test_another_micro_batch_count_is_the_way_out():

@@ -59,7 +59,7 @@ def explain(
     elif not told:
         hint = "a smaller model, or other workers: no other way out was found"
     else:
-        hint = f"{told[0].how}: a step then takes {fmt.seconds(told[0].step_s)} or less"
+        hint = f"{told[0].how}: {_then(told[0])} or less"
     if summed is None and several != "not asked for":
         message = f"with one stage a worker, {message}; with several"
         if several == "open":
@@ -74,8 +74,16 @@ def explain(
 def _told(way: Remedy, options: SolveOptions) -> errors.WayOut:
     """A way out in words. The ways out are solved for the step time, so what it takes may be to ask for no more."""
     if way.change.how:
-        return errors.WayOut(way.change.what, way.change.how, way.step_s)
+        return errors.WayOut(way.change.what, way.change.how, way.value, options.objective)
     return errors.WayOut(f"objective step instead of {options.objective}", "--objective step", way.step_s)
+
+
+def _then(way: errors.WayOut) -> str:
+    """What a plan with a way out is worth, in the words of the objective."""
+    if way.objective == "cost":
+        return f"1000 samples then cost {1000 * way.value:.4g}"
+    what = {"throughput": "a batch in the steady state", "latency": "one forward"}.get(way.objective, "a step")
+    return f"{what} then takes {fmt.seconds(way.value)}"
 
 
 def ways_out(case: Case, enquiry: Enquiry) -> tuple[list[Remedy], list[str]]:

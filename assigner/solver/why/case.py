@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from assigner.errors import UsageError
 from assigner.formats.profile import Profile
 from assigner.schedule.cost import CostModel
-from assigner.schedule.simulate import prediction_of
+from assigner.schedule.objective import objective_value
+from assigner.schedule.timing import step_s
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
 from assigner.solver.problem.hints import resolve
@@ -92,9 +93,16 @@ class Change:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change, and the step time in seconds of a plan that was found with it."""
+    """A change, and what a plan that was found with it is worth.
+
+    Args:
+        change: What is done differently.
+        value: Of the objective asked for (`schedule/objective.py` has the unit).
+        step_s: Its step, in seconds.
+    """
 
     change: Change
+    value: float
     step_s: float
 
 
@@ -197,4 +205,6 @@ class Enquiry:
         plan = plan or self.plan(changed)
         if plan is None:
             return ()
-        return (Remedy(change, prediction_of(plan, changed.cost).step_s),)
+        step = step_s(plan, changed.cost)
+        value = objective_value(plan, changed.options.objective, changed.cost, step_s=step)
+        return (Remedy(change, value, step),)

@@ -10,6 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.schedule.timing import step_s
 from assigner.solver.limits import tuning
 from assigner.solver.problem.options import divisors
 from assigner.solver.why.case import Case, Change, together
@@ -108,9 +109,9 @@ class StepLimit(Family):
         plan = None if limit is None else enquiry.fastest(case)
         if limit is None or plan is None:
             return
-        (free,) = enquiry.way_out(case, chosen("", "", max_step_s=None), plan)
-        digits = 2 - math.floor(math.log10(free.step_s))
-        seconds = math.ceil(free.step_s * 10**digits) / 10**digits
+        least_s = step_s(plan, case.cost)
+        digits = 2 - math.floor(math.log10(least_s))
+        seconds = math.ceil(least_s * 10**digits) / 10**digits
         if seconds <= limit:
             return
         what = f"a step of up to {fmt.seconds(seconds)} instead of {fmt.seconds(limit)}"
@@ -168,7 +169,7 @@ class Hints(Family):
         if len(found) <= tuning.HINTS_TRIED:
             singles = [way for hint in found for way in enquiry.way_out(case, hint)]
             if singles:
-                yield from sorted(singles, key=lambda way: way.step_s)[: tuning.HINTS_AT_ONCE]
+                yield from sorted(singles, key=lambda way: way.value)[: tuning.HINTS_AT_ONCE]
                 return
         if not found or (plan := enquiry.plan(together(found).apply(case))) is None:
             return

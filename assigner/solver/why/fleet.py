@@ -11,7 +11,7 @@ from assigner import formatting as fmt
 from assigner.formats.profile import Link, LinkPoint
 from assigner.location import MOST_RANKS
 from assigner.schedule.cost import message_s
-from assigner.schedule.program import build_program
+from assigner.schedule.program import wire
 from assigner.schedule.simulate import worker_memory
 from assigner.solver.limits import tuning
 from assigner.solver.why.case import Case, Change, short, together
@@ -48,7 +48,7 @@ class MoreLinks(Family):
         if len(missing) <= tuning.LINKS_TRIED:
             singles = [way for pair in missing for way in enquiry.way_out(case, _change(case, [pair]))]
             if singles:
-                yield min(singles, key=lambda way: way.step_s)
+                yield min(singles, key=lambda way: way.value)
                 return
         used = wires(case.profile, plan)
         needed = least_set(
@@ -74,7 +74,7 @@ class OneMore(Family):
         copies = self._copies(case)
         singles = [way for copy in copies for way in enquiry.way_out(case, copy)]
         if singles:
-            yield min(singles, key=lambda way: way.step_s)
+            yield min(singles, key=lambda way: way.value)
         elif len(copies) > 1 and enquiry.plan(together(copies).apply(case)) is not None:
             needed = least_set(copies, lambda few: enquiry.plan(together(few).apply(case)) is not None)
             yield from enquiry.way_out(case, together(needed))
@@ -138,8 +138,7 @@ def _change(case: Case, pairs: Sequence[Pair]) -> Change:
 
 def wires(profile: Profile, plan: Plan) -> set[frozenset[str]]:
     """The pairs of workers that talk in a plan."""
-    program = build_program(plan, profile.edges, profile.ties)
-    return {frozenset((route.source, route.target)) for route in program.routes}
+    return {frozenset((route.source, route.target)) for route in wire(plan, profile.edges, profile.ties).routes}
 
 
 def with_copy(name: str, case: Case) -> Case:
