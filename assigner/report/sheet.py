@@ -84,23 +84,35 @@ class Sheet:
         while sum(needed[n] for n in keep) + GAP * (len(keep) - 1) > width:
             least = max(keep, key=lambda n: self.columns[n].rank)
             if self.columns[least].rank == 0:
-                return self.instead.fitted(width) if self.instead else self._with(keep)._levelled(width)
+                return self.instead.fitted(width) if self.instead else self._with(keep)
             keep.remove(least)
-        return self._with(keep)._levelled(width)
+        return self._with(keep)
 
     def _with(self, keep: Sequence[int]) -> Sheet:
         rows = tuple(tuple(row[n] for n in keep) for row in self.rows)
         left_out = tuple(column.header for n, column in enumerate(self.columns) if n not in keep)
         return replace(self, columns=tuple(self.columns[n] for n in keep), rows=rows, left_out=left_out)
 
-    def _levelled(self, width: int) -> Sheet:
-        """The sheet with texts that may be folded to the width at which all of them, cut to it, have room."""
-        texts = [self._widest(n) for n, column in enumerate(self.columns) if column.kind == "text"]
-        fixed = sum(self._widest(n) for n, column in enumerate(self.columns) if column.kind != "text")
-        room, level = width - fixed - GAP * (len(self.columns) - 1), max(texts, default=0)
-        while level > _NARROWEST and sum(min(text, level) for text in texts) > room:
+    def widths(self, width: int) -> list[int]:
+        """Terminal columns of each column where there are `width` for all of them.
+
+        Texts are folded as far as they have to be: cut to one level, all of them have room. None gets less than the
+        longest word of its header, nor than `_NARROWEST`: where there is no room for that, all take more than `width`.
+        """
+        found = list(map(self._widest, range(len(self.columns))))
+        texts = [n for n, column in enumerate(self.columns) if column.kind == "text"]
+        least = {n: min(found[n], max(_NARROWEST, _longest_word(self.columns[n].header))) for n in texts}
+        whole, level = {n: found[n] for n in texts}, max((found[n] for n in texts), default=0)
+        room = width - GAP * (len(found) - 1) - sum(found[n] for n in range(len(found)) if n not in whole)
+        while level > _NARROWEST and sum(max(least[n], min(whole[n], level)) for n in texts) > room:
             level -= 1
-        return replace(self, columns=tuple(replace(each, least=min(each.least, level)) for each in self.columns))
+        for n in texts:
+            found[n] = max(least[n], min(whole[n], level))
+        spare = room - sum(found[n] for n in texts)
+        for n in texts:
+            if spare > 0 and found[n] < whole[n]:
+                found[n], spare = found[n] + 1, spare - 1
+        return found
 
     def _needed(self, column: int) -> int:
         """Terminal columns that one column wants at least."""
@@ -114,14 +126,12 @@ class Sheet:
         texts = (self.columns[column].header, *(row[column] for row in self.rows))
         return max(cell_len(printable(text)) for text in texts)
 
-    def width_of(self, column: int) -> int:
-        """Terminal columns that one column is never drawn without: all of a number, and a text's longest word."""
-        from rich.cells import cell_len
 
-        if self.columns[column].kind != "text":
-            return self._widest(column)
-        words = [cell_len(word) for row in self.rows for word in printable(row[column]).split()]
-        return min(max(words, default=1), self.columns[column].least)
+def _longest_word(text: str) -> int:
+    """Terminal columns of it."""
+    from rich.cells import cell_len
+
+    return max(map(cell_len, printable(text).split()), default=0)
 
 
 @dataclass(frozen=True)
@@ -216,19 +226,20 @@ def _table(sheet: Sheet, width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    least = sum(map(sheet.width_of, range(len(sheet.columns)))) + GAP * (len(sheet.columns) - 1)
+    widths = sheet.widths(width)
+    whole = sum(widths) + GAP * (len(widths) - 1)
     table = Table(  # of what has no room rich leaves columns out
-        width=least if least > width else None, box=box.SIMPLE_HEAD,
+        width=whole if whole > width else None, box=box.SIMPLE_HEAD,
         show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold",
         border_style="dim",
     )  # fmt: skip
-    for n, column in enumerate(sheet.columns):
+    for column, wide in zip(sheet.columns, widths, strict=True):
         table.add_column(
             Text(column.header),
             justify="right" if column.kind == "number" else "left",
             no_wrap=column.kind != "text",
             overflow="fold",
-            min_width=sheet.width_of(n),
+            width=wide,
         )
     for n, row in enumerate(sheet.rows):
         table.add_row(*(Text(printable(cell)) for cell in row), style="bold green" if n in sheet.marked else None)

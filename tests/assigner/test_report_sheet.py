@@ -103,3 +103,13 @@ def test_no_column_is_lost_where_nothing_fits():
     for width in range(20, 70, 3):
         shown = printed([Sheet("", columns, rows)], width)
         assert all(text in shown for text in ("#", "ms", *rows[0])), width
+
+
+@pytest.mark.parametrize("width", range(12, 90, 6))
+def test_headers_are_folded_at_words(width):
+    """However short the cells below are that have to give way, and where there is no room the table is wider."""
+    columns = (Column("partitions", "text"), Column("what changes", "text"), Column("step ms"))
+    sheet = Sheet("", columns, (("p0 p1 p2 p3 p4 p5 p6 p7", "a b c d e f g h i j k l m", "1.5"),))
+    lines = printed([sheet], width).splitlines()
+    assert {"partitions", "what", "changes", "step", "ms", "1.5"} <= {*" ".join(lines).split()}
+    assert max(map(len, lines)) <= max(width, 10 + 7 + 7 + 2 * 2)
