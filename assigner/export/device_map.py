@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.errors import FormatError
+from assigner.errors import UsageError
 from assigner.export.exported import Exported, PartitionContent, as_json, local_devices, shared_cpu
 from assigner.formats.plan import refuse_replicas
 from assigner.schedule.simulate import check_fit
@@ -40,9 +40,9 @@ def device_map(plan: Plan, profile: Profile, held: ModelContent | None = None) -
             goes to the first stage's device, or to the first GPU.
 
     Raises:
-        UsageError: a stage of the plan has several workers.
-        FormatError: the profile is of another workload, the plan's workers are not the devices of one host, or what
-            accelerate would put on one device at first does not fit there.
+        UsageError: a stage of the plan has several workers, its workers are on several hosts, or what accelerate
+            would put on one device at first does not fit there.
+        FormatError: the profile is of another workload.
     """
     refuse_replicas(plan, "device maps")
     check_fit(plan, profile)
@@ -92,7 +92,7 @@ def _rest(plan: Plan, held: ModelContent | None, found: Mapping[str, str]) -> It
 def _at_first(
     profile: Profile, known: ModelContent, found: Mapping[str, str], devices: Mapping[str, str], *, exact: bool
 ) -> Iterator[str]:
-    """What accelerate puts on one device before it goes to several; a FormatError where it does not fit."""
+    """What accelerate puts on one device before it goes to several; a UsageError where it does not fit."""
     for name, device in found.items():
         inner = [other for other in found if _is_in(other, name)]
         if {found[other] for other in inner} <= {device}:
@@ -103,7 +103,7 @@ def _at_first(
         room = max(profile.worker[worker].capacity_bytes for worker, each in devices.items() if each == device)
         if size > room:
             lone = "put the tensors that lie in it beside its modules into a module of their own"
-            raise FormatError(
+            raise UsageError(
                 f"{said}, and {device} holds {fmt.size(room)}",
                 hint=lone if exact else "--workload FILE.py:FUNCTION names what lies outside the partitions instead",
             )

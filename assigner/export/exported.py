@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from assigner.errors import FormatError
+from assigner.errors import UsageError
 from assigner.formatting import plural
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ def local_devices(plan: Plan, profile: Profile, *, tool: str) -> dict[str, str]:
         tool: What wants them, for the message.
 
     Raises:
-        FormatError: the workers are on several hosts, or several of them have one GPU.
+        UsageError: the workers are on several hosts, or several of them have one GPU.
     """
     hosts: dict[str, list[str]] = defaultdict(list)
     for worker in plan.workers:
         hosts[profile.worker[worker].host].append(worker)
     if len(hosts) > 1:
         largest = max(hosts.values(), key=len)
-        raise FormatError(
+        raise UsageError(
             f"{tool} is for the devices of one host, and the plan's workers are on {len(hosts)}:"
             f" {', '.join(list(hosts)[:4])}{', ...' if len(hosts) > 4 else ''}",
             hint=f"solve for one host: assigner solve PROFILE -o PLAN --only {profile.worker[largest[0]].host}",
@@ -69,7 +69,7 @@ def local_devices(plan: Plan, profile: Profile, *, tool: str) -> dict[str, str]:
         sharing[profile.worker[worker].device].append(worker)
     for device, workers in sharing.items():
         if device != "cpu" and len(workers) > 1:
-            raise FormatError(
+            raise UsageError(
                 f"{' and '.join(workers)} are all {device} here: one process cannot tell them apart",
                 hint="profile with all GPUs visible to every rank: --devices cuda:0,cuda:1",
             )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.errors import FormatError
+from assigner.errors import UsageError
 from assigner.export.exported import Exported, PartitionContent, as_json
 from assigner.formats.orders import ListedStep
 from assigner.formats.plan import refuse_replicas
@@ -37,9 +37,9 @@ def schedule_csv(plan: Plan, profile: Profile) -> Exported:
     """The plan's schedule in torch's compute-only form.
 
     Raises:
-        UsageError: a stage of the plan has several workers.
-        FormatError: the profile is of another workload, or the order of actions would wait for ever where every value
-            goes from one stage to the next, as it does in torch.distributed.pipelining.
+        UsageError: a stage of the plan has several workers, or the order of actions would wait for ever where every
+            value goes from one stage to the next, as it does in torch.distributed.pipelining.
+        FormatError: the profile is of another workload.
     """
     refuse_replicas(plan, "the export for torch.distributed.pipelining")
     check_fit(plan, profile)
@@ -90,11 +90,11 @@ def module_names(plan: Plan, profile: Profile, held: ModelContent | None = None)
 
 
 def _check_runs(rows: Mapping[str, Sequence[ListedStep]], stages: int) -> None:
-    """Play the rows, each value going to the neighbouring stage; raise FormatError if all ranks wait."""
+    """Play the rows, each value going to the neighbouring stage; raise UsageError if all ranks wait."""
     at, stuck = played(rows, {n: (n - 1,) for n in range(1, stages)}, {n: (n + 1,) for n in range(stages - 1)})
     step = next((row[at[worker]] for worker, row in rows.items() if worker in stuck), None)
     if step is not None:
-        raise FormatError(
+        raise UsageError(
             f"stages[{step.stage}] would wait for ever at {step}: torch.distributed.pipelining hands every value from"
             " one stage to the next, and the plan's stages do not all hang together in that way",
             hint="assigner solve --schedule gpipe --max-replicas 1 makes a plan that can be exported",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.errors import FormatError
+from assigner.errors import UsageError
 from assigner.export.exported import Exported, as_json, local_devices, shared_cpu
 from assigner.formats.plan import refuse_replicas
 from assigner.schedule.simulate import check_fit
@@ -25,16 +25,16 @@ def balance(plan: Plan, profile: Profile) -> Exported:
     """The plan as keyword arguments of `GPipe`: balance, devices, chunks and checkpoint.
 
     Raises:
-        UsageError: a stage of the plan has several workers.
-        FormatError: the profile is of another workload; the partitions are no chain, a worker has several stages, or
+        UsageError: a stage of the plan has several workers or a worker several stages, the partitions are no chain, or
             the workers are not the devices of one host.
+        FormatError: the profile is of another workload.
     """
     refuse_replicas(plan, "the export for torchgpipe")
     check_fit(plan, profile)
     _check_chain(profile)
     twice = next((worker for worker in plan.workers if sum(s.worker == worker for s in plan.stages) > 1), None)
     if twice is not None:
-        raise FormatError(
+        raise UsageError(
             f"{twice} has several stages; torchgpipe gives each device one run of layers",
             hint="assigner solve --schedule gpipe --max-replicas 1 has one stage a worker and one worker a stage",
         )
@@ -58,7 +58,7 @@ def _check_chain(profile: Profile) -> None:
         if skip is not None
         else f"{' and '.join(profile.ties[0].partitions)} share {profile.ties[0].parameter!r}"
     )
-    raise FormatError(
+    raise UsageError(
         f"the partitions are no chain: {why}; torchgpipe cuts an nn.Sequential",
         hint="--to pipelining-schedule or --to dot take any graph",
     )

@@ -6,7 +6,7 @@ import torch
 from builders import make_plan, make_profile
 from torch import nn
 
-from assigner.errors import FormatError
+from assigner.errors import UsageError
 from assigner.export.device_map import device_map
 from assigner.export.exported import PartitionContent
 from assigner.formats.profile import Tie
@@ -108,12 +108,12 @@ def test_what_does_not_fit_at_first_is_refused():
     profile, plan = on_one_host(["cuda:0", "cuda:1"], memory_bytes=3 * 2**20, reserve_bytes=0)
     parts = tuple(replace(each, parameter_bytes=2**20, buffer_bytes=0) for each in profile.partitions)
     profile = replace(profile, partitions=parts)
-    with pytest.raises(FormatError, match="the whole model on cuda:0 at first") as caught:
+    with pytest.raises(UsageError, match="the whole model on cuda:0 at first") as caught:
         device_map(plan, profile)
     assert "--workload" in caught.value.hint
     held = {"": PartitionContent(()), **{name: PartitionContent((name,)) for name in NAMES}}
     assert list(device_map(plan, profile, held).data) == NAMES
-    with pytest.raises(FormatError, match='for the entry ""') as caught:
+    with pytest.raises(UsageError, match='for the entry ""') as caught:
         device_map(plan, profile, {**held, "p0": PartitionContent(("p0",), ("position",))})
     assert "a module of their own" in caught.value.hint
 
@@ -173,7 +173,7 @@ def renamed(profile, plan, names):
 def test_several_hosts_are_refused():
     """A device map is for one process; the hint solves for one host."""
     profile = make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0])
-    with pytest.raises(FormatError, match="are on 2: host0, host1") as caught:
+    with pytest.raises(UsageError, match="are on 2: host0, host1") as caught:
         device_map(make_plan(profile, [(0, NAMES[:2]), (1, NAMES[2:])]), profile)
     assert "--only host0" in caught.value.hint
 
@@ -181,7 +181,7 @@ def test_several_hosts_are_refused():
 def test_gpus_that_cannot_be_told_apart_are_refused():
     """Ranks that each saw one GPU call it cuda:0, whichever it is."""
     profile, plan = on_one_host(["cuda:0", "cuda:0"])
-    with pytest.raises(FormatError, match="worker:0/cpu and worker:1/cpu are all cuda:0"):
+    with pytest.raises(UsageError, match="worker:0/cpu and worker:1/cpu are all cuda:0"):
         device_map(plan, profile)
 
 

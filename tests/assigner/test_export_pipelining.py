@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, _simulate_comms_compute
 
-from assigner.errors import FormatError
+from assigner.errors import FormatError, UsageError
 from assigner.export.exported import PartitionContent
 from assigner.export.pipelining import module_names, schedule_csv
 from assigner.formats.profile import Tie
@@ -150,7 +150,7 @@ def test_depths_that_only_branches_allow_are_refused():
     stages = tuple(Stage(worker_name(n), (f"p{n}",), in_flight=depth) for n, depth in enumerate((1, 3, 1)))
     plan = replace(make_plan(towers, GPIPE[:1]), stages=stages, schedule="1f1b")
     build_program(plan, towers.edges)
-    with pytest.raises(FormatError, match=r"stages\[\d\] would wait for ever") as caught:
+    with pytest.raises(UsageError, match=r"stages\[\d\] would wait for ever") as caught:
         schedule_csv(plan, towers)
     assert "gpipe" in caught.value.hint
 

@@ -7,7 +7,7 @@ import torch
 from builders import make_plan, make_profile
 from torch import nn
 
-from assigner.errors import FormatError
+from assigner.errors import UsageError
 from assigner.export.torchgpipe import balance
 from assigner.formats.profile import Tie
 
@@ -53,7 +53,7 @@ def test_torchgpipe_takes_them(profile):
 def test_skips_are_refused(profile):
     """A Sequential has no way past a layer."""
     skipping = replace(profile, edges=(*profile.edges, replace(profile.edges[0], target="p3")))
-    with pytest.raises(FormatError, match="'p3' reads a value of 'p0'") as caught:
+    with pytest.raises(UsageError, match="'p3' reads a value of 'p0'") as caught:
         balance(cut(skipping, 3, 2), skipping)
     assert "--to dot" in caught.value.hint
 
@@ -61,14 +61,14 @@ def test_skips_are_refused(profile):
 def test_shared_parameters_are_refused(profile):
     """torchgpipe keeps no two copies of a parameter alike."""
     tied = replace(profile, ties=(Tie("word.weight", ("p0", "p4"), 1e3),))
-    with pytest.raises(FormatError, match=r"p0 and p4 share 'word\.weight'"):
+    with pytest.raises(UsageError, match=r"p0 and p4 share 'word\.weight'"):
         balance(cut(tied, 3, 2), tied)
 
 
 def test_several_stages_of_one_worker_are_refused(profile):
     """Each device has one run of layers."""
     plan = replace(make_plan(profile, [(0, NAMES[:2]), (1, NAMES[2:4]), (0, NAMES[4:])]), schedule="interleaved")
-    with pytest.raises(FormatError, match="worker:0/cpu has several stages"):
+    with pytest.raises(UsageError, match="worker:0/cpu has several stages"):
         balance(plan, profile)
 
 

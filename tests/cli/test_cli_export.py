@@ -110,8 +110,8 @@ def test_the_workload_gives_exact_names_and_what_it_prints_is_no_result(assigner
         (2, "export solved.json --to device-map --profile profile.json --workload x.py:f", "x.py: no such file"),
         (2, "export solved.json --to dot --profile profile.json -o no/where.dot", "no"),
         (5, "export profile.json --to dot", "expected 'plan'"),
-        (5, "export solved.json --to torchgpipe --profile profile.json", "are on 2: host0, host1"),
-        (5, "export solved.json --to device-map --profile profile.json", "are on 2: host0, host1"),
+        (2, "export solved.json --to torchgpipe --profile profile.json", "are on 2: host0, host1"),
+        (2, "export solved.json --to device-map --profile profile.json", "are on 2: host0, host1"),
     ],
 )
 def test_wrong_uses(assigner, folder, code, line, words):
