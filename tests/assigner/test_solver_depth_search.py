@@ -10,8 +10,9 @@ from brute_force import random_instance
 from builders import make_profile, single
 
 from assigner.solver import SolveOptions, solve
+from assigner.solver.limits.clock import OutOfTime
 from assigner.solver.methods.candidate import ENUMERATION
-from assigner.solver.pipelines.depth_search import DepthSearch
+from assigner.solver.pipelines.depth_search import DepthSearch, _Turns
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.pipelines.share_search import ShareSearch
 from assigner.solver.pipelines.shared import SharedCandidate
@@ -135,3 +136,17 @@ def test_no_sharing_takes_less_than_its_bound(seed):
             assert 0 < bound <= best * (1 + 1e-12)
             compared += best < np.inf
     assert compared > 20
+
+
+def test_the_end_of_the_time_ends_the_search():
+    """While boxes are bounded, micro-batch by micro-batch, and while the turns of workers that share are made."""
+
+    def over():
+        raise OutOfTime
+
+    candidate, pipelines = _pipelines(_chain(0, 6), 6)
+    search = DepthSearch(candidate.options, 6, pipelines, check=over)
+    with pytest.raises(OutOfTime):
+        search.split(np.inf)
+    with pytest.raises(OutOfTime):
+        _Turns([(6,), (2, 4)], 6, over)

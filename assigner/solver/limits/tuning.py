@@ -112,6 +112,9 @@ MOST_SEARCHED = 50_000
 BOXES_AT_ONCE, MOST_BOXES = 256, 300_000
 """So many boxes of warm-up depths are halved at once, and so many are bounded at first: some four seconds."""
 
+BOX_CELLS = 32_000_000
+"""Stages times micro-batches times boxes: fewer are halved at once where there would be more, which take 1 GB."""
+
 CLOSE_OPTIONS, CLOSE_CUTS = 1_500, 60
 """With up to so many stage options the ILP closes the usual gap; so many pipelines it may name for that."""
 

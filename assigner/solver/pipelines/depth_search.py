@@ -33,7 +33,7 @@ from assigner.solver.problem.arrays import Columns, Floats, Ints
 from assigner.solver.problem.stage_options import exactness
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from assigner.solver.pipelines.simulated import Depths
     from assigner.solver.problem.stage_options import StageOption, StageOptions
@@ -67,20 +67,24 @@ class _Turns:
         forwards: Likewise of its forwards and a backward, if one lies behind it.
     """
 
-    def __init__(self, shares: Sequence[tuple[int, ...]], most: int) -> None:
+    def __init__(self, shares: Sequence[tuple[int, ...]], most: int, check: Callable[[], None]) -> None:
         self.taker = np.array([takes(most, each) for each in shares])
         own = self.taker[:, None, :] == np.arange(max(map(len, shares)))[:, None]
         count = np.pad(np.cumsum(own, axis=2), ((0, 0), (0, 0), (1, 0)))
         room = count[..., -1:] + 1
         self.place = count + np.cumsum(room, axis=1) - room
         self.backwards, self.forwards = np.zeros((2, len(shares), most), dtype=np.int64)
-        for n, worker in np.ndindex(*own.shape[:2]):
-            run = count[n, worker]
-            for before, m in itertools.pairwise(np.flatnonzero(own[n, worker])):
-                deep = np.arange(1, m + 1)
-                self.backwards[n, m] = (run[m + 1 - deep] - run[np.maximum(before + 1 - deep, 0)]).min()
-                deep = np.arange(1, most - m + 1)
-                self.forwards[n, m] = (run[m + deep] - run[before + deep]).min()
+        for n, each in enumerate(shares):
+            if len(each) == 1:  # one of each lies between any two that follow each other
+                self.backwards[n, 1:] = self.forwards[n, 1:] = 1
+                continue
+            for worker, run in enumerate(count[n]):
+                for before, m in itertools.pairwise(np.flatnonzero(own[n, worker])):
+                    check()
+                    deep = np.arange(1, m + 1)
+                    self.backwards[n, m] = (run[m + 1 - deep] - run[np.maximum(before + 1 - deep, 0)]).min()
+                    deep = np.arange(1, most - m + 1)
+                    self.forwards[n, m] = (run[m + deep] - run[before + deep]).min()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +117,21 @@ class DepthSearch:
         micro_batches: M.
         pipelines: Lower bounds of what pipelines take, in seconds, and their stages. A stage's depth is any from its
             option's `least_depth` to its `bound_depth`; a shared one's `named` and `shares` say who has what of it.
+        check: Raises what ends the search, OutOfTime, where its time is over.
 
     Attributes:
         boxes: How many were bounded.
     """
 
     def __init__(
-        self, options: StageOptions, micro_batches: int, pipelines: Sequence[tuple[float, Sequence[StageOption]]]
+        self,
+        options: StageOptions,
+        micro_batches: int,
+        pipelines: Sequence[tuple[float, Sequence[StageOption]]],
+        *,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._options, self._most = options, micro_batches
+        self._options, self._most, self._check = options, micro_batches, check
         self._pipelines = [pipeline for _, pipeline in pipelines]
         self._stages = max(map(len, self._pipelines), default=1)
         shares: dict[tuple[int, ...], int] = {(micro_batches,): 0}
@@ -130,7 +140,7 @@ class DepthSearch:
             for stage, option in enumerate(pipeline, start=self._stages - len(pipeline)):
                 if option.shares:
                     self._sharing[stage, n] = shares.setdefault(option.shares, len(shares))
-        self._turns = _Turns(list(shares), micro_batches)
+        self._turns = _Turns(list(shares), micro_batches, check)
         columns = [self._column(pipeline) for pipeline in self._pipelines]
         rest = np.array(columns).reshape(-1, len(fields(_Times)) - 2, self._stages)
         self._times = _Times(*self._alone(), *rest.transpose(1, 2, 0))
@@ -188,12 +198,13 @@ class DepthSearch:
         """
         boxes = self._open.take(self._open.bound < target)
         order = np.argsort(boxes.bound, kind="stable")
-        halves = boxes.take(order[: tuning.BOXES_AT_ONCE]).halves()
+        now = min(tuning.BOXES_AT_ONCE, max(1, tuning.BOX_CELLS // (2 * self._stages * (self._most + 1))))
+        halves = boxes.take(order[:now]).halves()
         self.boxes += len(halves.pipeline)
         halves = replace(halves, bound=np.maximum(halves.bound, self._bounds(halves)))
         halves = halves.take(halves.bound < target)
         single = (halves.low == halves.high).all(axis=0)
-        self._open = _Boxes.join([halves.take(~single), boxes.take(order[tuning.BOXES_AT_ONCE :])])
+        self._open = _Boxes.join([halves.take(~single), boxes.take(order[now:])])
         found, over = [], set[int]()
         for n in sorted(np.flatnonzero(single).tolist(), key=halves.bound.__getitem__):
             number, bound = int(halves.pipeline[n]), float(halves.bound[n])
@@ -212,7 +223,8 @@ class DepthSearch:
     def _bounds(self, boxes: _Boxes) -> Floats:
         """The longest way of each box, in seconds."""
         sharing = self._sharing[:, boxes.pipeline]
-        return _Ways(self._times.take(boxes.pipeline), boxes.low, boxes.high, self._turns, sharing).longest()
+        ways = _Ways(self._times.take(boxes.pipeline), boxes.low, boxes.high, self._turns, sharing)
+        return ways.longest(self._check)
 
 
 class _Ways:
@@ -237,14 +249,16 @@ class _Ways:
         self._after = np.zeros(self._own_f.shape, dtype=np.int64)  # the place of its forwards then
         self._alone = np.logical_and(sharing[1:] == 0, sharing[:-1] == 0)  # one link has all messages of a boundary
 
-    def longest(self) -> Floats:
-        """Of each box, in seconds."""
+    def longest(self, check: Callable[[], None]) -> Floats:
+        """Of each box, in seconds; `check` as of `DepthSearch`."""
         everywhere = np.arange(self._count)
         for m in range(self._low.max(initial=0)):  # the warm-up
+            check()
             for s in range(self._stages):
                 boxes = np.flatnonzero(self._low[s] > m)
                 self._run_forward(s, np.full(len(boxes), m), boxes)
         for m in range(self._most):
+            check()
             for s in range(self._stages) if m else ():
                 at = m + self._low[s] - 1
                 boxes = everywhere if at.max(initial=0) < self._most else np.flatnonzero(at < self._most)

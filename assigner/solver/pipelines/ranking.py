@@ -206,7 +206,7 @@ class PipelineCandidate(SimulatedCandidate):
             pipelines: Their prices, and they themselves.
             open_: No others take less, in seconds.
         """
-        search = DepthSearch(self.options, self.micro_batches, pipelines)
+        search = DepthSearch(self.options, self.micro_batches, pipelines, check=self.state.clock.check)
         while search.bound < self.state.target and self.state.clock.left_s > 0:
             if search.boxes >= tuning.MOST_BOXES * self._proof_effort:
                 self.cut_short = True

@@ -6,8 +6,8 @@ end by then. So workers R carry the stage within T exactly if
     sum over r in R of  max { k : t(r, k) <= T }  >=  M
 
 and the least such T, with the shares that reach it, is found by giving one micro-batch after the other to the worker
-that ends it first. Memory is part of t: what k micro-batches in flight force a worker to recompute costs time, and more
-than fit cost infinitely much.
+that ends it first: the M that end first of all that any worker could have. Memory is part of t: what k micro-batches in
+flight force a worker to recompute costs time, and more than fit cost infinitely much.
 """
 
 from __future__ import annotations
@@ -44,16 +44,13 @@ def least_shares(seconds: Sequence[Floats], *, each: int = 0) -> tuple[Ints, Flo
     """
     times = np.stack(seconds)
     workers, more, stages = times.shape
-    shares, stage = np.full((workers, stages), each), np.arange(stages)
-    busiest, following = times[:, each].max(axis=0), times[:, each + 1].copy()
-    for _ in range(more - 1 - each * workers):
-        chosen = following.argmin(axis=0)
-        busiest = np.maximum(busiest, following[chosen, stage])
-        shares[chosen, stage] += 1
-        taken = shares[chosen, stage]
-        following[chosen, stage] = np.where(
-            taken < more - 1, times[chosen, np.minimum(taken + 1, more - 1), stage], np.inf
-        )
+    longest, left = more - 1 - each, more - 1 - each * workers
+    ends = times[:, each + 1 :].reshape(workers * longest, stages)
+    given = np.argsort(ends, axis=0, kind="stable")[:left]  # in their order: each to who ends it first
+    shares = each + (given // longest == np.arange(workers)[:, None, None]).sum(axis=1)
+    busiest = times[:, each].max(axis=0)
+    if left:
+        busiest = np.maximum(busiest, np.take_along_axis(ends, given[-1:], axis=0)[0])
     return shares, busiest
 
 

@@ -8,6 +8,7 @@ is raised as far as that takes, in at most as much time again as the search took
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -68,12 +69,12 @@ def simpler(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
     """A baseline that is faster than all that was found, under a schedule that was asked for.
 
     It can be: local search over several stages a worker may miss it, and a limit may come early. One under GPipe may be
-    an answer under another schedule, too.
+    an answer under another schedule, too. Once the time is over, none is priced behind one that is an answer.
     """
-    options, state, found = search.state.options, search.state, []
-    for each in simple:
-        if each.plan is None or each.step_s >= state.best_value * (1 - PROVEN):
-            continue
+    options, state, found = search.state.options, search.state, list[Proposal]()
+    for each in sorted(simple, key=lambda each: each.step_s):
+        if each.plan is None or each.step_s >= state.best_value * (1 - PROVEN) or (found and search.problem.clock.over):
+            break  # so it is of all that follow
         kind: Schedule = "interleaved" if each.plan.is_looped else each.plan.schedule
         others = ALSO_UNDER if kind == "gpipe" else ()
         for schedule in (kind, *others):
@@ -87,7 +88,10 @@ def simpler(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
 def _lightest(problem: Problem, found: Sequence[Proposal], most: float) -> Proposal:
     """Of plans, the first of which is the best, and their shallower variants the one that needs least memory."""
     best, least = found[0], tuning.LIGHTER * _bytes(problem, found[0].plan)
-    for plan in dict.fromkeys(plan for each in found for plan in (each.plan, *_shallower(problem, each.plan))):
+    variants = (itertools.chain([each.plan], _shallower(problem, each.plan)) for each in dict.fromkeys(found))
+    for plan in itertools.chain.from_iterable(variants):  # each made when its turn comes: there may be many
+        if problem.clock.over:
+            break
         held = _bytes(problem, plan)
         if held < least:
             value = problem.step_s(plan)
