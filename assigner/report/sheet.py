@@ -96,21 +96,23 @@ class Sheet:
     def widths(self, width: int) -> list[int]:
         """Terminal columns of each column where there are `width` for all of them.
 
-        Texts are folded as far as they have to be: cut to one level, all of them have room. None gets less than the
-        longest word of its header, nor than `_NARROWEST`: where there is no room for that, all take more than `width`.
+        Texts are folded as far as they have to be: cut to one level, all of them have room. No word of theirs is folded
+        where all can do without; else none gets less than the longest word of its header, nor than `_NARROWEST`, and
+        where there is no room for that all take more than `width`.
         """
         found = list(map(self._widest, range(len(self.columns))))
-        texts = [n for n, column in enumerate(self.columns) if column.kind == "text"]
-        least = {n: min(found[n], max(_NARROWEST, _longest_word(self.columns[n].header))) for n in texts}
-        whole, level = {n: found[n] for n in texts}, max((found[n] for n in texts), default=0)
-        room = width - GAP * (len(found) - 1) - sum(found[n] for n in range(len(found)) if n not in whole)
-        while level > _NARROWEST and sum(max(least[n], min(whole[n], level)) for n in texts) > room:
+        whole = {n: found[n] for n, column in enumerate(self.columns) if column.kind == "text"}
+        headers = {n: max(_NARROWEST, _longest_word([self.columns[n].header])) for n in whole}
+        words = {n: max(headers[n], _longest_word(row[n] for row in self.rows)) for n in whole}
+        room = width - GAP * (len(found) - 1) - sum(wide for n, wide in enumerate(found) if n not in whole)
+        least = words if sum(min(whole[n], words[n]) for n in whole) <= room else headers
+        level = max(whole.values(), default=0)
+        while level > _NARROWEST and sum(min(whole[n], max(least[n], level)) for n in whole) > room:
             level -= 1
-        for n in texts:
-            found[n] = max(least[n], min(whole[n], level))
-        spare = room - sum(found[n] for n in texts)
-        for n in texts:
-            if spare > 0 and found[n] < whole[n]:
+        found = [min(whole[n], max(least[n], level)) if n in whole else wide for n, wide in enumerate(found)]
+        spare = room - sum(found[n] for n in whole)
+        for n, most in whole.items():
+            if spare > 0 and found[n] < most:
                 found[n], spare = found[n] + 1, spare - 1
         return found
 
@@ -127,11 +129,11 @@ class Sheet:
         return max(cell_len(printable(text)) for text in texts)
 
 
-def _longest_word(text: str) -> int:
-    """Terminal columns of it."""
+def _longest_word(texts: Iterable[str]) -> int:
+    """Terminal columns of the longest word of all."""
     from rich.cells import cell_len
 
-    return max(map(cell_len, printable(text).split()), default=0)
+    return max((cell_len(word) for text in texts for word in printable(text).split()), default=0)
 
 
 @dataclass(frozen=True)

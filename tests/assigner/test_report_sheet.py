@@ -113,3 +113,11 @@ def test_headers_are_folded_at_words(width):
     lines = printed([sheet], width).splitlines()
     assert {"partitions", "what", "changes", "step", "ms", "1.5"} <= {*" ".join(lines).split()}
     assert max(map(len, lines)) <= max(width, 10 + 7 + 7 + 2 * 2)
+
+
+def test_a_word_is_folded_only_where_all_texts_have_to():
+    """A column that can be folded between words gives way first."""
+    columns = (Column("what", "text"), Column("on", "text"), Column("ms"))
+    sheet = Sheet("", columns, (("blocks 0 to 11 of 12", "worker:0/cpu", "1.5"),))
+    assert sheet.widths(12 + 6 + 3 + 2 * 2) == [6, 12, 3]
+    assert sheet.widths(10 + 6 + 3 + 2 * 2) == [8, 8, 3]
