@@ -22,6 +22,8 @@ WORKER_LIMIT = 16
 """Workers above which those of a host and kind are one row."""
 KIND_LIMIT = 64
 """Rows of kinds that are listed."""
+_LONG = 48
+"""Characters up to which the ranks of a row are all named."""
 
 
 def profile_report(profile: Profile, *, everything: bool = False) -> Report:
@@ -58,11 +60,13 @@ def _workers(profile: Profile, *, everything: bool) -> Sheet:
 
 
 def _worker_row(workers: Sequence[Worker], memory: fmt.Unit) -> Sequence[Cell]:
-    name = f"worker:{fmt.ranges([str(worker.rank) for worker in workers])}"
+    ranks = fmt.ranges([str(worker.rank) for worker in workers])
+    if len(ranks) > _LONG:
+        ranks = f"{workers[0].rank} ... {workers[-1].rank} ({len(workers):,})"
     hosts = list(dict.fromkeys(worker.host for worker in workers))
     threads = dict.fromkeys(fmt.count(worker.threads) for worker in workers)
     return (
-        (Column("worker", "name"), workers[0].name if len(workers) == 1 else name),
+        (Column("worker", "name"), workers[0].name if len(workers) == 1 else f"worker:{ranks}"),
         (Column("kind", "text"), workers[0].kind),
         (Column("host", "text"), hosts[0] if len(hosts) == 1 else fmt.plural(len(hosts), "host")),
         (Column("threads", rank=1), ", ".join(threads)),

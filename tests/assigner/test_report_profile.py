@@ -1,12 +1,12 @@
 from dataclasses import replace
 
 import pytest
-from builders import make_profile
+from builders import make_profile, worker_name
 
 from assigner.formats.profile import Measurement
 from assigner.report.links import message_bytes
 from assigner.report.partitions import ROW_LIMIT, groups
-from assigner.report.profile import profile_data, profile_report
+from assigner.report.profile import KIND_LIMIT, profile_data, profile_report
 from assigner.report.sheet import Line, Sheet
 
 
@@ -132,3 +132,19 @@ def test_bars_compare_one_sample():
     assert len(bars) >= 2
     assert len(set(bars)) == 1
     assert "bars of one sample" in sheet.title
+
+
+def test_thousands_of_workers_are_a_few_rows():
+    """Of each partition the slowest workers, of kinds the first, of ranks the first and the last; titles say so."""
+    count = KIND_LIMIT + 8
+    wide = make_profile(work=[1e-3], slowness=[1 + n / count for n in range(count)], links=False)
+    workers, times = sheets(wide)
+    assert len(workers.rows) == KIND_LIMIT
+    assert workers.title.endswith(f"; {KIND_LIMIT} of {count} kinds")
+    assert [row[2] for row in times.rows] == [worker_name(n) for n in range(count - ROW_LIMIT, count)]
+    assert times.title.endswith(f"; rows of the slowest workers, {count - ROW_LIMIT} more with -v")
+    whole = [part for part in profile_report(wide, everything=True) if isinstance(part, Sheet)]
+    assert [len(part.rows) for part in whole] == [count, count]
+    two = tuple(replace(each, kind=f"kind{each.rank % 2}") for each in wide.workers)
+    rows = sheets(replace(wide, workers=two))[0].rows
+    assert [row[0] for row in rows] == [f"worker:{n} ... {count - 2 + n} ({count // 2})" for n in (0, 1)]
