@@ -382,6 +382,15 @@ def test_a_large_parameter_is_looked_at_without_a_copy(dtype: torch.dtype, size:
     assert changes.found()[0].norms[:4] == pytest.approx([float(each) for each in norms], rel=1e-6)
 
 
+def test_a_parameter_that_was_emptied_tells_nothing() -> None:
+    """Its values may be in another place meanwhile."""
+    weight = nn.Parameter(torch.ones(3, 4))
+    changes = RankChanges([weight], 64, lambda _: True)
+    weight.data = torch.empty(0)
+    changes.note()
+    assert [each.extent for each in changes.found()] == [0.0, 0.0]
+
+
 def test_numbers_that_somebody_writes() -> None:
     """Of three digits, or simple fractions; known less well, more numbers look like these."""
     assert all(map(is_written, (0.1, -0.05, 3e-4, 1 / 3, 0.9**3, 0.0)))

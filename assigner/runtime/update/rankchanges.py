@@ -441,6 +441,8 @@ def _norms(tensor: torch.Tensor, room: torch.Tensor) -> tuple[float, ...]:
     """
     outermost_first = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     flat = tensor.detach().permute(outermost_first).reshape(-1)
+    if not len(flat):  # emptied since
+        return (0.0,) * len(_KINDS)
     low, high = flat.aminmax()
     largest = float(torch.maximum(-low, high))
     least, most = _SQUARED
