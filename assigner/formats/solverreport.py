@@ -11,6 +11,9 @@ from assigner.formats.prediction import StepTime
 from assigner.formats.stage import MicroBatches
 from assigner.formats.terms import Schedule
 
+UNDIVIDED = "updates undivided"
+"""In `scope`: of plans in which workers share a stage it has those alone in which each of them updates all of it."""
+
 
 @dataclass(frozen=True)
 class SolverReport:

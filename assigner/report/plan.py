@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.formats.document import encode
 from assigner.formats.fineness import cut_text, split_text
+from assigner.formats.solverreport import UNDIVIDED
 from assigner.report.clock import clock_data, clock_table, is_long
 from assigner.report.doubts import doubt_lines, doubts
 from assigner.report.memory import fullness, fullness_text, memory_bars, memory_data
@@ -245,11 +246,14 @@ def scope(solver: SolverReport) -> str:
     is_of_all = solver.gap < 1 and solver.any_order_s == solver.bound_s
     if _single_gap(solver) is not None:
         wider = f"within {fmt.percent(solver.gap)} of any" if solver.gap < 1 else "nothing is proven of plans"
-        others = f"plan {_IN_ANY_ORDER}" if is_of_all else "in which workers share a stage, updates undivided"
+        others = f"plan {_IN_ANY_ORDER}" if is_of_all else f"in which workers share a stage, {UNDIVIDED}"
         return f"{searched(schedule, 1)}; {wider} {others}"
     if is_of_all:
         return _IN_ANY_ORDER
-    return "" if solver.gap >= 1 else searched(schedule, asked.get("max_replicas", "all"))
+    if solver.gap >= 1:
+        return ""
+    undivided = f", {UNDIVIDED}" if UNDIVIDED in solver.scope else ""
+    return searched(schedule, asked.get("max_replicas", "all")) + undivided
 
 
 def _single_gap(solver: SolverReport) -> float | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import AssignerError, InfeasibleError, LimitError
-from assigner.formats.solverreport import Candidate, SolverReport
+from assigner.formats.solverreport import UNDIVIDED, Candidate, SolverReport
 from assigner.schedule.objective import objective_value
 from assigner.schedule.simulate import overfull, prediction_of
 from assigner.solver.limits.tuning import ROUNDING
@@ -116,11 +116,17 @@ def _report(search: Search, found_by: str, options: SolveOptions, value: float, 
 
 
 def _scope(search: Search, options: SolveOptions) -> str:
-    """Which plans the bound is about: where workers share a stage, those of which each updates the whole stage."""
+    """Which plans the bound is about: where workers share a stage, those of which each updates the whole stage.
+
+    To divide the updates saves the bytes of optimizer state, and the seconds of updates: without both it gains nothing.
+    """
     kinds = list(dict.fromkeys(each.schedule for each in search.candidates))
     stages = "any number of stages" if "interleaved" in kinds else "one stage"
-    most = search.problem.most_replicas
-    shared = f", up to {fmt.plural(most, 'worker')} a stage,{' updates undivided,' if most > 1 else ''}"
+    most, profile = search.problem.most_replicas, search.problem.profile
+    gains = any(
+        [*(each.optimizer_bytes for each in profile.partitions), *(each.update_s for each in profile.measurements)]
+    )
+    shared = f", up to {fmt.plural(most, 'worker')} a stage,{f' {UNDIVIDED},' if most > 1 and gains else ''}"
     under = " or ".join(sorted(kinds))
     return f"{_that_keep_hints(search, options)} with {stages} a worker{shared} under {under} with {_counts(search)}"
 

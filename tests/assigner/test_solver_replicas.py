@@ -362,9 +362,9 @@ def test_both_scopes_are_told_where_less_is_proven_of_shared_stages():
     """The sentence of a plan with one worker a stage: what is proven of such plans, and of all."""
     profile = wide(work=[1e-3] * 2, slowness=[1.0, 5.0], bandwidth=1e6)
     solver = solve(profile).plan.solver
-    assert status(solver) == "optimal with one stage a worker"
+    assert status(solver) == "optimal with one stage a worker, updates undivided"
     open_ = replace(solver, bound_s=0.9 * solver.objective_s, gap=0.1, status="feasible")
-    assert status(open_) == "feasible: within 10.0 % of the best plan with one stage a worker"
+    assert status(open_) == "feasible: within 10.0 % of the best plan with one stage a worker, updates undivided"
     assert status(replace(open_, single_bound_s=solver.objective_s)) == (
         "optimal with one stage a worker and one worker a stage; within 10.0 % of any in which workers share a stage,"
         " updates undivided"
@@ -373,6 +373,19 @@ def test_both_scopes_are_told_where_less_is_proven_of_shared_stages():
         "optimal with one stage a worker and one worker a stage; within 10.0 % of any plan with any number of"
         " stages a worker, in any order"
     )
+
+
+def test_the_status_says_where_plans_that_divide_updates_are_left_out():
+    """Such a plan may be below the bound: not where there is nothing to divide, nor where workers share no stage."""
+    profile = wide(work=[1e-3] * 2, slowness=[1.0, 5.0])
+    stateless = replace(profile, partitions=tuple(replace(each, optimizer_bytes=0) for each in profile.partitions))
+    points = tuple(replace(each, update_s=0.0) for each in profile.measurements)
+    idle, at_once = replace(profile, measurements=points), replace(stateless, measurements=points)
+    for each, most, said in (
+        (profile, 2, True), (idle, 2, True), (stateless, 2, True), (at_once, 2, False), (profile, 1, False)
+    ):  # fmt: skip
+        solver = solve(each, SolveOptions(schedule="gpipe", max_replicas=most)).plan.solver
+        assert status(solver).endswith(", updates undivided") == ("updates undivided" in solver.scope) == said
 
 
 def test_the_sentence_of_a_proof_says_that_hints_were_kept():
