@@ -6,11 +6,13 @@ import itertools
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from builders import make_profile, single
 from sweeps import sweep
 
 from assigner.schedule.cost import CostModel
+from assigner.solver.fleet.option_arrays import HopArrays, OptionArrays
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
 from assigner.solver.problem.hints import resolve
@@ -69,7 +71,7 @@ def knapsack(n, noise, seed=0):
     return sizes, [size * 1e-9 * (1 + rng.uniform(-noise, noise)) for size in sizes]
 
 
-@pytest.mark.parametrize(("noise", "in_flight"), [(0.0, 1), (0.0, 4), (1e-2, 2), (0.1, 8)])
+@pytest.mark.parametrize(("noise", "in_flight"), [(0.0, 2), (0.0, 4), (1e-2, 2), (0.1, 8)])
 def test_a_search_that_is_cut_off_has_a_floor(noise, in_flight):
     """The choice fits, no choice adds less than the floor, and it says that it may not be the best."""
     sizes, seconds = knapsack(16, noise)
@@ -82,6 +84,35 @@ def test_a_search_that_is_cut_off_has_a_floor(noise, in_flight):
     assert few.exactness(1.0) * (1.0 + few.seconds) <= (1.0 + best.seconds) * (1 + 1e-12)
     stored = sum(size for i, size in enumerate(sizes) if i not in few.positions)
     assert in_flight * stored + max(sizes[i] for i in few.positions) <= room * (1 + 1e-12)
+
+
+def test_the_floor_of_items_of_about_one_size_goes_by_their_number():
+    """By bytes the last of them counts in part only, which leaves out most of it where few are enough."""
+    rng = random.Random(12)
+    sizes, seconds = ([1 + rng.uniform(-noise, noise) for _ in range(20)] for noise in (0.05, 0.005))
+    found = least_remat(sizes, seconds, in_flight=4, room=3.3 * sum(sizes), nodes=60)
+    assert len(found.positions) == 4
+    assert sum(sorted(seconds)[:4]) * (1 - 1e-12) <= found.floor_s
+
+
+def test_no_floor_of_a_search_is_below_the_bound_of_many_at_once(monkeypatch):
+    """What is settled by a search that was cut off keeps the bound that was there before, if that is more."""
+    monkeypatch.setattr(tuning, "KNAPSACK_NODES", 0)
+    rng = random.Random(1)
+    sizes = [1e6 * (1 + rng.uniform(0, 0.2)) for _ in range(16)]
+    profile = make_profile(work=[1e-3 * (1 + rng.uniform(-5e-3, 5e-3)) for _ in sizes], slowness=(1.0,), capacity=1e12)
+    points = [replace(m, activation_bytes=sizes[int(m.partition[1:])] * m.micro_batch) for m in profile.measurements]
+    workers = [replace(each, memory_bytes=16 * 4e6 + 6.5 * sum(sizes)) for each in profile.workers]
+    profile = replace(profile, measurements=tuple(points), workers=tuple(workers))
+    table = Problem(profile, single(), CostModel(profile)).prices(4)
+    arrays = OptionArrays(table, table.kinds, 16, HopArrays(table))
+    before = arrays.backward.copy()
+    open_ = np.argwhere(~arrays.settled)
+    assert len(open_)
+    for kind, first, length in open_:
+        arrays.settle(kind, first, length + 1)
+    assert (arrays.backward >= before).all()
+    assert arrays.settled.all()
 
 
 @pytest.mark.parametrize("n", [24, 1_100])

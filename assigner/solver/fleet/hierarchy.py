@@ -122,7 +122,7 @@ class Hierarchy:
         return self._prices
 
     def _servers(self, prices: OptionArrays) -> tuple[Floats, Floats]:
-        """All seconds that a server forward, and backward, can have, sorted; backward, bounds unless `_exact`."""
+        """All seconds that a server forward, and backward, can have, sorted; backward, at least, unless `_exact`."""
         every = (prices.stages, *self.fleet.sweep.boundaries)
         forward, backward = (
             np.unique(np.concatenate([each[np.isfinite(each)] for each in servers]))

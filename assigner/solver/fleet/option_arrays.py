@@ -1,8 +1,9 @@
 """Intervals and messages as arrays: what a stage of any kind, start and length takes, for chains of any size.
 
 Where an interval must rematerialise, its backward is a lower bound at first (`memory.least_recompute_s`). `settle`
-replaces bounds by what stage options have; what is at least as large as both can be left as it is. As a server a stage
-has the least that messages keep it busy, too.
+raises it to what stage options have: the seconds themselves, unless the search for them was cut off (`LeastRemat`).
+What is at least as large as both can be left as it is. As a server a stage has the least that messages keep it busy,
+too.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class OptionArrays:
     Attributes:
         options: The stage options, priced one by one.
         forward, backward, update: Seconds as of `StageOption`; backward may be a lower bound.
-        settled: Where backward is exact.
+        settled: Where no more is known of backward: it is exact, or what `settle` has made of it.
         stages: The same as a sweep sees them: seconds, as far as they lie on the spine; and as servers.
     """
 
@@ -164,15 +165,16 @@ class OptionArrays:
         return forward, backward, np.where(missing, np.inf, self._window(u)), settled | missing
 
     def settle(self, kind: int, first: int, length: int) -> None:
-        """Replace the lower bound of one interval's backward by the exact value."""
+        """Raise the lower bound of one interval's backward to that of stage options, if that is more."""
         at = kind, first, length - 1
         if self.settled[at]:
             return
         groups = sorted({self.table.like[group] for group in self.kinds[kind]})
         found = [self.options.find(first, first + length - 1, group) for group in groups]
-        exact = min((option.backward_s for option in found if option is not None), default=math.inf)
-        more = exact - self.backward[at]
-        self.backward[at], self.settled[at] = exact, True
+        least = min((option.backward_s for option in found if option is not None), default=math.inf)
+        more = max(0.0, least - self.backward[at])
+        self.backward[at] += more
+        self.settled[at] = True
         if any(self.table.problem.spine.backward[first : first + length]):
             self.stages.seconds[at] += more
             self.stages.backward[at] += more

@@ -140,7 +140,7 @@ VISIT_STATES = 20_000_000
 """Visits to hosts are looked at if there are no more positions times states than this."""
 
 SETTLED = 400_000
-"""With no more partitions than this, over all intervals whose remat is a bound, all are priced exactly at the start."""
+"""With no more partitions than this, over all intervals whose remat is a bound, all are priced singly at the start."""
 
 START_LIMIT = 3.0
 """Intervals up to so many times the slowest server of a perfect split are priced first."""
@@ -161,8 +161,8 @@ NARROW_CELL = 1e-5
 """Cells whose width matters less than this share of the bound are not cut any more: the bound stays theirs."""
 
 FEW_VISITS, EXACT_VISITS, MOST_VISITS = 1_000, 10_000, 200_000
-"""Positions times workers times groups of these: up to so many the dynamic program takes a second; some seconds, in
-which it is exact, of throughput; and with no more, first plans are looked for in several ways."""
+"""Positions times workers times groups of these: up to so many the dynamic program takes a second; some seconds, of
+throughput, of which its price tells most; and with no more, first plans are looked for in several ways."""
 
 DEEPER = (1.0, 1.5, 2.0, 2.5, 1.25, 1.75, 2.25, 3.0)
 """First plans keep so many micro-batches in flight for each stage behind one, and one more."""

@@ -18,12 +18,13 @@ seconds counts: there all sets are kept that no other one beats in all of these 
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -136,7 +137,7 @@ class LeastRemat:
     Args:
         positions: The partitions, by index.
         seconds: What that adds to a micro-batch.
-        floor_s: What any choice that fits adds at least: the same where the search ended, else a lower bound.
+        floor_s: What any choice that fits adds at least: the same where nothing adds less, else a lower bound.
     """
 
     positions: tuple[int, ...]
@@ -232,13 +233,22 @@ def least_remat(
         return None
     positions = tuple(sorted([*forced, *best.chosen]))
     seconds = sum(recomputes[i] for i in positions)
-    return LeastRemat(positions, seconds, min(seconds, must + floor) if cut_off else seconds)
+    least = must + floor if cut_off else seconds
+    return LeastRemat(positions, seconds, least if least < seconds * (1 - TIE) else seconds)
 
 
 def _most_promising(knapsacks: Sequence[_Knapsack], best: _Cheapest, nodes: int) -> float:
     """Improve `best` until it is near what none is below, the knapsack with the least bound first; returns that."""
     floor = math.inf
-    for least, knapsack in sorted(((each.bound(0, each.need), each) for each in knapsacks), key=lambda each: each[0]):
+    queue = [(each.bound(0, each.need), n) for n, each in enumerate(knapsacks)]
+    heapq.heapify(queue)
+    while queue:
+        least, n = heapq.heappop(queue)
+        knapsack = knapsacks[n]
+        if knapsack.least > least and queue and knapsack.least > queue[0][0]:  # that takes longer to know
+            heapq.heappush(queue, (knapsack.least, n))
+            continue
+        least = knapsack.least
         if least < best.cost * (1 - tuning.KNAPSACK_NEAR):
             enough = len(knapsack.items) + 2  # to fill up in order
             nodes = knapsack.search(best, max(nodes, enough), tuning.KNAPSACK_NEAR)
@@ -321,6 +331,18 @@ class _Knapsack:
         self._size_up_to = list(itertools.accumulate((sizes[i] for i in items), initial=0.0))
         self._cost_up_to = list(itertools.accumulate((recomputes[i] for i in items), initial=0.0))
 
+    @cached_property
+    def least(self) -> float:
+        """No choice takes fewer seconds: by bytes as `bound` has it, and by number, as many items as it takes at least.
+
+        Where items are of about one size no part of one can be taken: that many are what the largest need, and they
+        take no less than the cheapest.
+        """
+        freed = itertools.accumulate(sorted((self._sizes[i] for i in self.items), reverse=True))
+        short = sum(1 for _ in itertools.takewhile(lambda each: each < self.need * (1 - ROUNDING), freed))
+        cheapest = sorted(self._recomputes[i] for i in self.items)[: short + 1]
+        return max(self.bound(0, self.need), sum(cheapest))
+
     def bound(self, at: int, missing: float) -> float:
         """Least seconds for so many bytes of the items from `at` on: in their order, the last one in part."""
         filled = bisect_left(self._size_up_to, self._size_up_to[at] + missing, lo=at)
@@ -337,6 +359,8 @@ class _Knapsack:
 
         Of equal activations the cheaper is taken first: once one is left out, so are its equals that follow.
         """
+        if nodes > 1 and self.least >= best.cost * (1 - near):
+            return nodes
         none: frozenset[float] = frozenset()
         stack: list[tuple[int, float, float, frozenset[float], _Chain | None]] = [(0, self.need, 0.0, none, None)]
         while stack:
