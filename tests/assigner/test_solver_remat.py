@@ -15,10 +15,13 @@ from assigner.schedule.cost import CostModel
 from assigner.solver.fleet.option_arrays import HopArrays, OptionArrays
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import SolveClock
+from assigner.solver.pipelines.share_search import ShareSearch
+from assigner.solver.pipelines.shared import SharedCandidate
 from assigner.solver.problem.hints import resolve
 from assigner.solver.problem.memory import IntervalBytes, least_remat
 from assigner.solver.problem.options import SolveOptions
 from assigner.solver.problem.problem import Problem
+from assigner.solver.problem.stage_options import exactness
 from assigner.solver.search.search import Search
 from assigner.solver.solve import solve
 
@@ -209,6 +212,20 @@ def test_a_loose_bound_of_one_stage_is_no_other_stage_s():
     assert min(each.exactness for each in problem.prices(4).one_f_one_b.all) < 1
     report = solve(profile, options).plan.solver
     assert report.bound_s == pytest.approx(report.objective_s, rel=1e-6)
+
+
+def test_a_cut_off_search_of_one_stage_leaves_a_bound_beside_a_shared_one(monkeypatch):
+    """The steady state of a pipeline with both is known to within what the one stage may be spared."""
+    monkeypatch.setattr(tuning, "KNAPSACK_NODES", 3)
+    monkeypatch.setattr(tuning, "KNAPSACK_NEAR", 0.5)
+    options = SolveOptions(schedule="1f1b", objective="throughput", micro_batches=4, max_replicas=2)
+    search = Search(*resolve(subset_sum(8, slowness=(1.0, 1.0, 1.0), room=0.9), options))
+    candidate = next(each for each in search.candidates if isinstance(each, SharedCandidate))
+    pipeline = candidate._stages([(0, 0), (4, list(candidate.options.sets).index((0, 0)))])
+    share = exactness(pipeline)
+    least = ShareSearch(candidate, pipeline, 10**6).least()
+    assert share < 1
+    assert candidate.best_value * share * (1 - 1e-9) <= least < candidate.best_value
 
 
 def test_what_a_stage_rematerialises_is_soon_found_once_the_time_is_over():

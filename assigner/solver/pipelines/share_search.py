@@ -148,7 +148,7 @@ class ShareSearch:
                 return math.inf
             if least >= self._target:
                 return least
-        every = exactness(shared) == 1 and all(each.every for each in choices.values())
+        every = all(each.every for each in choices.values())
         every &= math.prod(len(each.sets) for each in choices.values()) <= tuning.REMAT_PRICED
         tried = [each.sets if every else each.sets[:1] for each in choices.values()]
         value = math.inf
@@ -156,7 +156,9 @@ class ShareSearch:
             value = min(value, self._offered(with_remat(bare, dict(zip(choices, again, strict=True)))))
             self.actions -= self._each
         self.actions += self._each
-        return value if (every and value < math.inf) or value <= least * (1 + TIE) else least
+        if every and value < math.inf:
+            return max(least, value * exactness(shared))
+        return value if value <= least * (1 + TIE) else least
 
     def _offered(self, plan: Plan) -> float:
         """The value of a plan, which is offered."""
