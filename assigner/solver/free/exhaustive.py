@@ -39,7 +39,7 @@ class Exhaustive:
         stop: True: the time is over.
 
     Attributes:
-        floor: What was not looked at takes no less, and what was does not either, with anything else rematerialised.
+        floor: No placement takes less than the lesser of this and `limit`, whatever it rematerialises.
         limit: What a placement has to beat by now: what is not below it was passed over.
     """
 
@@ -162,7 +162,7 @@ class StageOrders:
 
     Attributes:
         finished: Whether all rows below the limit were looked at, with all that they may rematerialise.
-        floor: No row that was looked at takes less, whatever it rematerialises.
+        floor: If all were, no row takes less than the lesser of this and the limit, whatever it rematerialises.
     """
 
     def __init__(

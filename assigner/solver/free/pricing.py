@@ -157,7 +157,8 @@ class StepPricing:
     def price(self, stages: Stages) -> Arrangement | None:
         """See `Pricing`: with the rematerialisation of least added time.
 
-        With one stage a worker no other choice is faster; with several another one may be (set_memory.py).
+        With one stage a worker no other choice takes less, but for its exactness (`Arrangement`); with several another
+        one may (set_memory.py).
         """
         memory, again = self.memory, cheapest_again(self.memory, stages)
         if again is None:

@@ -1,6 +1,7 @@
 """Candidates of pipelines that a dynamic program finds: every schedule and objective, one stage a worker.
 
-Of a chain, the program's price of throughput and latency is the value itself, and its least price the proven optimum.
+Of a chain, the program's price of throughput and latency is the value itself, and its least price the proven optimum;
+where the search for what a stage rematerialises was cut off, the price has a floor of its seconds, and is a bound.
 The step time of 1F1B has no closed formula, GPipe's may turn before the last stage: there, and for graphs, the price is
 a lower bound, and plans are simulated in its order until the bound reaches the best.
 """
@@ -75,7 +76,7 @@ class PipelineCandidate(SimulatedCandidate):
 
     @cached_property
     def _sweeps(self) -> KindSweeps | None:
-        """What goes by kinds of workers, where the dynamic program takes seconds; of throughput that is exact."""
+        """What goes by kinds of workers, where the dynamic program takes long; of throughput its price tells more."""
         few = tuning.EXACT_VISITS if self.objective == "throughput" else tuning.FEW_VISITS
         if self.schedule != "1f1b" or not self.problem.exact or self.shares or self.table.visits <= few:
             return None
@@ -249,7 +250,10 @@ class PipelineCandidate(SimulatedCandidate):
 
     @property
     def closable(self) -> bool:
-        """By the number of stage options; of throughput and latency the dynamic program itself is exact."""
+        """By the number of stage options; of throughput and latency none: no search tells more of chains than prices.
+
+        They have the floor of each stage, while a plan's value times its exactness has that of the least exact for all.
+        """
         most = tuning.CLOSE_SEARCHED if self._boxed else tuning.CLOSE_OPTIONS
         small = self.objective == "step" and self.options.count() <= tuning.CLOSE_OPTIONS
         return small and len(self.options.all) <= most

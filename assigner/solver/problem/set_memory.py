@@ -54,7 +54,7 @@ class SetMemory:
         self.choices = cache(self._choices)
         self.cheapest = cache(self._cheapest)
         self.exactness = cache(self._exactness)
-        self._again = cache(self._least_remat)
+        self._kept = cache(self._least_remat)
 
     def _state(self, mask: int) -> float:
         """Bytes of parameters, gradients, optimizer state and buffers."""
@@ -82,9 +82,12 @@ class SetMemory:
             read=sum(self.read(stage) for stage in stages), messages=messages,
         )  # fmt: skip
 
-    def _least_remat(self, worker: int, stages: Masks, in_flight: int | None, messages: float) -> LeastRemat | None:
-        held = self._held(worker, stages, messages)
-        return self._problem.remat.least(held, in_flight or self._in_flight, self._problem.clock)
+    def _least_remat(self, worker: int, stages: Masks, in_flight: int, messages: float) -> LeastRemat | None:
+        return self._problem.remat.least(self._held(worker, stages, messages), in_flight, self._problem.clock)
+
+    def _again(self, worker: int, stages: Masks, in_flight: int | None, messages: float) -> LeastRemat | None:
+        """What was found once: a search that is cut off may find another choice the next time."""
+        return self._kept(worker, stages, in_flight or self._in_flight, messages)
 
     def _least_s(self, worker: int, mask: int, in_flight: int | None = None) -> float:
         """Seconds of recomputing that a worker cannot avoid once it holds these positions, whatever follows; or inf.

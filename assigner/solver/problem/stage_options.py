@@ -42,7 +42,8 @@ class StageOption:
         named: The groups of these workers in the order in which a plan names them; empty: that of the set.
         tied_s: Least seconds from its last backward to the end of an update that waits for a gradient which it shares
             with another stage: that is sent at once, whatever else keeps the worker busy.
-        exactness: `backward_s` by what it takes with what is rematerialised; 1: nothing that fits takes less.
+        exactness: `backward_s` by what it takes with what is rematerialised; 1: nothing that fits takes less. Always 1
+            where workers share the stage: what they rematerialise is no part of the option (replica_options.py).
     """
 
     first: int
@@ -72,7 +73,10 @@ class StageOption:
 
 
 def exactness(pipeline: Sequence[StageOption]) -> float:
-    """So many times what a pipeline takes is no more than it takes with anything else rematerialised that fits."""
+    """So many times what a pipeline takes is no more than with anything else rematerialised that fits.
+
+    By its stages of one worker: of those that workers share it holds with each set that they may rematerialise.
+    """
     return min(option.exactness for option in pipeline)
 
 
