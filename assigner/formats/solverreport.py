@@ -106,7 +106,7 @@ class WhatIf:
         what: The change in words, with the worker's kind, the link's ends or the count.
         step_s: The best step found after it; the plan's own where it is faster by no more than what the plan's search
             left open. None: no plan was found.
-        bound_s: No plan is faster after it; None: nothing fits.
+        bound_s: No plan is faster after it, updates undivided; None: nothing fits.
     """
 
     change: Literal["micro_batches", "worker", "link"]
