@@ -332,16 +332,76 @@ def test_a_loss_over_the_batch():
     is_refused(made, "graphs of micro-batches.*" + MISSING, micro_batches=2)
 
 
-def test_a_backward_in_the_loss():
-    """It adds to gradients as in plain torch, but to no `.grad` of what the loss has a copy of."""
+class Pair(Chain):
+    """Two inputs: the output is made of one of them, and the other one is returned as it is."""
 
-    def adding(outputs, targets):
-        outputs[0].mean().backward(retain_graph=True)
-        return (outputs[0] - targets[:, :1]).square().mean()
+    def __init__(self) -> None:
+        super().__init__(partial(Sine, 1))
 
-    is_refused(workload(HandedOn, *PARTS, loss=adding), r"\.grad of the model's output\[1\]", micro_batches=2)
-    made = workload(Chain, *PARTS, loss=adding)
+    def forward(self, p, q):
+        return self.c(self.b(self.a(p))), q
+
+
+def related(made, of, rows, generator):
+    x, targets = numbers(rows, generator)
+    x.requires_grad_()
+    return (made(x), of(x)), targets
+
+
+made_inputs = pytest.mark.filterwarnings("ignore:The .grad attribute")  # which torch's tracer reads of each input
+
+
+@made_inputs
+@pytest.mark.parametrize(("micro_batches", "remat"), [(1, ()), (2, PARTS)])
+@pytest.mark.parametrize("made", [lambda x: x, lambda x: 2 * x, lambda x: x.view(-1, WIDTH)])
+def test_a_part_of_a_gradient_by_an_input_of_which_another_one_was_made_is_refused(made, micro_batches, remat):
+    """The script has made it, as by giving the same tensor twice."""
+    given = workload(Pair, *PARTS, batch=partial(related, made, lambda x: x), loss=unused)
+    is_refused(given, micro_batches=micro_batches, remat=remat)
+
+
+@made_inputs
+def test_a_gradient_by_an_input_that_was_made_of_another_one():
+    """There is none, as of inputs that were made of a third one."""
+    for of in (lambda x: x.view(-1, WIDTH), lambda x: x.flip(1)):
+        made = workload(Pair, *PARTS, batch=partial(related, lambda x: x, of), loss=unused)
+        is_as_plain(made, micro_batches=1)
+    made = workload(Pair, *PARTS, batch=partial(related, lambda x: x + 1, lambda x: -x), loss=unused)
+    is_as_plain(made, micro_batches=1, remat=PARTS)
+
+
+def adding(outputs, targets):
+    outputs[0].mean().backward(retain_graph=True)
+    return (outputs[0] - targets[:, :1]).square().mean()
+
+
+@pytest.mark.parametrize("model", ["chain", "handed on"])
+def test_a_backward_in_the_loss(model):
+    """It adds to gradients of the whole batch as in plain torch; what it adds to a micro-batch's is not weighed."""
+    made = workload(MODELS[model], *PARTS, loss=adding)
     is_as_plain(made, micro_batches=1)
+    is_as_plain(made, micro_batches=1, remat=PARTS)
+    is_as_plain(made, stages=[(0, PARTS[:2]), (0, PARTS[2:])], micro_batches=1)
+    for remat in ((), PARTS):
+        is_refused(made, "counts 0.5 times: .* would count in full", micro_batches=2, remat=remat)
+
+
+@made_inputs
+def test_a_backward_in_the_loss_that_reaches_an_input():
+    """It adds to no `.grad` of what the loss has a copy of."""
+    made = workload(Pair, *PARTS, batch=partial(related, torch.clone, lambda x: x), loss=adding)
+    is_refused(made, r"\.grad of the model's output\[1\]", micro_batches=1)
+
+
+def test_a_backward_in_the_loss_from_tensors_of_its_own():
+    """It reaches nothing of the model's."""
+
+    def own(outputs, targets):
+        u = outputs[1].detach().requires_grad_()
+        u.square().mean(1).sum().backward()
+        return (outputs[0] - targets[:, :1]).square().mean() + (u.grad * outputs[1]).sum(1).mean()
+
+    is_as_plain(workload(Chain, *PARTS, loss=own), micro_batches=2, remat=PARTS)
 
 
 class Counting:

@@ -187,7 +187,7 @@ class StepLoss:
         memory = Memento((), [self._workload.loss]) if is_first else None
         if self._written:
             on_copies(self._written)
-        own = LossGraph.of(origin, outputs)
+        own = LossGraph.of(origin, outputs, cut.weight)
         value = self._value(self._graph.rebuild_output(outputs), cut.targets, place, own)
         if memory is not None:
             self._written = [*filter(is_strided, memory.moved())]
@@ -272,7 +272,13 @@ class StepLoss:
         leaves = {id(output): self._leaf(output) for output in outputs}  # one that is there twice is one
         copies = {key: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for key, leaf in leaves.items()}
         made = [copies[id(output)] for output in outputs]  # a loss may write there
-        own = LossGraph.apart(origin, made, [[leaves[id(output)] for output in outputs]], lambda: [origin.made_of()])
+        own = LossGraph.apart(
+            origin,
+            made,
+            [[leaves[id(output)] for output in outputs]],
+            lambda: [origin.made_of()],
+            weight=cut.weight,
+        )
         try:
             value = self._value(self._graph.rebuild_output(made), cut.targets, place, own) * cut.weight
         except GraphWantedError:
@@ -352,7 +358,7 @@ class StepLoss:
                 [whole[index] for index in output.made],
                 [made[n] for n in sorted(made)],
                 lambda: [made_of[n] for n in sorted(made)],
-                "graphs of micro-batches that it does not see, for it is over the batch",
+                elsewhere="graphs of micro-batches that it does not see, for it is over the batch",
             )
             value = self._value(joined, targets, min(cuts), own)
         self._values.append(value.detach())

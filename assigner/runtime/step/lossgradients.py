@@ -12,6 +12,11 @@ was made of x (`values_behind`), but where x itself lies:
 
 What is only handed on comes to the loss as a copy, as does the batch, for it may write there: the gradient is taken by
 what that is a copy of. A hook asks for the gradient of the tensor that it is on, in each backward from the loss on.
+Inputs of the model may be made of each other, too: by the script, before they were cut into micro-batches.
+
+A backward that adds to the `.grad` of leaves adds to that of parameters: as it is, for only the loss that is returned
+is weighed. A `.grad` that the loss may look for there is that of an input, a parameter, or what `detach` made a leaf:
+what another partition has made begins a graph here, but is no leaf in plain torch.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge, Node
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
@@ -36,6 +42,9 @@ if TYPE_CHECKING:
 
 Ends = dict[GradientPlace, set[Value]]
 """Of which values of the model there is something at places of a graph."""
+
+_CUTS = ("SplitWithSizesBackward0", "SplitBackward0", "ToCopyBackward0")
+"""The nodes of what cuts a batch into micro-batches, and of what copies one to a device."""
 
 
 class GraphWantedError(Exception):
@@ -62,6 +71,21 @@ class Origin(NamedTuple):
     def inputs(self) -> list[tuple[Value, torch.Tensor]]:
         """Those of the model that require a gradient."""
         return [(value, each) for value, each in self.came_in() if not value.partition and each.requires_grad]
+
+    def made_from(self, source: Any) -> set[Value]:
+        """The inputs of the model that the script has made of a tensor of the batch: itself, a view, or what it gives.
+
+        A micro-batch's are cut out of these: two that are one tensor, or made of each other, have only that in common.
+        """
+        places = _uncut(source)
+        return {value for value, each in self.inputs() if not places.isdisjoint(places_behind([each]))}
+
+    def is_leaf(self, returned: torch.Tensor) -> bool:
+        """Whether an output is a leaf in plain torch, too, and no value of another partition that was handed on."""
+        places = _places([returned])
+        return returned.is_leaf and not any(
+            each is returned or _places([each]) == places for value, each in self.came_in() if value.partition
+        )
 
     def ends(self) -> Ends:
         """Where the outputs lie, and what came in."""
@@ -110,28 +134,34 @@ class LossGraph:
         origin: Of the outputs.
         ends: Gives these ends.
         elsewhere: In words, where else there are ways; empty: the loss can be called later where it has these, too.
+        weight: What the loss is multiplied by.
     """
 
     def __init__(
-        self, origin: Origin, ends: Callable[[], Mapping[GradientPlace, Collection[Value]]], elsewhere: str
+        self,
+        origin: Origin,
+        ends: Callable[[], Mapping[GradientPlace, Collection[Value]]],
+        elsewhere: str,
+        weight: float = 1.0,
     ) -> None:
-        self._origin, self._ends, self._elsewhere = origin, functools.cache(ends), elsewhere
+        self._origin, self._ends, self._elsewhere, self._weight = origin, functools.cache(ends), elsewhere, weight
         self._given = list[_Given]()
         self._hooked = list[tuple[int, int, bool]]()
         self._problem: Exception | None = None
 
     @classmethod
-    def of(cls, origin: Origin, outputs: Sequence[Any]) -> LossGraph:
+    def of(cls, origin: Origin, outputs: Sequence[Any], weight: float = 1.0) -> LossGraph:
         """The last partition's.
 
         Args:
             origin: Of the outputs.
             outputs: As the loss gets them: some are copies of what the partition has returned.
+            weight: As of the class.
         """
-        made = cls(origin, origin.ends, "graphs of partitions that it does not see")
+        made = cls(origin, origin.ends, "graphs of partitions that it does not see", weight)
         for (value, returned), tensor in zip(origin.outputs(), outputs, strict=True):
             if places := _places([tensor]):
-                made._given.append(_Given(tensor, value, returned, returned.is_leaf, places))
+                made._given.append(_Given(tensor, value, returned, origin.is_leaf(returned), places))
         return made
 
     @classmethod
@@ -141,7 +171,9 @@ class LossGraph:
         outputs: Sequence[Any],
         leaves: Sequence[Sequence[Any]],
         made_of: Callable[[], Sequence[Sequence[set[Value]]]],
+        *,
         elsewhere: str = "",
+        weight: float = 1.0,
     ) -> LossGraph:
         """One that ends at leaves, which stand in for the outputs.
 
@@ -151,6 +183,7 @@ class LossGraph:
             leaves: For each micro-batch one for each of its outputs.
             made_of: Gives likewise what these outputs are made of.
             elsewhere: As of the class.
+            weight: Likewise.
         """
 
         def ends() -> Ends:
@@ -161,10 +194,10 @@ class LossGraph:
                         found[place] |= values
             return found
 
-        made = cls(origin, ends, elsewhere)
+        made = cls(origin, ends, elsewhere, weight)
         for n, ((value, returned), tensor) in enumerate(zip(origin.outputs(), outputs, strict=True)):
             if places := _places([tensor, *(each[n] for each in leaves)]):
-                made._given.append(_Given(tensor, value, None, returned.is_leaf, places))
+                made._given.append(_Given(tensor, value, None, origin.is_leaf(returned), places))
         return made
 
     def add_batch(self, targets: Any, given: Any) -> None:
@@ -246,6 +279,7 @@ class LossGraph:
     def _check_added(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         """Look at a backward that adds to the `.grad` of its leaves, or of these inputs: whether the loss finds it."""
         found = [given for each in inputs for given in self._known(each)]
+        self._check_weight(outputs, found if inputs else None)
         for given in found if inputs else filter(operator.attrgetter("is_leaf"), self._given):
             if given.source is not given.tensor or not self._is_whole(outputs, given):
                 raise self._refused(
@@ -254,18 +288,40 @@ class LossGraph:
                     "take it with torch.autograd.grad",
                 )
 
+    def _check_weight(self, outputs: Sequence[Any], found: Sequence[_Given] | None) -> None:
+        """Look at a backward that adds to `.grad`: whether what it adds to the model's would have to be weighed.
+
+        Args:
+            outputs: From where.
+            found: What the loss is given among the tensors that it is for; None: it is for all leaves.
+        """
+        if self._weight == 1:
+            return
+        places = places_behind(outputs).keys()
+        if any(
+            given.value is not None and not places.isdisjoint(given.places)
+            for given in (self._given if found is None else filter(operator.attrgetter("is_leaf"), found))
+        ):
+            self._problem = UsageError(
+                "Workload.loss runs a backward of its own through the model's output, and is computed for a micro-batch"
+                f" whose loss counts {self._weight:g} times: what that adds to the gradients of parameters would count"
+                " in full",
+                hint="add what it starts from to the loss that is returned; or use one micro-batch (solve with"
+                " --micro-batches 1)",
+            )
+            raise self._problem
+
     def _is_whole(self, outputs: Sequence[Any], given: _Given, *, hooked: bool = False) -> bool:
         """Whether all ways from outputs to what is given are in this graph; `hooked`: to it, and not what it copies."""
         stops = {*given.places, *_places([given.source] if given.is_copy and not hooked else [])}
-        values = self._inputs_of(given.source) if given.value is None else {given.value}
         behind = self._origin.graph.output.behind
+        values = self._origin.made_from(given.source) if given.value is None else {given.value}
+        values.update(*(behind.get(each, ()) for each in tuple(values)))
+        for value, each in self._origin.inputs():
+            if value in values:
+                values |= self._origin.made_from(each)
         apart = values.union(*(behind.get(each, ()) for each in values))
         return apart.isdisjoint(_made_of(outputs, self._ends(), stops))
-
-    def _inputs_of(self, source: torch.Tensor | None) -> set[Value]:
-        """The inputs of the model that have a graph in common with a tensor of the batch."""
-        places = places_behind([source]).keys()
-        return {value for value, each in self._origin.inputs() if not places.isdisjoint(places_behind([each]))}
 
     def _refused(self, given: _Given, does: str, hint: str) -> Exception:
         output, what = self._origin.graph.output, "a tensor of the batch, of which inputs of the model are made"
@@ -299,6 +355,17 @@ def _made_of(
 def _places(tensors: Iterable[Any]) -> tuple[GradientPlace, ...]:
     """Where gradients of tensors arrive, of those that may have one."""
     return tuple([place for each in tensors if (place := gradient_place(each)) is not None])
+
+
+def _uncut(tensor: Any) -> set[GradientPlace]:
+    """Where the gradient of a tensor of the batch arrives, and that of what it was cut out of."""
+    found, place = set[GradientPlace](), gradient_place(tensor)
+    while place is not None:
+        found.add(place)
+        node = place[0]
+        is_cut = isinstance(node, Node) and node.name() in _CUTS
+        place = gradient_place(GradientEdge(*node.next_functions[0])) if is_cut else None
+    return found
 
 
 def _hooks(tensor: Any) -> tuple[int, int, bool]:
