@@ -415,7 +415,25 @@ class Counting:
         return slope(outputs, targets) / self.calls
 
 
-def test_a_gradient_and_a_memory():
-    """Where micro-batches are recomputed last to first, a loss that counts its calls cannot wait for that."""
-    made = workload(Chain, *PARTS, loss=Counting())
-    is_refused(made, "begins to keep something", micro_batches=2, remat=PARTS)
+class Listing:
+    def __init__(self) -> None:
+        self.losses = []
+
+    def __call__(self, outputs, targets):
+        self.losses.append(slope(outputs, targets))
+        return self.losses[-1] / len(self.losses)
+
+
+class Drawing:
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(1)
+
+    def __call__(self, outputs, targets):
+        return slope(outputs, targets) * torch.rand((), generator=self.generator)
+
+
+@pytest.mark.parametrize("loss", [Counting, Listing, Drawing])
+def test_a_gradient_and_a_memory(loss):
+    """Where micro-batches are recomputed last to first, a loss that keeps something cannot wait for that."""
+    made = workload(Chain, *PARTS, loss=loss())
+    is_refused(made, "takes gradients .* and keeps something", micro_batches=2, remat=PARTS)

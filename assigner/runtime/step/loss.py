@@ -203,6 +203,8 @@ class StepLoss:
         """All losses of a step are called: see whether a memory has begun among those that were called late."""
         self._remembers = before.has_changed()
         if self._remembers and self._called != sorted(self._called):
+            if self._waits:  # it may well have kept something from its first call on, behind such a gradient
+                raise self._takes_and_keeps()
             raise UsageError(
                 "Workload.loss begins to keep something from call to call in a step that has called it for"
                 f" micro-batches {', '.join(map(str, self._called))} in this order, as partition"
@@ -312,14 +314,18 @@ class StepLoss:
             UsageError: what it has kept by now cannot be taken back.
         """
         if memory is None or memory.moved():
-            raise UsageError(
-                "Workload.loss takes gradients of what the model returns by what it returns, and keeps something from"
-                f" call to call, while partition {self._graph.last.name!r} is rematerialised",
-                hint=f"assigner.partition(..., rematerialise='never') for {self._graph.last.name!r}; or one"
-                " micro-batch",
-            )
+            raise self._takes_and_keeps()
         memory.restore()
         self._remembers, self._waits = False, True
+
+    def _takes_and_keeps(self) -> UsageError:
+        """It takes gradients, and must be called last to first; and it keeps something, and must be called in order."""
+        name = self._graph.last.name
+        return UsageError(
+            "Workload.loss takes gradients of what the model returns by what it returns, and keeps something from"
+            f" call to call (a count, a list, a generator), while partition {name!r} is rematerialised",
+            hint=f"assigner.partition(..., rematerialise='never') for {name!r}; or one micro-batch",
+        )
 
     def _differentiate(self, value: torch.Tensor) -> None:
         if value.requires_grad:
