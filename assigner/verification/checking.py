@@ -137,7 +137,7 @@ class _Check:
         self._exercise = replace(exercise, graph=replace(exercise.graph, deferred=self._initial))
         self._plain: PlainModel | None = None
         self._captured = self._uncertain = False
-        self._evaluates = True
+        self._evaluates, self._unevaluated = True, ""
         self._noise: Mapping[tuple[Moment, Item], float] = {}
         self._choices = (False, True) if exercise.trains else (False,)
 
@@ -155,6 +155,8 @@ class _Check:
         cautions, alone = list(self._capture()), self._alone()
         exercise = self._exercise
         found = self._beside(*(functools.partial(Partitions, exercise, recomputes=each) for each in self._choices))
+        if self._unevaluated:
+            cautions.append(f"it cannot be evaluated: {self._unevaluated}")
         above = [[each for each in some if each.counts()] for some in found]
         if any(above):
             cautions += self._explained(above)
@@ -221,7 +223,10 @@ class _Check:
         return sides
 
     def _differences(self, plain: PlainModel, others: Sequence[Side], *, aligns: bool = True) -> list[list[Difference]]:
-        return differences(self._exercise, plain, others, evaluates=self._evaluates, aligns=aligns)
+        found = differences(self._exercise, plain, others, evaluates=self._evaluates, aligns=aligns)
+        self._unevaluated = self._unevaluated or plain.unevaluated
+        self._evaluates = self._evaluates and not self._unevaluated
+        return found
 
     def _explained(self, above: Sequence[list[Difference]]) -> Iterator[str]:
         """Why differences above the floor are no reason to refuse the model, as a caution; else a MarkingError."""

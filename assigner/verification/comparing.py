@@ -198,7 +198,7 @@ def differences(
             look(n, moment, held_items(exercise.graph, "parameter"))
     if evaluates:
         plain.evaluate()
-        for n, other in enumerate(others):
+        for n, other in enumerate(() if plain.unevaluated else others):
             other.evaluate()
             look(n, Moment("evaluation", STEPS), _made(exercise, plain, loss=exercise.workload.loss is not None))
     return found

@@ -9,13 +9,14 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from assigner.errors import UsageError
 from assigner.model.deferred.modes import settle_mode
 from assigner.model.marking.casting import casting
 from assigner.model.marking.modules import forwards_called
 from assigner.model.members import named_buffers, named_parameters, parameters
 from assigner.runtime.batch.staterows import state_of, with_states
 from assigner.runtime.step.batchnorm import DeferredStatistics
-from assigner.runtime.step.loss import one_number
+from assigner.runtime.step.loss import GraphlessEvaluationError, one_number, wants_graph
 from assigner.runtime.step.metrics import StepMetrics
 from assigner.runtime.step.outputs import Part, join
 from assigner.runtime.step.results import exact_sum
@@ -45,6 +46,7 @@ class PlainModel:
         model: The model.
         per_micro_batch: Names of the buffers that moved in a later micro-batch of the first step, too.
         failed: It has raised an error.
+        unevaluated: In words, why it cannot be evaluated, once that was tried; empty: it can.
         epsilon: The relative step between neighbouring numbers of the narrowest type that the first batch was last
             computed in.
 
@@ -72,7 +74,7 @@ class PlainModel:
         self._autocast = workload.autocast
         self._parameters = dict(named_parameters(self.model, remove_duplicate=False))
         self.per_micro_batch: set[str] = set()
-        self.failed, self._watches = False, True
+        self.failed, self.unevaluated, self._watches = False, "", True
         self.epsilon = 0.0
         self._states: dict[tuple[bool, int], dict[StatePlace, Any]] = {}
 
@@ -120,9 +122,12 @@ class PlainModel:
             parameter.grad = None
 
     def evaluate(self) -> None:
-        """The loss over the first batch in eval mode."""
-        with torch.no_grad():
-            self._loss = self._of_first_batch(self._exercise, training=False)
+        """The loss over the first batch in eval mode; one that needs a graph for it has none: see `unevaluated`."""
+        try:
+            with torch.no_grad():
+                self._loss = self._of_first_batch(self._exercise, training=False)
+        except GraphlessEvaluationError as error:
+            self.failed, self.unevaluated = False, f"{error}: {error.hint}"
 
     def figures(self, exercise: Exercise, *, training: bool, draws: int = -1) -> dict[Item, torch.Tensor | None]:
         """The loss over the first batch of an exercise, by its micro-batches, and in training mode the gradients.
@@ -215,8 +220,13 @@ class PlainModel:
 
     def _lost(self, outputs: Any, targets: Any, weight: float) -> torch.Tensor:
         """A weighted loss; where gradients are on, its backward is run."""
-        with casting(self._autocast, "cpu"), user_code("Workload.loss"):
-            heard = self._heard(outputs, targets)
+        try:
+            with casting(self._autocast, "cpu"), user_code("Workload.loss"):
+                heard = self._heard(outputs, targets)
+        except UsageError as error:
+            if wants_graph(error.__cause__):
+                raise GraphlessEvaluationError from error
+            raise
         value = one_number(heard) * weight
         if value.requires_grad:
             with user_code("the plain model's backward"):

@@ -13,6 +13,8 @@ from torch.autograd.graph import get_gradient_edge
 from workloads import WIDTH, Reference, make_plan, numbers, pipeline_of, workload
 
 from assigner.errors import UsageError
+from assigner.model.marking import partition_graph
+from assigner.verification.checking import check_model
 
 MISSING = "that part of the gradient would be missing"
 PARTS = ("a", "b", "c")
@@ -62,6 +64,14 @@ class Coordinates(Tail):
     def forward(self, h, x):
         u = x.clone().detach().requires_grad_()
         return super().forward(u)[0] * h.sum(1, keepdim=True), u
+
+
+class Detached(Coordinates):
+    """They lie in the memory of what it reads."""
+
+    def forward(self, h, x):
+        u = h.detach().requires_grad_()
+        return super(Coordinates, self).forward(u)[0] * x.sum(1, keepdim=True), u
 
 
 class Chain(nn.Module):
@@ -115,6 +125,15 @@ class Grid(Skip):
 
     def start(self, x):
         return torch.linspace(-1, 1, WIDTH, dtype=torch.float64).repeat(x.shape[0], 1).requires_grad_()
+
+
+class Shaped(Skip):
+    """Other parts read of them but the shape and the type."""
+
+    def forward(self, x):
+        x = self.start(x)
+        h = self.b(self.a(torch.ones_like(x))) + self.b(self.a(x.new_ones(x.shape)))
+        return self.c(torch.cat([h, x.square()], 1)), x
 
 
 class Through(Skip):
@@ -229,6 +248,7 @@ def weighed(outputs, targets):
 MODELS = {
     "chain": Chain,
     "viewed": partial(Chain, Viewed),
+    "detached": partial(Beside, Detached),
     "given": partial(Chain, Given),
     "weighted": partial(Chain, Weighted),
     "coordinates": partial(Beside, Coordinates),
@@ -236,6 +256,7 @@ MODELS = {
     "early": Early,
     "skip": Skip,
     "grid": Grid,
+    "shaped": Shaped,
     "through": Through,
     "siblings": Siblings,
     "tied": Tied,
@@ -281,7 +302,8 @@ def test_a_part_of_a_gradient_is_refused(model, loss, micro_batches, remat):
     ("model", "loss"),
     [
         ("chain", slope), ("chain", edge), ("chain", hooked), ("chain", retained), ("viewed", slope),
-        ("coordinates", slope), ("coordinates", hooked), ("given", slope), ("handed on", slope), ("handed on", edge),
+        ("coordinates", slope), ("coordinates", hooked), ("detached", slope), ("shaped", slope), ("given", slope),
+        ("handed on", slope), ("handed on", edge),
         ("weighted", sensitivity), ("weighted", decay), ("tied", decay), ("heads", weighed),
     ],
 )  # fmt: skip
@@ -437,3 +459,13 @@ def test_a_gradient_and_a_memory(loss):
     """Where micro-batches are recomputed last to first, a loss that keeps something cannot wait for that."""
     made = workload(Chain, *PARTS, loss=loss())
     is_refused(made, "takes gradients .* and keeps something", micro_batches=2, remat=PARTS)
+
+
+def test_a_gradient_in_evaluations_too():
+    """There is no graph for it: the check says so and compares the rest, and so does an evaluation."""
+    made = workload(Chain, *PARTS, loss=slope)
+    found = check_model(made, partition_graph(made))
+    assert found.result == "equal"
+    assert any("cannot be evaluated: Workload.loss" in each and "is_grad_enabled" in each for each in found.cautions)
+    with pipeline_of(made, make_plan(made)) as pipeline, pytest.raises(UsageError, match="gradient in an evaluation"):
+        pipeline.evaluate(made.make_batch(8, seed=1))

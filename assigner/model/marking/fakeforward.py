@@ -214,6 +214,14 @@ def aliases_of(
     return found
 
 
+def begun_among(made: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> frozenset[int]:
+    """Which results a graph begins with, as `x.detach().requires_grad_()`, and are none of the other tensors."""
+    known = {id(each) for each in others}
+    return frozenset(
+        n for n, each in enumerate(made) if each.requires_grad and _IS_LEAF.__get__(each) and id(each) not in known
+    )
+
+
 def fresh_results(made: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Results for the operator, which must not return what it was given, nor one tensor twice."""
     known = {storage_of(each) for each in given}
@@ -354,6 +362,7 @@ def _noticed(name: str, note: Callable[[torch.Tensor], None]) -> Iterator[None]:
 GradientPlace = tuple[Any, int]
 """Where a gradient arrives: a node of torch's graph, and which of its outputs; of a leaf, which has none, its id."""
 
+_IS_LEAF: Any = torch._C.TensorBase.__dict__["is_leaf"]  # as it is while a forward may not ask for it
 _LEAF = "torch::autograd::AccumulateGrad"
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -148,7 +149,7 @@ def values_behind(cutter: Cutter) -> dict[Value, frozenset[Value]]:
                 behind.add(AGAIN)
     bits: dict[fx.Node, int] = {}  # of each source, whether a node may be made of it
     for node in captured.graph.nodes:
-        passes = _may_bear(node) and node.target is not torch.ops.aten.detach.default
+        passes = _may_bear(node) and node.target is not torch.ops.aten.detach.default and not _is_new(node)
         bits[node] = starts.get(node, 0)
         if passes:
             bits[node] = functools.reduce(operator.or_, (bits[each] for each in node.all_input_nodes), bits[node])
@@ -157,6 +158,12 @@ def values_behind(cutter: Cutter) -> dict[Value, frozenset[Value]]:
             if bits[node] >> n & 1:
                 behind.add(value)
     return {value: frozenset(behind) for value, behind in found.items()}
+
+
+def _is_new(node: fx.Node) -> bool:
+    """Whether an operation takes of a tensor but its shape and type, as `zeros_like` and `new_ones` do."""
+    named = re.fullmatch(r"aten::(new_\w+|\w+_like)", getattr(getattr(node.target, "_schema", None), "name", ""))
+    return named is not None
 
 
 def _may_bear(node: fx.Node) -> bool:
@@ -182,7 +189,8 @@ def _as_one(cutter: Cutter, node: fx.Node) -> set[fx.Node]:
         elif is_item(each) and is_call(call := cast("fx.Node", each.args[0])):
             found.add(call)
             number, given, _ = opaque_arguments(call)
-            alias = calls[number].effects.aliases.get(cast("int", each.args[1]))
+            effects, result = calls[number].effects, cast("int", each.args[1])
+            alias = None if result in effects.begun else effects.aliases.get(result)
             if alias is not None and alias.kind == "own":
                 waiting += _holding(cutter, str(alias.index))
             elif alias is not None and alias.kind == "given":

@@ -87,6 +87,7 @@ class CallEffects:
         replaced: Of those, the names that it gives to another tensor.
         differentiated: Pairs of the given tensors; see `gradients_taken`.
         wanting: Results by their number that require a gradient, or may.
+        begun: Results by their number that a graph begins with, as `x.detach().requires_grad_()`, on every way.
         asks: What it does depends on whether a tensor requires a gradient: see `gradients_asked`.
         order: Of its operations: see `Operations`.
         ways: What it runs, on each way that was gone; empty: nobody knows.
@@ -99,6 +100,7 @@ class CallEffects:
     replaced: frozenset[str]
     differentiated: frozenset[tuple[int, int]]
     wanting: frozenset[int]
+    begun: frozenset[int]
     asks: bool
     order: tuple[int, int]
     ways: tuple[Way, ...]
@@ -115,6 +117,7 @@ class CallEffects:
             frozenset().union(*(each.replaced for each in seen)),
             frozenset().union(*(each.differentiated for each in seen)),
             frozenset().union(*(each.wanting for each in seen)),
+            frozenset.intersection(*(each.begun for each in seen)),
             any(each.asks for each in seen),
             (kinds, ways),
             tuple(way for each in seen for way in each.ways),

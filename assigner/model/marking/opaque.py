@@ -39,6 +39,7 @@ from assigner.model.marking.fakeforward import (
     WithoutValues,
     agreed,
     aliases_of,
+    begun_among,
     decided,
     fresh_results,
     gradients_asked,
@@ -454,6 +455,7 @@ class OpaqueCalls:
                 wanting=frozenset(  # a write to a view says nothing of it to the whole fake tensor
                     n for n, each in enumerate(leaves) if each.requires_grad or (trains and records and is_written[n])
                 ),
+                begun=begun_among(leaves, [*given, *own.values(), *now.values()]),
                 asks=records and bool(asked),
                 order=operations.order(leaves),
                 ways=(Way(writes.operations, given, leaves, own),) if isinstance(writes, ListedWrites) else (),

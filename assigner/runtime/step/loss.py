@@ -247,6 +247,8 @@ class StepLoss:
                     hint="which worker computes it is for the plan to say: move what the loss holds there,"
                     " `weight.to(outputs.device)`; or give it as an nn.Module with buffers",
                 ) from error
+            if wants_graph(error):
+                raise GraphlessEvaluationError from error
             if re.search(r"\bmeta\b", str(error)) is None:
                 raise
             raise without_values("the loss") from error
@@ -371,6 +373,21 @@ class StepLoss:
         self._differentiate(value)
         for place, leaves in made.items():
             self._gradients[place] = [leaf.grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+class GraphlessEvaluationError(UsageError):
+    """A loss that takes gradients was called in an evaluation, which keeps no graph."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Workload.loss takes a gradient in an evaluation too, which runs under torch.no_grad(): there is no graph",
+            hint="compute what needs the gradient within `if torch.is_grad_enabled():`",
+        )
+
+
+def wants_graph(error: BaseException | None) -> bool:
+    """Whether a loss has raised an error in an evaluation for want of a graph."""
+    return isinstance(error, RuntimeError) and not torch.is_grad_enabled() and "not require grad" in str(error)
 
 
 def check_schedule(workload: Workload, plan: Plan, graph: PartitionGraph) -> None:
