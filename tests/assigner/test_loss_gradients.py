@@ -346,6 +346,15 @@ def test_a_whole_gradient_by_the_batch():
     is_as_plain(made, micro_batches=1, remat=("0",))
 
 
+def test_a_gradient_by_the_batch_with_one_partition():
+    """Micro-batches of a tensor that is given twice are cut out of it twice."""
+    made = workload(lambda: nn.Sequential(layers()), "0", batch=wanting, loss=by_batch)
+    is_refused(made, "in the cutting of the batch into micro-batches: " + MISSING, micro_batches=2)
+    made = workload(Alone, "all", batch=partial(related, lambda x: x, lambda x: x), loss=unused)
+    is_refused(made, "in the cutting of the batch into micro-batches: " + MISSING, micro_batches=2)
+    is_as_plain(made, micro_batches=1)
+
+
 def test_a_loss_over_the_batch():
     """Its graph ends at the outputs: one that was made of the other in micro-batches' graphs has no gradient by it."""
     made = replace(workload(MODELS["heads"], *PARTS, loss=weighed), loss_over="batch")
@@ -362,6 +371,15 @@ class Pair(Chain):
 
     def forward(self, p, q):
         return self.c(self.b(self.a(p))), q
+
+
+class Alone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = Pair()
+
+    def forward(self, p, q):
+        return self.all(p, q)
 
 
 def related(made, of, rows, generator):

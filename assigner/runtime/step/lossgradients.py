@@ -327,11 +327,17 @@ class LossGraph:
         output, what = self._origin.graph.output, "a tensor of the batch, of which inputs of the model are made"
         if given.value is not None:
             what = f"the model's output{leaf_path(output, output.made[given.value.index])}"
-        self._problem = GraphWantedError()
+        self._problem, where = GraphWantedError(), self._elsewhere
+        if len(self._origin.graph.pieces) == 1 and any(len(_uncut(each)) > 1 for _, each in self._origin.inputs()):
+            where = "the cutting of the batch into micro-batches"
+            hint = (
+                "use one micro-batch (Workload.max_micro_batches=1); or have the marked module begin the graph,"
+                " x = x.detach().requires_grad_(), and return x"
+            )
         if self._elsewhere:
             self._problem = UsageError(
-                f"Workload.loss {does.format(what)}, and some of what lies between is in {self._elsewhere}: that part"
-                " of the gradient would be missing",
+                f"Workload.loss {does.format(what)}, and some of what lies between is in {where}: that part of the"
+                " gradient would be missing",
                 hint=hint,
             )
         return self._problem
