@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
+from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking import PartitionGraph, PartitionModule
+from assigner.model.marking.fakeforward import is_same_view
 from assigner.model.singleprocess import as_single_process
 from assigner.model.workload import Workload
 from assigner.profiler.memory import allocated_bytes, grown_bytes, memory_errors, peak_bytes, saved_bytes, storage_bytes
@@ -388,7 +391,12 @@ class Workbench:
         given = next((known[name] for name in known if self.graph.piece[name].kind == piece.kind), None)
         if given is None:
             raise TooLargeError(f"its inputs at micro-batch {point.micro_batch} are too many to be kept")
-        needs = [bool(value.partition) and self.graph.values[value].gradient for value in piece.reads]
+        batch = given.micro_batch.inputs
+        needs = [
+            self.graph.values[value].gradient if value.partition else batch[value.index].requires_grad
+            for value in piece.reads
+        ]
+        reads = list[list[torch.Tensor]]()
         runner = PartitionRunner(
             piece,
             module,
@@ -396,25 +404,50 @@ class Workbench:
             rematerialise=False,
             gradients=self.graph.output_gradients(piece),
             state=PartitionState(module),
-            finish=self._loss(given) if piece is self.graph.last else None,
+            finish=self._loss(piece, given, reads) if piece is self.graph.last else None,
             run=compiled(module, piece.name, self.workload.compile),
-            differentiates=any(needs),
+            differentiates=any(value.partition and need for value, need in zip(piece.reads, needs, strict=True)),
             draws=self.graph.deferred.vocabulary.draws,
         )
         parameters = sum(each.nbytes for each in module.parameters())
         depth = max(1, min(_DEPTH, self.workload.batch_size // point.micro_batch))  # those of a step, a few at most
-        return PartitionBench(
+        bench = PartitionBench(
             runner, given.reads, needs, given.sizes, device=self.device, depth=depth,
             optimizer_bytes=self.state_share * parameters if optimizer else 0.0, room=self.room,
         )  # fmt: skip
+        reads += bench.reads
+        return bench
 
-    def _loss(self, given: KindInputs) -> Finish:
-        targets = torch.utils._pytree.tree_map_only(
-            torch.Tensor, lambda tensor: tensor.to(self.device), given.micro_batch.targets
-        )
+    def _loss(self, piece: Piece, given: KindInputs, reads: Sequence[Sequence[torch.Tensor]]) -> Finish:
+        """The loss, which finds among the targets what the partition reads of the batch, where that is the same tensor.
 
-        def finish(outputs: Sequence[torch.Tensor], returned: Sequence[torch.Tensor], *_: Any) -> tuple[torch.Tensor]:
+        Args:
+            piece: The last partition.
+            given: Its inputs, and the targets.
+            reads: What it reads instead, for each micro-batch.
+        """
+        batch, (targets, structure) = given.micro_batch.inputs, pytree.tree_flatten(given.micro_batch.targets)
+        there = [each.to(self.device) if isinstance(each, torch.Tensor) else each for each in targets]
+        read = {
+            n: k
+            for k, value in enumerate(piece.reads)
+            for n, each in enumerate(targets)
+            if not value.partition and _is_wanted_as(each, batch[value.index])
+        }
+
+        def finish(
+            outputs: Sequence[torch.Tensor], returned: Sequence[torch.Tensor], place: int, *_: Any
+        ) -> tuple[torch.Tensor]:
             own = LossGraph.of(Origin(self.graph, returned, tuple), outputs)
-            return (own.call(self.workload.compute_loss, self.graph.rebuild_output(outputs), targets),)
+            leaves = [reads[place][read[n]] if n in read else each for n, each in enumerate(there)]
+            output = self.graph.rebuild_output(outputs)
+            return (own.call(self.workload.compute_loss, output, pytree.tree_unflatten(leaves, structure)),)
 
         return finish
+
+
+def _is_wanted_as(target: Any, read: torch.Tensor) -> bool:
+    """Whether a target is a tensor that is read of the batch, and a loss may take gradients by it."""
+    if not isinstance(target, torch.Tensor) or not target.requires_grad or not read.requires_grad:
+        return False
+    return storage_of(target) == storage_of(read) and is_same_view(target, read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +15,9 @@ from workloads import WIDTH, Reference, make_plan, numbers, pipeline_of, workloa
 
 from assigner.errors import UsageError
 from assigner.model.marking import partition_graph
+from assigner.profiler.partitionbench import Workbench
+from assigner.profiler.tasks import Point
+from assigner.profiler.walk import collect_inputs
 from assigner.verification.checking import check_model
 
 MISSING = "that part of the gradient would be missing"
@@ -344,6 +348,19 @@ def test_a_whole_gradient_by_the_batch():
     made = workload(lambda: nn.Sequential(layers()), "0", batch=wanting, loss=by_batch)
     is_as_plain(made, micro_batches=1)
     is_as_plain(made, micro_batches=1, remat=("0",))
+
+
+def test_a_gradient_by_the_batch_is_measured():
+    """A profile's loss has the tensor that the partition reads, too; torch would say that it had not been used."""
+    made = workload(lambda: nn.Sequential(layers()), "0", batch=wanting, loss=lambda y, t: slope((y, t[0]), t[1]))
+    graph, cpu = partition_graph(made), torch.device("cpu")
+    inputs = collect_inputs(made, graph, [4], cpu, budget_bytes=1e9, wanted=["0"])
+    workbench = Workbench(made, graph, cpu, graph.build(["0"], cpu), inputs, state_share=0.0, room=lambda: math.inf)
+    bench = workbench.measured(Point("0", 4))
+    for again in (False, True):
+        bench.forward(1, again=again)
+        bench.backward(1, again=again)
+        assert bench.reads[1][0].grad is not None
 
 
 def test_a_gradient_by_the_batch_with_one_partition():
