@@ -82,9 +82,9 @@ def test_a_plan_that_is_predicted_to_fit_runs(root: Path, cluster: Path, profile
 def test_a_plan_that_is_predicted_not_to_fit_is_refused_and_else_killed(
     root: Path, cluster: Path, profile: Profile
 ) -> None:
-    """20 % above the capacity: refused at load, and with the check off the kernel kills it, and the lab says so."""
+    """40 % above the capacity: refused at load, and with the check off the kernel kills it, and the lab says so."""
     path = cluster.with_name("large.json")
-    save_plan(plan_of(profile, 1.2), path)
+    save_plan(plan_of(profile, 1.4), path)
     run = ["assigner", "run", str(path), "--", "examples/train.py", "--steps", "3"]
     refused = on_lab(root, cluster, *run)
     assert refused.returncode == 7
