@@ -12,12 +12,7 @@ Blocks with pages of their own leave none. So a worker that has no room for hole
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # what `mallopt` calls them
 _KEPT = (1 << 31) - 1  # bytes: the most that it can be told
@@ -27,7 +22,7 @@ _OF_USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD
 _HOLES = 0.75  # of a predicted peak: the most seen is 0.57, of a GPT that rematerialises its whole batch at once
 
 
-def keep_freed_memory(peak_bytes: float = 0.0, capacity_bytes: float = 0.0) -> bool:
+def keep_freed_memory(peak_bytes: float = 0.0, capacity_bytes: float = 0.0) -> None:
     """Have this process's heap keep what is freed: up to 2 GiB at its end, in blocks of up to 32 MiB.
 
     What the environment says of malloc counts (MALLOC_TRIM_THRESHOLD_ and its like, GLIBC_TUNABLES). C libraries other
@@ -36,26 +31,13 @@ def keep_freed_memory(peak_bytes: float = 0.0, capacity_bytes: float = 0.0) -> b
     Args:
         peak_bytes: What this worker is predicted to hold.
         capacity_bytes: What it has. Where holes may not fit in, too, nothing is kept.
-
-    Returns:
-        Whether there is room for holes.
     """
-    has_room = (1 + _HOLES) * peak_bytes <= capacity_bytes
-    _settle(_LARGEST_KEPT if has_room else _LEAST_OWN, _KEPT if has_room else _LEAST_OWN)
-    return has_room
-
-
-@functools.cache
-def _mallopt() -> Callable[[int, int], int] | None:
-    """Of glibc, where nobody has settled anything."""
+    settle = getattr(ctypes.CDLL(None), "mallopt", None)
     is_settled = any(name in os.environ for name in _OF_USERS) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    return None if is_settled else getattr(ctypes.CDLL(None), "mallopt", None)
-
-
-def _settle(own_pages_from: int, kept_at_end: int) -> None:
-    if (settle := _mallopt()) is not None:
-        settle(_MMAP_THRESHOLD, own_pages_from)
-        settle(_TRIM_THRESHOLD, kept_at_end)
+    if settle is not None and not is_settled:
+        has_room = (1 + _HOLES) * peak_bytes <= capacity_bytes
+        settle(_MMAP_THRESHOLD, _LARGEST_KEPT if has_room else _LEAST_OWN)
+        settle(_TRIM_THRESHOLD, _KEPT if has_room else _LEAST_OWN)
 
 
 def return_free_pages() -> None:
