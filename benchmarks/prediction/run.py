@@ -34,17 +34,18 @@ TRIAL = Path(__file__).with_name("trial.py")
 
 
 def on_workers(case: Case, *command: str) -> None:
-    """A command once per rank of one run, on the case's cluster."""
+    """A command once per rank of one run, on the case's cluster.
+
+    The lab starts a script as it starts a profile. Under torchrun its agent would be on the host, too, and what was
+    free for the profile would not be for the plan.
+    """
     start = [str(BIN / "assigner"), "lab", str(CLUSTERS / f"{case.cluster}.toml"), "--timeout", "1800", "--"]
     if not case.cluster:
-        start = []
-        if command[0] != "assigner":
-            command = ("torchrun", "--standalone", "--nproc-per-node", str(case.ranks), *command)
-    elif command[0] != "assigner":
-        command = ("torchrun", *command)
+        start = [] if command[0] == "assigner" else ["torchrun", "--standalone", "--nproc-per-node", str(case.ranks)]
     print(f"$ {' '.join([*start, *command])}", flush=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*start, BIN / command[0], *command[1:]], check=True, cwd=ROOT, env=environment)
+    path = f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": path}
+    subprocess.run([*start, *command], check=True, cwd=ROOT, env=environment)
 
 
 @contextlib.contextmanager

@@ -397,8 +397,8 @@ def _wrong(case: Case, way: WayOut) -> str:
     held = predict(plan, _reserved(profile, options))
     if overfull(held) or not keeps(profile, options, [(stage.worker, stage.partitions) for stage in plan.stages]):
         return f"{way.how}: the plan does not fit"
-    if held.step_s > way.step_s * (1 + options.stop_gap):
-        return f"{way.how}: {held.step_s:g} s, told {way.step_s:g} s"
+    if held.step_s > way.value * (1 + options.stop_gap):
+        return f"{way.how}: {held.step_s:g} s, told {way.value:g} s"
     return ""
 
 
