@@ -12,7 +12,7 @@ from collections import defaultdict
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.errors import FormatError
 from assigner.formats.prediction import Memory
@@ -51,6 +51,14 @@ class PartitionOutput:
 
     partition: str
     index: int
+
+
+class MessageTime(NamedTuple):
+    """One message over one link: seconds on the wire, and in which its two ends are busy with it."""
+
+    seconds: float
+    sender_s: float
+    receiver_s: float
 
 
 class CostModel:
@@ -203,13 +211,14 @@ class CostModel:
         link = self.link(source, target)
         return math.inf if link is None else message_s(link.points, size)
 
-    def busy_s(self, source: str, target: str, size: float) -> tuple[float, float]:
-        """Seconds of one message in which its sender and its receiver cannot compute."""
-        link = self.link(source, target)
+    def message(self, source: str, target: str, size: float) -> MessageTime:
+        """One message of `size` bytes: as of `transfer_s`, and in which its two ends cannot compute."""
+        seconds, link = self.transfer_s(source, target, size), self.link(source, target)
         if link is None:
-            return 0.0, 0.0
-        seconds = self.transfer_s(source, target, size)
-        return link.sender_s + link.sender_busy * seconds, link.receiver_s + link.receiver_busy * seconds
+            return MessageTime(seconds, 0.0, 0.0)
+        return MessageTime(
+            seconds, link.sender_s + link.sender_busy * seconds, link.receiver_s + link.receiver_busy * seconds
+        )
 
     @cached_property
     def rings(self) -> ReducePrices:

@@ -70,16 +70,15 @@ def steady_s(plan: Plan, cost: CostModel) -> float:
             load[worker] += sum(work) / plan.micro_batches
     for route in program.routes:
         if route.payload is not Payload.TIE:
-            size = route_bytes(cost, route, plan.micro_batch_size)
-            sender_s, receiver_s = cost.busy_s(route.source, route.target, size)
+            message = cost.message(route.source, route.target, route_bytes(cost, route, plan.micro_batch_size))
             share = program.sent[route] / plan.micro_batches
-            seconds = share * cost.transfer_s(route.source, route.target, size)
+            seconds = share * message.seconds
             load[route.source, route.target] += seconds
             if (route.source, route.target) in cost.wires:
                 wire, part = cost.wires[route.source, route.target]
                 load[wire] += part * seconds
-            load[route.source] += share * sender_s
-            load[route.target] += share * receiver_s
+            load[route.source] += share * message.sender_s
+            load[route.target] += share * message.receiver_s
     return max(load.values())
 
 

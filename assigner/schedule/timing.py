@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from assigner.errors import FormatError
-from assigner.schedule.cost import CostModel, PartitionOutput
+from assigner.schedule.cost import CostModel, MessageTime, PartitionOutput
 from assigner.schedule.orders import TOGETHER, ActionKind, order_of
 from assigner.schedule.program import Payload, Route, wire
 from assigner.schedule.queues import Job, run_queues
@@ -30,14 +30,6 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.schedule.orders import Step
     from assigner.schedule.queues import Arrivals, Queue, SharedLinks, Timed
-
-
-class MessageTime(NamedTuple):
-    """One message over one link: seconds on the wire, and in which its two ends are busy with it."""
-
-    seconds: float
-    sender_s: float
-    receiver_s: float
 
 
 class _Once(list[float]):
@@ -83,18 +75,16 @@ def route_bytes(cost: CostModel, route: Route, micro_batch: int) -> float:
 
 
 def _wire(cost: CostModel, route: Route, micro_batch: int, flights: Mapping[Route, float]) -> MessageTime:
-    size = route_bytes(cost, route, micro_batch)
-    seconds = cost.transfer_s(route.source, route.target, size)
-    if math.isinf(seconds):
+    message = cost.message(route.source, route.target, route_bytes(cost, route, micro_batch))
+    if math.isinf(message.seconds):
         raise FormatError(
             f"the plan needs a link from {route.source} to {route.target}, and the profile has none",
             hint="measure that pair, or place the partitions so that the two need not talk",
         )
-    busy = cost.busy_s(route.source, route.target, size)
     if route in flights:
-        share = flights[route] / seconds if seconds else 0.0
-        return MessageTime(flights[route], busy[0] * share, busy[1] * share)
-    return MessageTime(seconds, *busy)
+        share = flights[route] / message.seconds if message.seconds else 0.0
+        return MessageTime(flights[route], message.sender_s * share, message.receiver_s * share)
+    return message
 
 
 def stage_s(cost: CostModel, plan: Plan, stage: int, worker: str, kind: ActionKind) -> float:

@@ -414,7 +414,7 @@ def _losses(profile: Profile, agreement: Agreement) -> dict[_Ends, dict[str, Any
         if lost is None or not moved:
             continue
         sizes = [(route.source, route.target, route_bytes(cost, route, plan.micro_batch_size)) for route, _, _ in moved]
-        said = sum(cost.busy_s(*size)[end] for size, (_, _, end) in zip(sizes, moved, strict=True))
+        said = sum(cost.message(*size)[1 + end] for size, (_, _, end) in zip(sizes, moved, strict=True))
         whole = sum(cost.transfer_s(*size) for size in sizes)
         for route, end, _ in moved:
             link = profile.link[route.source, route.target]

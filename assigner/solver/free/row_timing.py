@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from assigner.schedule.timing import MessageTime
+    from assigner.schedule.cost import MessageTime
     from assigner.solver.problem.prices import PriceTable, TravellingValue
 
     Messages = list[list[tuple[int, MessageTime]]]

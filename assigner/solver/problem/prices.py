@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from assigner.schedule.timing import MessageTime
+from assigner.schedule.cost import MessageTime
 from assigner.solver.problem.memory import IntervalBytes
 from assigner.solver.problem.options import samples_in_each
 from assigner.solver.problem.stage_options import StageOption, StageOptions
@@ -94,12 +94,16 @@ def _by_worker(figure: str) -> cached_property[tuple[tuple[float, ...], ...]]:
     return cached_property(found)
 
 
-class PriceTable:
-    """The problem at one micro-batch count; everything is priced when it is first asked for.
+_NOTHING = MessageTime(0.0, 0.0, 0.0)
 
-    Args:
-        problem: What is to be placed.
-        micro_batches: M.
+
+def _plus(one: MessageTime, other: MessageTime) -> MessageTime:
+    seconds, sender_s, receiver_s = one
+    return MessageTime(seconds + other.seconds, sender_s + other.sender_s, receiver_s + other.receiver_s)
+
+
+class PriceTable:
+    """The problem at one micro-batch count, M; everything is priced when it is first asked for.
 
     Attributes:
         size: Samples in a micro-batch.
@@ -291,26 +295,17 @@ class PriceTable:
         left, right = self.groups[left_group][0], self.groups[right_group][-1]
         if left == right or not self.problem.follows(left, right):
             return None
-        cost, there, back = self.problem.cost, [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
+        cost, spine, there, back = self.problem.cost, self.problem.spine, _NOTHING, _NOTHING
         for output, gradient in self.problem.hops[i]:
             size = cost.output_bytes(output, self.size)
-            there[0] += cost.transfer_s(left, right, size)
-            sender, receiver = cost.busy_s(left, right, size)
-            there[1] += sender
-            there[2] += receiver
+            there = _plus(there, cost.message(left, right, size))
             if gradient:
-                back[0] += cost.transfer_s(right, left, size)
-                sender, receiver = cost.busy_s(right, left, size)
-                back[1] += receiver
-                back[2] += sender
-        if math.isinf(there[0] + back[0]):
+                back = _plus(back, cost.message(right, left, size))
+        if math.isinf(there.seconds + back.seconds):
             return None
-        spine = self.problem.spine
-        if not spine.forward_hop[i]:
-            there = [0.0, 0.0, 0.0]
-        if not spine.backward_hop[i]:
-            back = [0.0, 0.0, 0.0]
-        return Hop(there[0], back[0], (there[1], there[2]), (back[1], back[2]))
+        there = there if spine.forward_hop[i] else _NOTHING
+        back = back if spine.backward_hop[i] else _NOTHING
+        return Hop(there.seconds, back.seconds, (there.sender_s, there.receiver_s), (back.receiver_s, back.sender_s))
 
     def spine_s(self, option: StageOption) -> tuple[float, float]:
         """Forward and backward seconds of a stage as far as they lie on the spine."""
@@ -411,10 +406,7 @@ class PriceTable:
 
     def _wires(self, size: float) -> tuple[tuple[MessageTime, ...], ...]:
         cost = self.problem.cost
-        return tuple(
-            tuple(MessageTime(cost.transfer_s(u, v, size), *cost.busy_s(u, v, size)) for v in self.names)
-            for u in self.names
-        )
+        return tuple(tuple(cost.message(u, v, size) for v in self.names) for u in self.names)
 
     @cached_property
     def before(self) -> tuple[int, ...]:
