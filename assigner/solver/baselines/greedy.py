@@ -69,9 +69,8 @@ class _Placing:
         table = self.problem.prices(count)
         self.size = table.size
         self.workers = pricing.quickest(count)
-        self.devices = [self.problem.profile.worker[worker] for worker in self.workers]
-        self.prices = np.array([_row(table.measured(worker), again=again) for worker in self.workers])
-        self.capacity = np.array([device.tensor_bytes for device in self.devices])
+        self.prices = np.array([_row(table.costs(worker), again=again) for worker in self.workers])
+        self.capacity = np.array([self.problem.profile.worker[worker].tensor_bytes for worker in self.workers])
         zero = np.zeros(len(self.workers))
         self.start, self.each, self.last, self.done = zero.copy(), zero.copy(), zero.copy(), zero.copy()
         self.held, self.redone, self.workspace, self.leaving = zero.copy(), zero.copy(), zero.copy(), zero.copy()
@@ -175,15 +174,12 @@ class _Placing:
         return held, redone, np.maximum(self.workspace, self.prices[:, position, 2])
 
     def _may_hold(self, name: str) -> Flags:
-        """The workers that pins, labels and partitions to be kept apart leave."""
+        """The workers that labels and partitions to be kept apart leave."""
         problem = self.problem
         free = np.ones(len(self.workers), dtype=bool)
-        if problem.pins(name) or problem.forbidden(name):
-            free &= [problem.allowed(name, device) for device in self.devices]
-        label = problem.profile.partition[name].colocate
-        for other, stage in self.stage_of.items() if label is not None else ():
-            if problem.profile.partition[other].colocate == label:
-                free &= np.arange(len(self.workers)) == self.stages[stage].worker
+        for other in problem.together[name]:
+            if other in self.stage_of:
+                free &= np.arange(len(self.workers)) == self.stages[self.stage_of[other]].worker
         for group in problem.options.apart:
             if name in group:
                 free[[self.stages[self.stage_of[other]].worker for other in group if other in self.stage_of]] = False

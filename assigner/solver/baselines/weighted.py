@@ -50,13 +50,9 @@ def descent(pricing: BaselinePrices) -> Iterator[Plan]:
         yield pricing.placed(each, stages)
 
 
-def _units(problem: Problem) -> list[list[str]]:
-    """The partitions, those of one `colocate` label as one."""
-    units: dict[str, list[str]] = {}
-    for name in problem.order:
-        label = problem.profile.partition[name].colocate
-        units.setdefault(f"partition {name}" if label is None else f"label {label}", []).append(name)
-    return list(units.values())
+def _units(problem: Problem) -> list[tuple[str, ...]]:
+    """The partitions, those that must be on one worker as one."""
+    return list(dict.fromkeys(problem.together[name] for name in problem.order))
 
 
 def _stages(problem: Problem, workers: dict[str, str]) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -355,11 +355,8 @@ class PriceTable:
     @cached_property
     def together(self) -> tuple[int, ...]:
         """Per position: the positions that must be on the same worker, itself too."""
-        label = [self.problem.profile.partition[name].colocate for name in self.problem.order]
-        return tuple(
-            sum(1 << j for j, other in enumerate(label) if i == j or (mine is not None and mine == other))
-            for i, mine in enumerate(label)
-        )
+        at, held = self.problem.position, self.problem.together
+        return tuple(sum(1 << at[other] for other in held[name]) for name in self.problem.order)
 
     @cached_property
     def apart(self) -> tuple[int, ...]:
@@ -507,9 +504,6 @@ class KindTable(PriceTable):
 
     Where every worker has links of its own, eight of them have 247 sets that may share a stage; of three kinds they
     have some forty. Each boundary and each tie is at its least between any two of the kinds, so no pipeline costs more.
-
-    Args:
-        table: The workers one by one.
     """
 
     links_alike = False

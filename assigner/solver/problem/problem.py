@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
@@ -212,16 +213,20 @@ class Problem:
         return self.most_replicas > 1 and not all_alike and self.cost.rings.go_by_rank(names)
 
     @cached_property
+    def together(self) -> dict[str, tuple[str, ...]]:
+        """For each partition those that must be on the same worker, by their `colocate` label: itself too."""
+        groups: dict[str, list[str]] = defaultdict(list)
+        for name in self.order:
+            label = self.profile.partition[name].colocate
+            groups[f"partition {name}" if label is None else f"label {label}"].append(name)
+        return {name: group for group in map(tuple, groups.values()) for name in group}
+
+    @cached_property
     def may_cut(self) -> tuple[bool, ...]:
         """Per boundary 0 .. n: may a stage start there? Not between partitions of one `colocate` label."""
         open_at = [True] * (len(self.order) + 1)
-        spans: dict[str, list[int]] = {}
-        for i, name in enumerate(self.order):
-            label = self.profile.partition[name].colocate
-            if label is not None:
-                spans.setdefault(label, []).append(i)
-        for span in spans.values():
-            for i in range(span[0] + 1, span[-1] + 1):
+        for group in set(self.together.values()):
+            for i in range(self.position[group[0]] + 1, self.position[group[-1]] + 1):
                 open_at[i] = False
         return tuple(open_at)
 
@@ -235,28 +240,21 @@ class Problem:
         held = [(worker, stage.partitions) for stage in plan.stages for worker in stage.workers]
         table = self.prices(plan.micro_batches)
         for worker, names in held:
-            prices = table.measured(worker)
-            if any(prices[self.position[name]] is None for name in names):
+            costs = table.costs(worker)
+            if worker not in self._usable or any(costs[self.position[name]] is None for name in names):
                 return False
         shared = [name for stage in plan.stages if len(stage.workers) > 1 for name in stage.partitions]
         if not all(self.may_share[self.position[name]] for name in shared):
             return False
         workers = [worker for worker, _ in held]
         place = {name: stage.workers[0] for stage in plan.stages for name in stage.partitions}
-        labels: dict[str, str] = {}
-        for name, worker in place.items():
-            label = self.profile.partition[name].colocate
-            if label is not None and labels.setdefault(label, worker) != worker:
-                return False
+        if any(place[name] != place[group[0]] for name, group in self.together.items()):
+            return False
         if any(len({place[name] for name in group}) < len(group) for group in self.options.apart):
             return False
         order = self.options.order
         turns = [order.index(worker) for worker in workers if worker in order]
-        return (
-            all(self.may_hold(worker, names) for worker, names in held)
-            and turns == sorted(turns)
-            and len(set(workers)) <= (self.options.max_workers or len(workers))
-        )
+        return turns == sorted(turns) and len(set(workers)) <= (self.options.max_workers or len(workers))
 
     @cached_property
     def apart(self) -> tuple[int, ...]:
