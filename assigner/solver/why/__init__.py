@@ -42,11 +42,8 @@ def explain(
 ) -> errors.InfeasibleError | errors.LimitError:
     """The error to raise for a problem that was proven to have no plan with one stage a worker.
 
-    Args:
-        profile: The measurements.
-        options: What was asked, best in the user's own words, for the ways out are told in them.
-        left_s: Seconds that may be spent; a few are taken in any case.
-        several: What is known of plans with several stages a worker.
+    `options` are best in the user's own words, for the ways out are told in them; `left_s` seconds may be spent, and a
+    few are in any case.
     """
     case, enquiry = Case(profile, options), Enquiry(min(max(left_s, tuning.LEAST_S), tuning.MOST_S))
     enquiry.share(8)

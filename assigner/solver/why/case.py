@@ -29,12 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """A problem as the user states it.
-
-    Args:
-        profile: The measurements.
-        options: What is asked for.
-    """
+    """A problem as the user states it: the measurements, and what is asked for."""
 
     profile: Profile
     options: SolveOptions
@@ -63,11 +58,7 @@ class Case:
         return Case(replace(self.profile, **changes), self.options)
 
     def with_memory(self, memory: Mapping[str, float]) -> Case:
-        """The case with other memory.
-
-        Args:
-            memory: Worker's name to bytes; the others keep theirs.
-        """
+        """The case with so many bytes of memory on these workers; the others keep theirs."""
         return self.with_profile(
             workers=tuple(
                 replace(worker, memory_bytes=memory.get(worker.name, worker.memory_bytes))
@@ -124,10 +115,7 @@ def short(worker: str) -> str:
 
 
 class Enquiry:
-    """Asks for plans until its time is over; then the answer is that none was found.
-
-    Args:
-        seconds: For all questions together.
+    """Asks for plans for so many seconds in all; then the answer is that none was found.
 
     Attributes:
         undecided: Some question since this was last set to False had no answer in its time.
@@ -143,11 +131,7 @@ class Enquiry:
         return self._clock.over
 
     def share(self, parts: int) -> None:
-        """Give the questions that follow one of `parts` shares of what is left: twice an equal one, for most need less.
-
-        Args:
-            parts: The shares still to be given, with this one.
-        """
+        """Give what follows one of the `parts` shares still to be given: twice an equal one, for most need less."""
         self._share = SolveClock(self._clock.left_s * min(1.0, 2 / parts), within=self._clock)
         self.undecided = False
 
@@ -194,13 +178,7 @@ class Enquiry:
         return None
 
     def way_out(self, case: Case, change: Change, plan: Plan | None = None) -> tuple[Remedy, ...]:
-        """The change, if there is a plan with it; else none.
-
-        Args:
-            case: Before the change.
-            change: To be tried.
-            plan: A plan of the changed case, where one is known already.
-        """
+        """The change, if there is a plan of the case with it, which may be known already; else none."""
         changed = change.apply(case)
         plan = plan or self.plan(changed)
         if plan is None:

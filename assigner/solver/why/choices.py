@@ -14,12 +14,11 @@ from assigner.schedule.timing import step_s
 from assigner.solver.limits import tuning
 from assigner.solver.problem.options import divisors
 from assigner.solver.why.case import Case, Change, together
-from assigner.solver.why.family import Family, figure, least, least_set
+from assigner.solver.why.family import Family, figure, least_change, least_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from assigner.formats.plan import Plan
     from assigner.formats.profile import Partition
     from assigner.solver.why.case import Enquiry, Remedy
 
@@ -42,7 +41,7 @@ class FewerInFlight(Family):
 
     def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
         """The schedule alone, the number alone; both only where neither does it."""
-        options, alone = case.options, False
+        options = case.options
         freed: list[dict[str, Any]] = []
         if options.schedule != "auto":
             freed.append({"schedule": "auto"})
@@ -50,19 +49,14 @@ class FewerInFlight(Family):
             freed.append({"schedule": "interleaved"})  # several stages a worker are searched by request only
         if options.micro_batches is not None:
             freed.append({"micro_batches": None})
-        for free in freed:
-            plan = enquiry.plan(case.with_options(**free))
-            if plan is not None:
-                yield from self._named(case, plan, enquiry)
-                alone = True
-        if len(freed) == 2 and not alone:
-            plan = enquiry.plan(case.with_options(schedule="auto", micro_batches=None))
-            if plan is not None:
-                yield from self._named(case, plan, enquiry)
+        alone = [way for free in freed for way in self._with(case, enquiry, **free)]
+        yield from alone or (self._with(case, enquiry, schedule="auto", micro_batches=None) if len(freed) == 2 else ())
 
-    def _named(self, case: Case, plan: Plan, enquiry: Enquiry) -> tuple[Remedy, ...]:
-        """The change that leads to the plan's own schedule and number."""
-        options = case.options
+    def _with(self, case: Case, enquiry: Enquiry, **free: Any) -> tuple[Remedy, ...]:
+        """The change to the schedule and number of a plan that there is with these options; none: there is no plan."""
+        options, plan = case.options, enquiry.plan(case.with_options(**free))
+        if plan is None:
+            return ()
         what: list[str] = []
         how: list[str] = []
         changes: dict[str, Any] = {}
@@ -133,18 +127,14 @@ class Batch(Family):
         """The largest divisor of the batch that has a plan."""
         sizes = self._sizes(case)
 
-        def enough(smaller_by: int) -> Plan | None:
-            return enquiry.plan(case.with_options(batch_size=sizes[len(sizes) - smaller_by]))
+        def change(smaller_by: int) -> Change:
+            size = sizes[len(sizes) - smaller_by]
+            what = f"a batch of {size} instead of {case.options.batch(case.profile)}"
+            return chosen(what, f"--batch-size {size}", batch_size=size)
 
-        plan = enough(len(sizes)) if sizes else None
-        if plan is None:
-            return
-        by, found = least(0, len(sizes), enough)
-        size = sizes[len(sizes) - by]
-        change = chosen(
-            f"a batch of {size} instead of {case.options.batch(case.profile)}", f"--batch-size {size}", batch_size=size
-        )
-        yield from enquiry.way_out(case, change, found or plan)
+        plan = enquiry.plan(change(len(sizes)).apply(case)) if sizes else None
+        if plan is not None:
+            yield from least_change(case, enquiry, change, high=len(sizes), plan=plan)
 
     @staticmethod
     def _sizes(case: Case) -> list[int]:

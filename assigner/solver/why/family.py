@@ -46,15 +46,9 @@ def opened(case: Case, families: Iterable[Family]) -> Case:
 
 
 def least(low: int, high: int, enough: Callable[[int], Plan | None]) -> tuple[int, Plan | None]:
-    """The least whole number that is enough, by bisection.
+    """The least whole number above `low` that is enough, as `high` is, and its plan: by bisection.
 
-    Args:
-        low: Not enough.
-        high: Enough.
-        enough: A plan with the number; None: there is none.
-
-    Returns:
-        The number with its plan; None where `high` itself is the least.
+    None for a plan: it is `high`.
     """
     best: Plan | None = None
     while high - low > 1:
@@ -67,15 +61,16 @@ def least(low: int, high: int, enough: Callable[[int], Plan | None]) -> tuple[in
     return high, best
 
 
+def least_change(
+    case: Case, enquiry: Enquiry, change: Callable[[int], Change], *, low: int = 0, high: int, plan: Plan | None = None
+) -> tuple[Remedy, ...]:
+    """The change by the least number above `low` that has a plan, as `high` has: one that may be given."""
+    number, found = least(low, high, lambda middle: enquiry.plan(change(middle).apply(case)))
+    return enquiry.way_out(case, change(number), found or plan)
+
+
 def least_set(items: Sequence[Item], enough: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """A set of items none of which can be left out.
-
-    Halves are tried first, then quarters, down to single items.
-
-    Args:
-        items: All together they are enough.
-        enough: Are these?
-    """
+    """A set of items, all of which are enough, that can spare none: halves are tried first, down to single items."""
     kept = list(items)
     size = len(kept) // 2
     while size:
@@ -91,13 +86,7 @@ def least_set(items: Sequence[Item], enough: Callable[[Sequence[Item]], bool]) -
 
 
 def combined(case: Case, families: Sequence[Family], enquiry: Enquiry) -> list[Remedy]:
-    """Ways out by pairs of families, cheapest first; by a least set of them where no pair is enough.
-
-    Args:
-        case: What has no plan, nor has it with any single family.
-        families: The cheapest first.
-        enquiry: What is asked.
-    """
+    """Ways out by pairs of families, cheapest first; by a least set of them where no pair is enough."""
     there = [family for family in families if family.opened(case) is not None]
     found: list[Remedy] = []
     for pair in sorted(itertools.combinations(range(len(there)), 2), key=lambda pair: (pair[1], pair[0])):
@@ -160,15 +149,9 @@ def _read(size: float) -> float:
 
 
 def least_figure(low: float, high: float, enough: Callable[[float], Plan | None]) -> tuple[float, Plan | None]:
-    """The least figure of three digits that is enough.
+    """The least figure of three digits above `low` bytes that is enough, as `high` are, and its plan.
 
-    Args:
-        low: Bytes that are not enough.
-        high: Bytes that are.
-        enough: A plan with so many bytes; None: there is none.
-
-    Returns:
-        The bytes with a plan; None where only `high`, rounded up, was found to be enough.
+    None for a plan: only `high`, rounded up, was found to be enough.
     """
     plan: Plan | None = None
     step = grain(high)

@@ -16,7 +16,7 @@ from assigner.schedule.simulate import worker_memory
 from assigner.solver.limits import tuning
 from assigner.solver.why.case import Case, Change, short, together
 from assigner.solver.why.choices import chosen
-from assigner.solver.why.family import Family, ceiled, figure, floored, least, least_figure, least_set
+from assigner.solver.why.family import Family, ceiled, figure, floored, least_change, least_figure, least_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,9 +101,8 @@ def largest_of_kinds(workers: Iterable[Worker]) -> list[Worker]:
 
 def _missing(profile: Profile) -> list[Pair]:
     """Pairs of workers that cannot talk both ways."""
-    there = {(link.source, link.target) for link in profile.links}
     pairs = itertools.combinations((worker.name for worker in profile.workers), 2)
-    return [(u, v) for u, v in pairs if not {(u, v), (v, u)} <= there]
+    return [(u, v) for u, v in pairs if not {(u, v), (v, u)} <= profile.link.keys()]
 
 
 def _linked(case: Case, pairs: Iterable[Pair]) -> Case:
@@ -111,13 +110,11 @@ def _linked(case: Case, pairs: Iterable[Pair]) -> Case:
 
     Pairs may name workers that another change adds; without it they are left out.
     """
-    links = case.profile.links
-    there = {(link.source, link.target) for link in links}
-    like = _slowest(links)
+    links, like = case.profile.links, _slowest(case.profile.links)
     more = [
         replace(like, source=source, target=target)
         for u, v in pairs if u in case.profile.worker and v in case.profile.worker
-        for source, target in ((u, v), (v, u)) if (source, target) not in there
+        for source, target in ((u, v), (v, u)) if (source, target) not in case.profile.link
     ]  # fmt: skip
     return case.with_profile(links=(*links, *more))
 
@@ -203,8 +200,7 @@ class Reserve(Family):
             flags = " ".join(f"--reserve {name}={figure(size)}" for name, size in reserve.items())
             return chosen(names, flags, reserve=reserve)
 
-        percent, plan = least(0, 100, lambda much: enquiry.plan(change(much).apply(case)))
-        yield from enquiry.way_out(case, change(percent), plan)
+        yield from least_change(case, enquiry, change, high=100)
 
 
 class MoreMemory(Family):
@@ -232,11 +228,7 @@ class MoreMemory(Family):
 
     @staticmethod
     def _raised(case: Case, worker: Worker, plan: Plan, enquiry: Enquiry) -> list[tuple[float, Remedy]]:
-        """The least memory of one worker that is enough.
-
-        Returns:
-            The bytes that it has more, and the way out, if there is one.
-        """
+        """The least memory of one worker that is enough: the bytes that it has more, and the way out, if any."""
 
         def change(size: float) -> Change:
             return _given(case, {worker.name: size})
@@ -259,10 +251,7 @@ class MoreMemory(Family):
             if high > 1e9 or enquiry.over:
                 return ()
             high *= 2
-        percent, found = least(
-            0 if high == 10 else high // 2, high, lambda much: enquiry.plan(change(much).apply(case))
-        )
-        return enquiry.way_out(case, change(percent), found or plan)
+        return least_change(case, enquiry, change, low=0 if high == 10 else high // 2, high=high, plan=plan)
 
 
 def _given(case: Case, memory: Mapping[str, float]) -> Change:

@@ -11,6 +11,7 @@ In the order in which they are looked for, the most particular first:
 from __future__ import annotations
 
 import itertools
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
@@ -30,11 +31,7 @@ if TYPE_CHECKING:
 
 
 def summed_obstacle(case: Case) -> str | None:
-    """What is in the way of all plans, in a sentence, where adding up proves it; None: it does not.
-
-    Args:
-        case: What has no plan.
-    """
+    """What is in the way of all plans, in a sentence, where adding up proves it; None: it does not."""
     search = Search(*case.resolved)
     all_in_flight = all(candidate.schedule == "gpipe" for candidate in search.candidates)
     sums = StateSums(search.problem, all_in_flight=all_in_flight)
@@ -50,12 +47,7 @@ def unmeasured_sizes(case: Case) -> tuple[int, ...]:
 
 
 class StateSums:
-    """Obstacles that adding up proves.
-
-    Args:
-        problem: What has no plan.
-        all_in_flight: Every schedule in question keeps all micro-batches of a step; else it may keep only one.
-    """
+    """Obstacles that adding up proves, by whether each schedule in question keeps all micro-batches or may keep one."""
 
     def __init__(self, problem: Problem, *, all_in_flight: bool) -> None:
         self._problem, self._all_in_flight = problem, all_in_flight
@@ -126,27 +118,25 @@ class StateSums:
 
     def too_large(self) -> str | None:
         """The piece that is larger than any worker it may be on, worst first."""
-        worst: tuple[float, str] | None = None
-        largest = max(worker.capacity_bytes for worker in self._problem.workers)
+        least = []
         for names in self._pieces():
             found = [
-                (need / worker.capacity_bytes if worker.capacity_bytes else float("inf"), need, count, worker)
+                (need / worker.capacity_bytes if worker.capacity_bytes else float("inf"), need, count, worker, names)
                 for count in self._counts
                 for worker in self._allowed(names)
                 if self._priced(names, worker, count)
                 for need in [self._needs(names, worker, count)]
             ]
-            ratio, need, count, worker = min(found, key=lambda each: each[:3])
-            if ratio > 1 and (worst is None or ratio > worst[0]):
-                which = "the largest worker" if worker.capacity_bytes == largest else short(worker.name)
-                worst = (
-                    ratio,
-                    (
-                        f"{_title(names)} needs {fmt.size(need)} at {fmt.plural(count, 'micro-batch')};"
-                        f" {which} has {fmt.size(worker.capacity_bytes)}"
-                    ),
-                )
-        return None if worst is None else worst[1]
+            least.append(min(found, key=lambda each: each[:3]))
+        ratio, need, count, worker, names = max(least, key=itemgetter(0))
+        if ratio <= 1:
+            return None
+        largest = max(each.capacity_bytes for each in self._problem.workers)
+        which = "the largest worker" if worker.capacity_bytes == largest else short(worker.name)
+        return (
+            f"{_title(names)} needs {fmt.size(need)} at {fmt.plural(count, 'micro-batch')};"
+            f" {which} has {fmt.size(worker.capacity_bytes)}"
+        )
 
     def too_much(self) -> str | None:
         """More to be held by all workers together than they hold."""
@@ -184,12 +174,7 @@ def _title(names: Sequence[str]) -> str:
 
 
 def obstacle(case: Case, enquiry: Enquiry) -> str:
-    """Which kinds of constraints leave no plan with one stage a worker, by searches without the others.
-
-    Args:
-        case: What has no plan, though adding up does not prove it.
-        enquiry: For the searches.
-    """
+    """Which kinds of constraints leave no plan with one stage a worker, by searches without the others."""
     families: dict[str, list[Family]] = {
         "the hints": [Hints(), MostWorkers()], "the memory": [MoreMemory()], "the links": [MoreLinks()],
         "the step time asked for": [StepLimit()],
