@@ -258,3 +258,9 @@ class Unquoted:
 def first_of(names: Sequence[str]) -> str:
     """The first of some names, quoted, and how many there are besides."""
     return f"{names[0]!r} and {len(names) - 1} more" if len(names) > 1 else repr(names[0])
+
+
+def series(words: Sequence[object], last: str = "and") -> str:
+    """Words in a row as a sentence has them: `a`, `a and b`, `a, b and c`."""
+    *most, end = map(str, words)
+    return f"{', '.join(most)} {last} {end}" if most else end

@@ -62,8 +62,7 @@ def other_warnings(profile: Profile) -> tuple[str, ...]:
 
 def wide_figures(profile: Profile) -> tuple[WideFigure, ...]:
     """Every figure with a spread above `WIDE_SPREAD`, the widest first."""
-    found = (*_wide_measurements(profile), *_wide_links(profile))
-    return tuple(sorted(found, key=lambda each: each.spread, reverse=True))
+    return tuple(sorted(_wide(profile), key=lambda each: each.spread, reverse=True))
 
 
 def launch_bound(partition: str, worker: str, micro_batch: int, share: float) -> str:
@@ -78,13 +77,9 @@ def outdated(
     workers: Collection[str],
     links: Collection[tuple[str, str]],
 ) -> bool:
-    """Whether a warning is about figures that were measured again since.
+    """Whether a warning that the figures do not give is about figures that were measured again since.
 
-    Args:
-        warning: One that the figures do not give.
-        points: Partition, worker and micro-batch size of what was measured again.
-        workers: Those with all of their points measured again.
-        links: Source and target of what was measured again.
+    Those are of `points` (partition, worker, micro-batch size), all of `workers`, and of `links` (source, target).
     """
     again = [
         *(_launch_bound(*point) for point in points),
@@ -98,12 +93,8 @@ def _launch_bound(partition: str, worker: str, micro_batch: int) -> str:
     return f"{partition} on {worker} at micro-batch {micro_batch} is launch-bound"
 
 
-def limits(profile: Profile) -> tuple[str, ...]:
+def limits(profile: Profile) -> Iterator[str]:
     """Warnings of a busy machine, which no figure is free of, and of what plans made from a profile cannot do."""
-    return tuple(_limits(profile))
-
-
-def _limits(profile: Profile) -> Iterator[str]:
     workload, sizes = profile.workload, {each.micro_batch for each in profile.measurements}
     is_cut = workload.fineness.most(workload.batch_size) > 1
     if workload.per_micro_batch and is_cut:
@@ -129,10 +120,13 @@ def _limits(profile: Profile) -> Iterator[str]:
 def _spreads(profile: Profile) -> Iterator[str]:
     """One line for each partition on each worker, and for each link, with its sizes."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
-    for each in (*_wide_measurements(profile), *_wide_links(profile)):
+    for each in _wide(profile):
         known = found[each.name]
         known[each.where] = max(each.spread, known.get(each.where, 0.0))
-    lines = [(max(spreads.values()), f"{name}: spread {_listed(spreads)}") for name, spreads in found.items()]
+    lines = []
+    for name, spreads in found.items():
+        listed = ", ".join(f"{fmt.spread(spread)} {where}" for where, spread in spreads.items())
+        lines.append((max(spreads.values()), f"{name}: spread {listed}"))
     yield from (text for _, text in sorted(lines, reverse=True))
 
 
@@ -189,8 +183,7 @@ def _shared_wires(profile: Profile) -> Iterator[str]:
     for wire in profile.wires:
         ranks = ((profile.worker[each.source].rank, profile.worker[each.target].rank) for each in wire.links)
         names = [f"worker:{source} -> worker:{target}" for source, target in ranks]
-        text = f"{', '.join(names[:-1])} and {names[-1]}"
-        yield f"{text} share a wire: {wire.slower:.1f}x slower together; plans are priced with it"
+        yield f"{fmt.series(names)} share a wire: {wire.slower:.1f}x slower together; plans are priced with it"
 
 
 def _linked_groups(profile: Profile) -> list[list[int]]:
@@ -214,20 +207,13 @@ def _ranks_text(ranks: list[int]) -> str:
     return ", ".join(f"worker:{rank}" for rank in ranks)
 
 
-def _wide_measurements(profile: Profile) -> Iterator[WideFigure]:
+def _wide(profile: Profile) -> Iterator[WideFigure]:
     for each in profile.measurements:
         if each.spread > WIDE_SPREAD:
             yield WideFigure(each.spread, each.partition, each.worker, "", f"at micro-batch {each.micro_batch}")
         if each.update_spread > WIDE_SPREAD:
             yield WideFigure(each.update_spread, each.partition, each.worker, "", "of the update")
-
-
-def _wide_links(profile: Profile) -> Iterator[WideFigure]:
     for link in profile.links:
         for point in link.points:
             if point.spread > WIDE_SPREAD and point.samples:
                 yield WideFigure(point.spread, "", link.source, link.target, f"at {fmt.size(point.bytes)}")
-
-
-def _listed(spreads: dict[str, float]) -> str:
-    return ", ".join(f"{fmt.spread(spread)} {where}" for where, spread in spreads.items())

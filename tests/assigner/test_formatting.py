@@ -90,3 +90,9 @@ def test_spreads_above_the_median_are_said_as_multiples():
     """A share up to all of it, then how many times the median: 350 % of what, nobody would know."""
     assert [fmt.spread(share) for share in (0.354, 1.0, 2.5)] == ["35 %", "100 %", "2.5 times the median"]
     assert [fmt.spread_points(share) for share in (0.354, 1.0, 10.448)] == ["35.4", "100.0", "10.4x"]
+
+
+def test_words_in_a_row_have_one_and_before_the_last():
+    """One stands alone, two have no comma; the word between the last two may be another."""
+    assert [fmt.series("abc"[:count]) for count in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
+    assert fmt.series([2, 4, 8], "or") == "2, 4 or 8"

@@ -212,14 +212,8 @@ def limits(case: Case) -> list[Change]:
 
 def named(titles: Sequence[str]) -> str:
     """Hints in a list, cut off where it grows long."""
-    if len(titles) == 1:
-        return titles[0]
-    *first, last = (
-        [*titles[: tuning.HINTS_NAMED], f"{len(titles) - tuning.HINTS_NAMED} more"]
-        if len(titles) > tuning.HINTS_NAMED
-        else titles
-    )
-    return f"{', '.join(first)} and {last}"
+    more = len(titles) - tuning.HINTS_NAMED
+    return fmt.series([*titles[: tuning.HINTS_NAMED], f"{more} more"] if more > 0 else titles)
 
 
 def title(hint: Change) -> str:

@@ -187,13 +187,13 @@ def obstacle(case: Case, enquiry: Enquiry) -> str:
             return _contradiction(case, enquiry) if name == "the hints" else _alone(case, name, [*there])
     single = [name for name, some in there.items() if enquiry.plan(opened(case, some)) is not None]
     if len(single) > 1:
-        return f"{_no_cut(case)} keeps to {_list(single)} at once; giving up one of them is enough"
+        return f"{_no_cut(case)} keeps to {fmt.series(single)} at once; giving up one of them is enough"
     if single:
         more = [name for name in there if name != single[0]]
-        rest = f"; {_list(more)} need not give way" if more else ""
+        rest = f"; {fmt.series(more)} need not give way" if more else ""
         return f"{_no_cut(case)} keeps to {single[0]}{rest}"
     if len(there) > 1:
-        return f"{_no_cut(case)} keeps to {_list([*there])} at once; more than one of them must give way"
+        return f"{_no_cut(case)} keeps to {fmt.series([*there])} at once; more than one of them must give way"
     return f"{_no_cut(case)} fits"
 
 
@@ -220,7 +220,7 @@ def _alone(case: Case, name: str, there: Sequence[str]) -> str:
         return f"no plan has a step of {fmt.seconds(case.options.max_step_s)} or less"
     without = {"the hints": "without hints", "the memory": "with any memory", "the links": "with links between all"}
     others = [words for other, words in without.items() if other in there and other != name]
-    even = f", even {_list(others)}" if others else ""
+    even = f", even {fmt.series(others)}" if others else ""
     if name == "the memory":
         total = fmt.size(sum(worker.capacity_bytes for worker in case.workers))
         workers = "the worker's" if len(case.workers) == 1 else f"the {len(case.workers)} workers'"
@@ -234,7 +234,7 @@ def _no_cut(case: Case) -> str:
 
 def _counts(case: Case) -> str:
     counts = case.resolved[1].counts(case.cost)[-4:]
-    words = fmt.plural(counts[0], "micro-batch") if len(counts) == 1 else f"{_list(counts, 'or')} micro-batches"
+    words = fmt.plural(counts[0], "micro-batch") if len(counts) == 1 else f"{fmt.series(counts, 'or')} micro-batches"
     return f"at {words}{_steady(case)}"
 
 
@@ -246,8 +246,3 @@ def _steady(case: Case) -> str:
     return (
         f", which keep{'s' * (most == 1)} no more than {fmt.plural(most, 'worker')} at work (--objective throughput),"
     )
-
-
-def _list(names: Sequence[object], last: str = "and") -> str:
-    words = [str(name) for name in names]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
