@@ -6,7 +6,7 @@ messages and the update.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
@@ -55,8 +55,6 @@ _KINDS = {letter: kind for kind, letter in LETTERS.items()}
 
 Step = tuple[ActionKind, int, int]
 """A forward, a backward, a part of one or a reduction of a stage, with its micro-batch."""
-Turn = tuple[int, bool, int]
-"""A stage, whether it is its forward, and a micro-batch."""
 
 
 def warm_up(plan: Plan, stage: int) -> int:
@@ -245,8 +243,7 @@ def _one_f_one_b(plan: Plan, worker: str) -> list[Step]:
 def _interleaved_one_f_one_b(plan: Plan, worker: str) -> list[Step]:
     """Several stages a worker, one forward, one backward in turn; `interleaved_orders` has the rule and its source."""
     found = interleaved_orders(tuple(takers(plan, stage) for stage in range(len(plan.stages))))
-    mine = found.get(worker, ())  # of few micro-batches a replica may have none
-    return [(ActionKind.FORWARD if forward else ActionKind.BACKWARD, stage, m) for stage, forward, m in mine]
+    return [*found.get(worker, ())]  # of few micro-batches a replica may have none
 
 
 def _listed(plan: Plan, worker: str) -> list[Step]:
@@ -255,7 +252,7 @@ def _listed(plan: Plan, worker: str) -> list[Step]:
 
 
 @lru_cache(maxsize=64)
-def interleaved_orders(takers: tuple[tuple[str, ...], ...]) -> dict[str, tuple[Turn, ...]]:
+def interleaved_orders(takers: tuple[tuple[str, ...], ...]) -> dict[str, list[Step]]:
     """Every worker's order, in pipeline order, where it has several stages: forwards and backwards in turn.
 
     M micro-batches go in rounds of about as many as there are workers: a worker takes a round through its first stage,
@@ -275,22 +272,24 @@ def interleaved_orders(takers: tuple[tuple[str, ...], ...]) -> dict[str, tuple[T
 
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC 2021,
     section 2.2; depths as in Megatron-LM and torch.distributed.pipelining's ScheduleInterleaved1F1B.
-
-    Args:
-        takers: By stage, the worker of each micro-batch.
     """
     held: dict[str, tuple[int, ...]] = {}
     for stage, workers in enumerate(takers):
         for worker in dict.fromkeys(workers):
             held[worker] = (*held.get(worker, ()), stage)
     places = list(dict.fromkeys(held.values()))  # replicas of the same stages have one place
-    rounds = _rounds(len(takers[0]), len(places))
-    players = {worker: _Player(worker, held[worker], takers, rounds) for worker in held}
-    for worker, player in players.items():
-        whole = (len(held[worker]) - 1) * len(rounds[0]) + 2 * (len(places) - 1 - places.index(held[worker]))
-        player.warm_up = -(-whole * len(player.forwards) // (len(held[worker]) * len(takers[0])))
-    _play(players, takers, rounds)
-    return {worker: tuple(player.order) for worker, player in players.items()}
+    stages, rounds = range(len(takers)), _rounds(len(takers[0]), len(places))
+    forwards = [(ActionKind.FORWARD, s, m) for each in rounds for s in stages for m in each]
+    left = {worker: (deque[Step](), deque[Step]()) for worker in held}
+    for step in forwards:
+        left[takers[step[1]][step[2]]][0].append(step)
+    for s, m in ((s, m) for each in rounds for s in reversed(stages) for m in each):
+        left[takers[s][m]][1].append((ActionKind.BACKWARD, s, m))
+    ahead = {}
+    for worker, mine in held.items():
+        whole = (len(mine) - 1) * len(rounds[0]) + 2 * (len(places) - 1 - places.index(mine))
+        ahead[worker] = -(-whole * len(left[worker][0]) // (len(mine) * len(takers[0])))
+    return _played(takers, forwards, left, ahead)
 
 
 def _rounds(micro_batches: int, workers: int) -> list[range]:
@@ -304,60 +303,49 @@ def _rounds(micro_batches: int, workers: int) -> list[range]:
     return found
 
 
-class _Player:
-    """One worker: its forwards and its backwards in their orders, and how far it is in each."""
+def _played(
+    takers: Sequence[Sequence[str]], forwards: Sequence[Step], left: Mapping[str, tuple[deque[Step], deque[Step]]],
+    ahead: dict[str, int],
+) -> dict[str, list[Step]]:  # fmt: skip
+    """Let everybody go on as far as it can; where all wait, the first forward that is left goes ahead.
 
-    def __init__(
-        self, worker: str, stages: Sequence[int], takers: Sequence[Sequence[str]], rounds: Sequence[range]
-    ) -> None:
-        own = [(s, m) for each in rounds for s in stages for m in each if takers[s][m] == worker]
-        self.forwards = [(s, True, m) for s, m in own]
-        self.backwards = [
-            (s, False, m) for each in rounds for s in reversed(stages) for m in each if takers[s][m] == worker
-        ]
-        self.warm_up, self.run_forwards = 0, 0
-        self.order: list[Turn] = []
+    `left` has each worker's forwards and backwards, `ahead` how many forwards it may run ahead of its backwards.
+    """
+    orders: dict[str, list[Step]] = {worker: [] for worker in left}
+    done: set[Step] = set()
 
-    @property
-    def due(self) -> Turn | None:
-        """What its warm-up has it do next; None: it has done everything."""
-        done = len(self.order) - self.run_forwards
-        if self.run_forwards < len(self.forwards) and self.run_forwards - done <= self.warm_up:
-            return self.forwards[self.run_forwards]
-        return self.backwards[done] if done < len(self.backwards) else None
+    def due(worker: str) -> Step | None:
+        mine, back = left[worker]
+        return mine[0] if mine and ahead[worker] >= 0 else back[0] if back else None
 
-    def run(self, turn: Turn) -> None:
-        """Do it."""
-        self.order.append(turn)
-        self.run_forwards += turn[1]
+    def run(worker: str, step: Step) -> None:
+        is_forward = step[0] is ActionKind.FORWARD
+        left[worker][not is_forward].popleft()
+        ahead[worker] -= 1 if is_forward else -1
+        orders[worker].append(step)
+        done.add(step)
 
-
-def _play(players: dict[str, _Player], takers: Sequence[Sequence[str]], rounds: Sequence[range]) -> None:
-    """Let everybody go on as far as it can; where all wait, the first forward that is left goes ahead."""
-    left = iter([(s, True, m) for each in rounds for s in range(len(takers)) for m in each])
-    done: set[Turn] = set()
-    moved = True
+    waiting, moved = iter(forwards), True
     while moved:
         moved = False
-        for player in players.values():
-            while (turn := player.due) is not None and _needs(turn, len(takers)) <= done:
-                player.run(turn)
-                done.add(turn)
+        for worker in orders:
+            while (step := due(worker)) is not None and _needs(step, len(takers)) <= done:
+                run(worker, step)
                 moved = True
-        if not moved:
-            first = next((turn for turn in left if turn not in done), None)
-            if first is not None:
-                players[takers[first[0]][first[2]]].run(first)
-                done.add(first)
-                moved = True
+        first = None if moved else next((step for step in waiting if step not in done), None)
+        if first is not None:
+            run(takers[first[1]][first[2]], first)
+            moved = True
+    return orders
 
 
-def _needs(turn: Turn, stages: int) -> set[Turn]:
-    """What comes before a turn: each stage is taken to need the one before it."""
-    stage, forward, m = turn
-    if forward:
-        return {(stage - 1, True, m)} if stage else set()
-    return {(stage, True, m), (stage + 1, False, m)} if stage + 1 < stages else {(stage, True, m)}
+def _needs(step: Step, stages: int) -> set[Step]:
+    """What comes before a step: each stage is taken to need the one before it."""
+    kind, stage, m = step
+    if kind is ActionKind.FORWARD:
+        return {(kind, stage - 1, m)} if stage else set()
+    forward = (ActionKind.FORWARD, stage, m)
+    return {forward, (kind, stage + 1, m)} if stage + 1 < stages else {forward}
 
 
 SCHEDULES: Mapping[str, Callable[[Plan, str], list[Step]]] = {

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.pipelining.schedules import _get_1f1b_rank_ops, _get_warmup_ops
 
 from assigner.formats.stage import Replica, Stage
-from assigner.schedule.orders import ActionKind, in_flight, interleaved_orders, listed, order_of
+from assigner.schedule.orders import LETTERS, ActionKind, in_flight, interleaved_orders, listed, order_of
 from assigner.schedule.simulate import predict
 from tests.builders import make_plan, make_profile, worker_name
 
@@ -34,7 +34,7 @@ def test_stages_dealt_out_in_turn_have_the_order_of_torch(workers: int, local: i
         takers = tuple((worker_name(s % workers),) * micro_batches for s in range(workers * local))
         found = interleaved_orders(takers)
         for rank in range(workers):
-            mine = [f"{s}{'F' if forward else 'B'}{m}" for s, forward, m in found[worker_name(rank)]]
+            mine = [f"{s}{LETTERS[kind]}{m}" for kind, s, m in found[worker_name(rank)]]
             assert mine == of_torch(rank, workers, local, micro_batches)
 
 
