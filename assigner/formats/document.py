@@ -110,9 +110,7 @@ def _is_finite(value: float) -> bool:
 def left_out(value: Any, *, name: str | None = None) -> dict[str, Any]:
     """The `metadata` of a field that is not written where it has this value, and has it where it is not there.
 
-    Args:
-        value: What stands for "not there".
-        name: The field's name in the document; None: its own.
+    `name` is the field's in the document; None: its own.
     """
     return {_LEFT_OUT: value, **({} if name is None else {_NAME: name})}
 
@@ -285,13 +283,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read(path: Path, kind: type[T], *, name: str, majors: Sequence[int]) -> T:
-    """Load and check one file.
-
-    Args:
-        path: The file.
-        kind: The dataclass of the whole document.
-        name: What the file's `kind` must be: `profile` or `plan`.
-        majors: The major format versions that this program reads.
+    """Load and check one file, of a kind that its `kind` names and of a major format version that this program reads.
 
     Raises:
         UsageError: the file is not there or cannot be read.
@@ -307,13 +299,7 @@ def read(path: Path, kind: type[T], *, name: str, majors: Sequence[int]) -> T:
 
 
 def parse_json(text: str, path: Path, *, name: str, hint: str | None = None) -> Any:
-    """What a file's text says as JSON.
-
-    Args:
-        text: The text.
-        path: The file, for errors.
-        name: What it is meant to be.
-        hint: What to do where it is no JSON; None: mend it, or write it again.
+    """What a file's text says as JSON; `hint` says what to do where it is none, else to mend it or to write it again.
 
     Raises:
         FormatError: it is none, or a field stands twice, or it is deeper or has longer numbers than Python reads.

@@ -43,17 +43,11 @@ ANY = Fineness()
 
 
 def micro_batch_count(rows: int, most: int, size: int, fineness: Fineness = ANY) -> int:
-    """How many micro-batches a batch is cut into: as many as planned, or fewer where rows are few.
+    """How many micro-batches a batch is cut into: `most` of `size` rows as planned, or fewer where rows are few.
 
     Fewer also where one of them would have a single row though more are planned for it, which BatchNorm cannot
     normalise, for example. None gets over one row more than planned for that; so memory stays as predicted. And fewer
     where the workload allows no more, whatever they then get.
-
-    Args:
-        rows: Of the batch.
-        most: Micro-batches that are planned.
-        size: Rows of a micro-batch that are planned.
-        fineness: What the workload allows.
     """
     most = min(most, fineness.most(rows))
     each = -(-rows // most)

@@ -39,13 +39,7 @@ def topological_order(names: Sequence[str], edges: Iterable[tuple[str, str]]) ->
 def topological_orders(
     names: Sequence[str], edges: Iterable[tuple[str, str]], *, most: int
 ) -> tuple[tuple[str, ...], ...]:
-    """Every order of `names` in which all edges lead forward; empty: there are more than `most`.
-
-    Args:
-        names: In a topological order, which is the first one found.
-        edges: Pairs of names.
-        most: So many orders at most.
-    """
+    """Every order of `names`, itself the first, in which all edges lead forward; empty: there are more than `most`."""
     successors: dict[str, set[str]] = {name: set() for name in names}
     for source, target in edges:
         successors[source].add(target)

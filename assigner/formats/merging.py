@@ -22,13 +22,10 @@ _RANK = re.compile(r"\bworker:(\d+)")
 
 
 def merged(profiles: Sequence[tuple[str, Profile]]) -> Profile:
-    """One profile with the workers of several; no link leads from the workers of one to those of another.
+    """One profile with the workers of several, given with their names for errors; no link leads between those of two.
 
     The first keeps its ranks, the others' follow: `worker:0` of the second becomes `worker:N` behind N workers. So do
     the names in their links, wires, collectives, measurements, pins and warnings.
-
-    Args:
-        profiles: Each with the name that an error gives it.
 
     Raises:
         FormatError: they were not measured of the same workload.
@@ -66,15 +63,8 @@ def updated(
 
     What was said of the replaced figures goes with them. A calibration is on record as long as one of its figures is.
 
-    Args:
-        old: What stays where nothing is new.
-        measurements: New ones.
-        links: New ones.
-        wires: Those found with new links, in place of all that were known: whenever links are measured, all are looked
-            at.
-        collectives: New ones; each replaces that of the same workers.
-        notes: New warnings besides those that the figures give.
-        created_at: When they were measured.
+    New wires replace all that were known where there are new links: whenever links are measured, all are looked at.
+    `notes` are new warnings besides those that the figures give.
     """
 
     def key(each: Measurement) -> tuple[str, str, int]:
@@ -112,11 +102,7 @@ def check_same_workload(
 ) -> None:
     """Refuse figures of another workload, or of other partitions: fingerprints may be written by hand.
 
-    Args:
-        here: What the figures go to.
-        kinds: The kind of each of its partitions.
-        other: What they come from.
-        names: What an error calls the two.
+    `kinds` has the kinds of the partitions of `here`, `names` what an error calls the two.
 
     Raises:
         FormatError: naming what differs, or a partition that only one of them has, or that is of another kind.
@@ -166,11 +152,7 @@ def _pinned(
     """Our partitions, with the others' pins where we have none, and what the others pin elsewhere.
 
     A pin to a rank that stands in both is the model's own and means the rank of a run: ours.
-
-    Args:
-        ours: Of the profile that is added to.
-        theirs: Of the profile that is added, as it was measured.
-        moved: The same with its ranks renumbered.
+    `moved` are theirs with the ranks renumbered.
     """
     said = {each.name: each.pin for each in theirs}
     pins = {each.name: each.pin for each in moved}

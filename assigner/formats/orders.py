@@ -50,12 +50,7 @@ class ListedStep(NamedTuple):
 
 
 def parse_order(text: str, where: str, *, most: int | None = None) -> tuple[ListedStep, ...]:
-    """The steps of one worker's order, which spaces part.
-
-    Args:
-        text: The order.
-        where: What an error begins with.
-        most: So many steps at most, so that a file of any size is answered at once; None: any number.
+    """The steps of one worker's order, which spaces part: no more than `most`, so that any file is answered at once.
 
     Raises:
         FormatError: a word is no step, or there are too many.

@@ -152,14 +152,7 @@ class Trace:
 
     @classmethod
     def of_plan(cls, plan: Plan, workers: Sequence[WorkerTrace], *, steps: int, **run: Any) -> Trace:
-        """A trace of a plan's steps.
-
-        Args:
-            plan: What ran.
-            workers: What each of its workers did, in pipeline order.
-            steps: How many steps.
-            run: The fields that a run adds.
-        """
+        """A trace of a plan's steps: what its workers did, in pipeline order; `run` has the fields that a run adds."""
         return cls(
             workload=plan.workload, stages=plan.stages, schedule=plan.schedule, micro_batches=plan.micro_batches,
             micro_batch_size=plan.micro_batch_size, steps=steps, workers=tuple(workers), **run,

@@ -35,13 +35,7 @@ _SAME = 1e-6
 
 
 def limiting(plan: Plan, prediction: Prediction, path: Mapping[Where, float] | None = None) -> str:
-    """The sentence for a plan with its prediction.
-
-    Args:
-        plan: Who holds what.
-        prediction: What the simulator says of it; the plan's own plays no part.
-        path: The share of the step that its critical path spends on each worker and link; None: not known.
-    """
+    """The sentence for a plan by a prediction, whatever its own is, and by `path_shares` where they are known."""
     if plan.objective == "throughput":
         sentence = _steady(plan, prediction)
     elif plan.objective == "latency" and all(each.forward_s is not None for each in prediction.workers):

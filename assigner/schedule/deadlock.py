@@ -46,10 +46,7 @@ def played(
 ) -> tuple[dict[str, int], dict[str, Need]]:
     """Play the orders of workers against each other, as far as they go.
 
-    Args:
-        listed: The steps of each worker.
-        read: By stage, those whose values it reads.
-        used: By stage, those that send a gradient back to it.
+    `read` has by stage those whose values it reads, `used` those that send a gradient back to it.
 
     Returns:
         How many steps each worker can make, and what those wait for that cannot make all of them.

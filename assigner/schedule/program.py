@@ -102,8 +102,6 @@ class Program:
     """Every worker's actions in order, and the routes between stages.
 
     Args:
-        plan: What was scheduled.
-        actions: By worker.
         routes: All routes, in an order that is the same wherever the program is made.
     """
 
@@ -220,11 +218,6 @@ def wire(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -> Wiring:
 
 def build_program(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -> Program:
     """The program of a plan over the graph of its partitions.
-
-    Args:
-        plan: Who holds what, the schedule and the number of micro-batches.
-        edges: The values between partitions.
-        ties: The parameters that several partitions hold.
 
     Raises:
         FormatError: an edge leads backwards through the stages, or names a partition that the plan does not place; or

@@ -38,18 +38,11 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=1024)
 def takes(micro_batches: int, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Who takes each micro-batch of a step.
+    """The position of the replica that takes each of M micro-batches, of which replica r takes n_r.
 
     Micro-batch m goes to the replica r that is furthest behind its share, n_r (m + 1) / M - taken_r; the first among
     equals. Before each m these add up to 1, so it is above 0 for who is chosen: nobody takes more than n_r.
     Replicas with one share take turns: only the next of them is compared with others.
-
-    Args:
-        micro_batches: M.
-        counts: n_r, how many each replica takes; they add up to M.
-
-    Returns:
-        The replica's position, by micro-batch.
     """
     alike: dict[int, deque[int]] = defaultdict(deque)
     for replica, count in enumerate(counts):

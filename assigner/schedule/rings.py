@@ -217,12 +217,7 @@ def ways(ring: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def factor_at(factors: Sequence[tuple[float, float]], size: float) -> float:
-    """The factor at a size: on the line in log(bytes) between the sizes around it, beyond them the nearest one's.
-
-    Args:
-        factors: By size in bytes, which grows; one or more.
-        size: In bytes.
-    """
+    """The factor at a size: on the line in log(bytes) between the sizes around it, beyond them the nearest one's."""
     at = bisect_left([each for each, _ in factors], size)
     if at in (0, len(factors)):
         return factors[min(at, len(factors) - 1)][1]

@@ -43,8 +43,6 @@ class Event(NamedTuple):
     """One action as it was timed, in seconds from the step's start.
 
     Args:
-        worker: Who did it.
-        action: What it was.
         start_s: Its start; of a send, on the wire; of a reduction or a gathering, when the worker began it.
         end_s: Its end; of a send, on the wire; of a reduction or a gathering, the same for all of its workers.
         busy_s: How long its messages keep the worker from its next action: after its end, and of a reduction, which
@@ -63,7 +61,6 @@ class Timeline:
     """A step as the simulator sees it.
 
     Args:
-        program: What ran.
         events: Compute actions, reductions and messages (as their sender's action), each worker's in its order.
         step_s: The end of the last action.
         wires: Of links of the program that share one, by source and target: its number, and the share of a message's
@@ -147,14 +144,9 @@ def stages_memory(
     cost: CostModel, plan: Plan, worker: str, stages: Sequence[tuple[Sequence[str], Sequence[str], int]],
     split: Mapping[int, frozenset[Halves]] = MappingProxyType({}),
 ) -> Memory:  # fmt: skip
-    """What a worker holds with so much in flight of its stages, in bytes.
+    """What a worker holds of its stages, in bytes: of each (partitions, the rematerialised, micro-batches in flight).
 
-    Args:
-        cost: The prices.
-        plan: Who has what.
-        worker: The worker.
-        stages: Of each of its stages: the partitions, those that are rematerialised, micro-batches in flight.
-        split: By number of the stage among the worker's, what it holds where backwards run in two parts.
+    `split` has by number of the stage among the worker's what it holds where backwards run in two parts.
     """
     if not plan.is_replicated:
         return cost.memory(worker, stages, plan.micro_batch_size, halves=split)

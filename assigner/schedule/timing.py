@@ -144,14 +144,7 @@ def _share(kind: ActionKind) -> float:
 
 
 class Prices:
-    """What a plan's actions and messages cost.
-
-    Args:
-        plan: What is priced.
-        cost: The prices.
-        routes: All routes of the plan.
-        instead: What takes the place of the profile's figures.
-    """
+    """What a plan's actions and messages cost, by a profile or by what stands instead of its figures."""
 
     def __init__(self, plan: Plan, cost: CostModel, routes: Sequence[Route], *, instead: Instead = AS_PROFILED) -> None:
         self._plan, self._cost, self._instead = plan, cost, instead
@@ -248,21 +241,9 @@ class Prices:
 
 
 class StepTimer:
-    """The jobs of a plan's stages, each made once, to be timed in one order after another.
+    """The jobs of a plan's stages, each made once, to be timed in one order after another, whatever its schedule.
 
-    One job serves all micro-batches of a lane in a stage.
-
-    Args:
-        plan: Who has what; its schedule plays no part.
-        cost: The prices.
-        instead: What takes the place of the profile's figures.
-
-    Attributes:
-        wiring: The plan's routes.
-        prices: What its actions and messages cost.
-
-    Raises:
-        FormatError: a link is missing.
+    One job serves all micro-batches of a lane in a stage. FormatError: a link is missing.
     """
 
     def __init__(self, plan: Plan, cost: CostModel, *, instead: Instead = AS_PROFILED) -> None:
@@ -313,11 +294,7 @@ class StepTimer:
         return queue
 
     def step_s(self, orders: Sequence[Sequence[Step]], log: list[Timed] | None = None) -> float:
-        """The step time in seconds; may be asked again and again.
-
-        Args:
-            orders: As of `queues`.
-            log: Takes each job in the order of timing.
+        """The step time in seconds, of orders as of `queues`; may be asked again and again. `log` takes what was timed.
 
         Raises:
             FormatError: the program waits for itself, or the profile cannot price an action.
@@ -335,11 +312,6 @@ class StepTimer:
 
 def step_s(plan: Plan, cost: CostModel, *, instead: Instead = AS_PROFILED) -> float:
     """The step time alone, in seconds: `run_program(...).step_s` to the last bit, without building a program.
-
-    Args:
-        plan: What is priced.
-        cost: The prices.
-        instead: What takes the place of the profile's figures: "what if this worker were as fast as it was measured".
 
     Raises:
         FormatError: as `build_program` and `run_program`.

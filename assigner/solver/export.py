@@ -48,14 +48,10 @@ class ModelFile:
     """A model that was written.
 
     Args:
-        path: The file.
         schedule: Of the plans that it is about, which have one stage a worker.
-        micro_batches: Their number of micro-batches.
         order: The partitions in the order that stages cut into intervals.
         branched: Other orders have other intervals, which the model does not know.
-        variables: How many it has.
-        rows: How many it has.
-        cuts: How many of the rows say what a single pipeline takes.
+        cuts: How many of its rows say what a single pipeline takes.
         unit_s: Seconds of one unit of its objective.
         apart: It has a wire for each link, though links share some: with these, plans take as long or longer.
         optimum_s: Its least value, in seconds; None: that was not proven, and it is a lower bound of the step time.
@@ -82,13 +78,7 @@ class ModelFile:
 
 
 def check_exportable(profile: Profile, options: SolveOptions, path: Path) -> None:
-    """Raise UsageError where no integer program states what is asked, or it is too large: before the search.
-
-    Args:
-        profile: The measurements.
-        options: What will be solved.
-        path: Where the model will be written: its ending says how.
-    """
+    """Raise UsageError where no integer program states what is asked, or it is too large: before the search."""
     if path.suffix not in ENDINGS:
         raise UsageError(f"{path}: a model is written as {' or '.join(ENDINGS)}", hint="model.lp, or model.mps")
     if options.objective != "step":
@@ -139,14 +129,9 @@ def export_model(
     It is over all plans with one stage a worker along an order of which the plan's stages are intervals: of a chain,
     all that there are.
 
-    Args:
-        plan: What `solve` found.
-        profile: What it was solved from.
-        options: What it was solved with. Closing the proof may take what the search left of the time limit.
-        path: The file, which ends in `.lp` (CPLEX's format) or `.mps` (free MPS).
-        force: An existing file may be replaced.
-        progress: Called now and then while the proof is closed. KeyboardInterrupt ends that, and the model is written
-            with the cuts found until then.
+    Closing the proof may take what the search left of the options' time limit. `path` ends in `.lp` (CPLEX's format) or
+    `.mps` (free MPS). `progress` is called now and then while the proof is closed; KeyboardInterrupt ends that, and the
+    model is written with the cuts found until then.
 
     Raises:
         UsageError: no integer program states the problem, it is too large, or the file cannot be written.

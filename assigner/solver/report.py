@@ -37,12 +37,8 @@ def make_solution(
 ) -> Solution:
     """The plan with its prediction, report and baselines.
 
-    Args:
-        search: Where it was found.
-        best: The plan, and what the search says of it.
-        bound: No plan that the search covers has a lower value; without wires that links share, which only delay.
-        options: What was asked for, in the user's own words.
-        simple: The baselines.
+    No plan that the search covers is below `bound`, without wires that links share, which only delay; `options` are in
+    the user's own words.
     """
     cost, plan, value = search.problem.cost, best.plan, best.value
     prediction = prediction_of(plan, cost)

@@ -53,9 +53,6 @@ class Question:
     """One change.
 
     Args:
-        change: What is changed.
-        what: The change in words.
-        case: The problem after it.
         plan: The plan at hand with the change and nothing else.
         keeps: It is the plan at hand itself, which stays possible: the plan to beat.
     """
@@ -91,16 +88,11 @@ def price_what_ifs(
     *,
     progress: Callable[[Progress], None] | None = None,
 ) -> Solution:
-    """The solution with its plan's what-ifs, as many as the time limit leaves room for.
+    """The solution with its plan's what-ifs, as many as what its search left of the time limit has room for.
 
-    A plan whose own search was interrupted has none: whoever stopped it waits for no more searches.
-
-    Args:
-        solution: What `solve` found; of another objective than "step" it comes back as it is.
-        profile: What it was solved from.
-        options: What it was solved with; what its search left of the time limit is for the what-ifs.
-        progress: Called now and then, with what is priced. KeyboardInterrupt, raised by it or by Ctrl-C, ends the
-            pricing: the what-ifs that are complete are kept.
+    A solution of another objective than "step" comes back as it is, and so does one whose search was interrupted:
+    whoever stopped it waits for no more searches. KeyboardInterrupt, raised by `progress`, which is told what is
+    priced, or by Ctrl-C, ends the pricing: the what-ifs that are complete are kept.
     """
     options = options or SolveOptions()
     plan = solution.plan

@@ -49,12 +49,7 @@ class _Stage:
 
 
 class _Placing:
-    """One pass over the partitions. Arrays have one entry per worker.
-
-    Args:
-        pricing: Prices.
-        count: M.
-        again: Everything is rematerialised.
+    """One pass over the partitions, which are all rematerialised or none. Arrays have one entry per worker.
 
     Attributes:
         stage: Number of the worker's last stage; -1: none yet.

@@ -72,10 +72,8 @@ class BaselinePrices:
     ) -> Plan:
         """A placement as a plan, whether it fits or not, with nothing rematerialised but what must be.
 
-        Args:
-            count: Micro-batches.
-            stages: (worker, partitions) of each stage in pipeline order.
-            replicas: (worker, micro-batches) of those that share the only stage; empty: every stage has one worker.
+        `stages` has (worker, partitions) in pipeline order; `replicas` (worker, micro-batches) of those that share the
+        only stage, and nothing where every stage has one worker.
         """
         problem, rules = self.problem, self.problem.options.rematerialise
         workers, shares = [name for name, _ in replicas], [share for _, share in replicas]

@@ -77,12 +77,7 @@ class HeldPartitions:
 
 
 class IntervalBytes:
-    """Bytes of intervals of the order that do not depend on their worker: state, values read, messages.
-
-    Args:
-        problem: What is to be placed.
-        size: Samples in a micro-batch.
-    """
+    """Bytes of intervals of the order that do not depend on their worker: state, values read, messages."""
 
     def __init__(self, problem: Problem, size: int) -> None:
         self._problem, self._size, cost = problem, size, problem.cost
@@ -277,14 +272,7 @@ def _count(
 ) -> None:
     """Improve `best`: of each group, whose activations are equal, the cheapest few; of the last, what is still missing.
 
-    Args:
-        groups: Positions with equal activations, the cheapest first.
-        sizes_of: Activations by position.
-        recomputes: Seconds by position.
-        need: Bytes that the chosen must add up to.
-        best: The best so far.
-        taken: Chosen from earlier groups.
-        cost: Their seconds.
+    `need` is what is left for the chosen to add up to; `taken` was chosen from earlier groups and takes `cost`.
     """
     group, *rest = groups
     size = sizes_of[group[0]]
@@ -316,14 +304,7 @@ class _Chain(NamedTuple):
 
 
 class _Knapsack:
-    """Items whose activations must add up to `need`, as cheap as can be.
-
-    Args:
-        items: Positions, ordered by seconds per byte.
-        sizes: Activations by position.
-        recomputes: Seconds by position.
-        need: Bytes.
-    """
+    """Items, ordered by seconds per byte, whose activations must add up to `need` bytes, as cheap as can be."""
 
     def __init__(self, items: Sequence[int], sizes: Sequence[float], recomputes: Sequence[float], need: float) -> None:
         self.items, self.need = items, need

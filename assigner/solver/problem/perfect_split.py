@@ -27,8 +27,7 @@ _LEAST_S = 1e-300
 def perfect_split(seconds: Floats) -> tuple[Floats, Floats]:
     """The weight of each worker, and the least weighted seconds of each position; inf: it can be nowhere.
 
-    Args:
-        seconds: [worker or group of like ones, position]; inf: not there.
+    `seconds`: [worker or group of like ones, position]; inf: not there.
     """
     there = np.where(np.isfinite(seconds), seconds, 0.0)
     totals = there.sum(axis=1)
@@ -51,9 +50,6 @@ def least_work(seconds: Floats, weights: Floats) -> Floats:
 
 class WorkBefore:
     """What lies in front of a position at its least: sums over the best worker each, and the perfect split.
-
-    Args:
-        table: Prices and links.
 
     Attributes:
         weight: Of forward and backward together, and of each by itself as far as it lies on the spine: [3, group].

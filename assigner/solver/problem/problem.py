@@ -397,10 +397,7 @@ def heaviest_paths(
 ) -> dict[int, tuple[float, int]]:
     """Of each position the weight of the heaviest path that ends there, and the positions on it as a mask.
 
-    Args:
-        weight: Of each position.
-        positions: Each comes behind those from which a step leads to it; others are left out.
-        steps: Pairs of positions.
+    Positions come in a topological order; steps from or to others are left out.
     """
     sources: dict[int, list[int]] = {i: [] for i in positions}
     for source, target in steps:

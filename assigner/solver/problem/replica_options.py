@@ -55,12 +55,7 @@ def least_shares(seconds: Sequence[Floats], *, each: int = 0) -> tuple[Ints, Flo
 
 
 def replica_sets(sizes: Sequence[int], most: int) -> list[tuple[int, ...]]:
-    """Every choice of two or more workers, up to likeness, as groups in rising order: few workers first.
-
-    Args:
-        sizes: Workers of each group of like ones.
-        most: Workers that share a stage, at most.
-    """
+    """Every choice of two to `most` workers from groups of these sizes, as groups in rising order: few first."""
     return [
         tuple(group for group, taken in enumerate(count) for _ in range(taken))
         for number in range(2, min(most, sum(sizes)) + 1)
@@ -84,10 +79,7 @@ class ReplicaOptions(StageOptions):
     bounds. Of times the fastest worker's count, of recomputing what each worker alone needs at least. What all of them
     rematerialise is no part of it: it goes by the shares and the micro-batches in flight (stage_remat.py).
 
-    Args:
-        table: Prices.
-        deep: As of `StageOptions`.
-        below: Shared stages whose value by themselves is so many seconds or more are left out of `all`.
+    Shared stages whose value by themselves is `below()` seconds or more are left out of `all`.
     """
 
     only_shared = True

@@ -28,16 +28,7 @@ Masks = tuple[int, ...]
 
 
 class SetMemory:
-    """Memory of a problem's workers.
-
-    Args:
-        problem: What is to be placed.
-        micro_batches: M.
-        in_flight: Micro-batches that a worker keeps at once, unless it is said otherwise; None: all of a step.
-
-    Attributes:
-        table: The prices.
-    """
+    """Memory of a problem's workers, which keep `in_flight` micro-batches at once unless told; None: all of a step."""
 
     def __init__(self, problem: Problem, micro_batches: int, *, in_flight: int | None = None) -> None:
         self._problem, self._in_flight = problem, in_flight or micro_batches
@@ -90,13 +81,7 @@ class SetMemory:
         return self._kept(worker, stages, in_flight or self._in_flight, messages)
 
     def _least_s(self, worker: int, mask: int, in_flight: int | None = None) -> float:
-        """Seconds of recomputing that a worker cannot avoid once it holds these positions, whatever follows; or inf.
-
-        Args:
-            worker: The worker.
-            mask: The positions.
-            in_flight: Micro-batches kept at once; None: as many as was said of all.
-        """
+        """Seconds of recomputing that a worker cannot avoid once it holds these positions, whatever follows; or inf."""
         again = self._again(worker, (mask,), in_flight, 0.0)
         return math.inf if again is None else again.floor_s
 
@@ -110,11 +95,6 @@ class SetMemory:
 
         Of one stage proofs go by that as far as it is exact (`exactness`). Of several it is where a search begins, and
         not what they go by (`is_listed`).
-
-        Args:
-            worker: The worker.
-            stages: All its stages.
-            in_flight: Micro-batches kept at once; None: as many as was said of all.
         """
         whole = sum(stages)
         again = self._again(worker, stages, in_flight, self.messages(whole))
@@ -142,12 +122,7 @@ class SetMemory:
         )  # fmt: skip
 
     def _choices(self, worker: int, stages: Masks) -> tuple[Masks, ...]:
-        """What to rematerialise in each stage of a worker: all choices worth a look; empty: the stages do not fit.
-
-        Args:
-            worker: The worker.
-            stages: All its stages.
-        """
+        """What to rematerialise in each stage of a worker: all choices worth a look; empty: the stages do not fit."""
         cheapest = self.cheapest(worker, stages, None)
         if cheapest is None:
             return ()

@@ -127,14 +127,7 @@ class StageOptions:
         return group if self._ties else self._table.like[group]
 
     def find(self, first: int, last: int, group: int, stages: int = 1) -> StageOption | None:
-        """The option of an interval whose warm-up is the usual one, or as deep as fits; None: it does not fit at all.
-
-        Args:
-            first: Position of its first partition.
-            last: Position of its last.
-            group: Of its worker.
-            stages: As for `usual`.
-        """
+        """The option of an interval whose warm-up is the usual one, or as deep as fits; None: it does not fit."""
         levels, usual = self.levels(first, last, group), self.usual(stages)
         found = next((each for each in levels if each.most_depth >= usual), levels[-1] if levels else None)
         return found if found is None or found.group == group else replace(found, group=group)

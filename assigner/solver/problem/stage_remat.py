@@ -54,11 +54,7 @@ class RematChoices:
 
 
 class StageRemat:
-    """What is rematerialised in stages that several workers share; what was found is kept.
-
-    Args:
-        problem: Whose workers' memory and rules of rematerialising hold.
-    """
+    """What is rematerialised in stages that several workers share; what was found is kept."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -99,7 +95,7 @@ class StageRemat:
 
 
 class _Row:
-    """What a worker must free.
+    """What a worker must free; workers that are alike have one.
 
     Args:
         held: The stage on the worker, with its room for what is kept of all micro-batches in flight.
@@ -119,11 +115,7 @@ class _Row:
 
 
 class _RematSets:
-    """The sets for which every worker of a stage has room.
-
-    Args:
-        rows: One for each worker.
-    """
+    """The sets for which every worker of a stage, which has a row each, has room."""
 
     def __init__(self, rows: Sequence[_Row]) -> None:
         number = {row: n for n, row in enumerate(dict.fromkeys(rows))}
@@ -194,10 +186,6 @@ def divided(problem: Problem, plan: Plan) -> Plan | None:
     """A plan whose shared stages divide their optimizer state, and rematerialise the least that they then must.
 
     Of each such stage the largest states go first, each to the worker with the most room left.
-
-    Args:
-        problem: Whose workers' memory and rules of rematerialising hold.
-        plan: With shared stages that may be too large for their workers.
 
     Returns:
         The plan; None: it does not fit so either, or without that nothing needs to be rematerialised.

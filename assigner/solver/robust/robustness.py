@@ -124,20 +124,13 @@ def solve_robust(
     progress: Callable[[Progress], None] | None = None,
     draws_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Solution, Robustness]:
-    """The best plan for the slow end of the measurements, and how it holds up.
+    """The best plan for the slow end of the measurements, and how it holds up; arguments and errors as of `solve`.
 
-    Args:
-        profile: The measurements.
-        options: As for `solve`; its time limit holds for the search and for the draws, each.
-        progress: As for `solve`.
-        draws_progress: As for `assess`.
+    The time limit holds for the search and for the draws, each; `draws_progress` is as of `assess`.
 
     Returns:
         The solution: its plan and baselines are priced at the medians, its solver report at the slow end, at which it
         was solved (the report's options say so: `robust`). And the assessment.
-
-    Raises:
-        As `solve`.
     """
     if options.objective == "cost":
         raise UsageError("robust goes with objectives step, throughput and latency", hint="leave out one of the two")
@@ -174,22 +167,14 @@ def assess(
 ) -> Robustness:
     """Price a plan at the slow end of its measurements and in random draws of them, against the best plan of each draw.
 
-    The share of draws near the best is against the best plan found for each draw, not against a proven optimum. The
-    same plan, profile, options and seed give the same answer, unless the time runs short. KeyboardInterrupt returns
-    what is known so far, if one draw was solved again. Memory does not vary: what fits at the medians fits in every
-    draw.
+    The same plan, profile, options and seed give the same answer, unless the time runs short. KeyboardInterrupt returns
+    what is known so far, if one draw was solved again. Memory does not vary: what fits at the medians, as the plan
+    does, fits in every draw.
 
-    Args:
-        plan: What was chosen, as `solve` found it: it fits the workers.
-        profile: The measurements.
-        options: What the plan was solved with: objective and hints hold for baselines and rivals too. None: the
-            defaults.
-        rival: Makes a plan for a draw that may be better there, or None if it finds none. None: `resolver`.
-        draws: How many draws to make, 1 or more; where nothing varies it is one.
-        seed: Of the draws.
-        time_limit: Seconds, more than 0, after which no further draw is solved again; the first one always is. Pricing
-            the draws takes at most a quarter of it.
-        progress: Called with (draws solved again, draws in all) after each.
+    `options` are what the plan was solved with: objective and hints hold for baselines and rivals too. Of `draws`, 1 or
+    more, one is made where nothing varies. A `rival` (None: `resolver`) makes a plan for a draw that may be better
+    there, or None. Behind `time_limit` seconds no further draw is solved again, but the first always is; pricing the
+    draws takes at most a quarter of them. `progress` is called with (draws solved again, draws in all) after each.
 
     Raises:
         UsageError: options that do not fit the profile.
@@ -249,9 +234,7 @@ def resolver(plan: Plan, options: SolveOptions) -> Rival:
     The chosen plan is the first one to beat, which leaves out what is proven not to beat it. Looked at are all
     schedules that the options allow, at the plan's number of micro-batches and the next smaller and larger one.
 
-    Args:
-        plan: The chosen plan.
-        options: What it was solved with, resolved (hints.py).
+    The options are resolved (hints.py).
     """
     from assigner.solver.methods.candidate import GIVEN, Proposal
     from assigner.solver.search.search import Search
@@ -287,7 +270,6 @@ class Draw:
     """One draw of the measurements.
 
     Args:
-        cost: Its prices.
         counts: The numbers of micro-batches that it can price plausibly.
         value: The chosen plan's value.
         best: The least value of any plan so far.
@@ -313,10 +295,7 @@ class Race:
     Left out of a draw are rivals at a number of micro-batches that a search would not look at there, since the line
     through the draw's measurements promises what no machine does (`SolveOptions.counts`).
 
-    Args:
-        options: Objective and numbers of micro-batches.
-        plans: The chosen one, then others, each once.
-        draws: What was drawn so far.
+    The first of its `plans` is the chosen one; each is there once.
     """
 
     options: SolveOptions

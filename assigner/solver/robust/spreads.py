@@ -63,9 +63,6 @@ def slow_end(profile: Profile) -> Profile:
     A plan solved from it is good where everything is slow together, which is worse than what a run meets: there,
     slow and fast moments partly even out. Bytes, busy shares and measurements without a spread stay as they are;
     partitions and workers that share a measurement share the slow one.
-
-    Args:
-        profile: The medians, with their spreads.
     """
     return _moved(profile, lambda _: QUARTILE)
 
@@ -81,9 +78,7 @@ def resampled(profile: Profile, seed: int) -> Profile:
     The spread is the one from run to run. The median of n runs is known better, by 1.25 / sqrt(n); but the machines of
     a run drift from those of the measurement as runs do from each other, and so the wider one is drawn.
 
-    Args:
-        profile: The medians, with their spreads.
-        seed: The same profile and seed give the same draw.
+    The same profile and seed give the same draw.
     """
     rng = random.Random(seed)  # noqa: S311 - a simulation, not a secret
     drawn: defaultdict[Hashable, float] = defaultdict(lambda: rng.gauss(0.0, 1.0))
