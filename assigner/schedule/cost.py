@@ -80,7 +80,6 @@ class CostModel:
         for (partition, worker), found in exact.items():
             for key in self._keys(partition, worker):
                 self._points.setdefault(key, found)
-        self._links = profile.link
         self.wires = {
             (link.source, link.target): (n, wire.share) for n, wire in enumerate(profile.wires) for link in wire.links
         }
@@ -169,13 +168,7 @@ class CostModel:
             activation_bytes=line(low.activation_bytes, high.activation_bytes),
             workspace_bytes=line(low.workspace_bytes, high.workspace_bytes),
             recompute_s=line(_recompute_s(low), _recompute_s(high)),
-            parts=None
-            if low.parts is None or high.parts is None
-            else (
-                line(low.parts[0], high.parts[0]),
-                line(low.parts[1], high.parts[1]),
-                line(low.parts[2], high.parts[2]),
-            ),
+            parts=tuple(map(line, low.parts, high.parts)) if low.parts and high.parts else None,  # type: ignore[arg-type]
         )
 
     def is_plausible(self, micro_batch: int) -> bool:
@@ -202,7 +195,7 @@ class CostModel:
 
     def link(self, source: str, target: str) -> Link | None:
         """The directed link between two workers; None: they cannot talk."""
-        return self._links.get((source, target))
+        return self.profile.link.get((source, target))
 
     def _transfer_s(self, source: str, target: str, size: float) -> float:
         """Seconds that one message of `size` bytes takes from `source` to `target`; inf without a link."""

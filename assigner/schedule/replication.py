@@ -136,8 +136,6 @@ def reduced_stages(plan: Plan) -> tuple[int, ...]:
     The last stage comes first, as its backwards end first. All workers keep to this order, so that no two of them wait
     for each other in different reductions.
     """
-    if not plan.is_replicated:
-        return ()
     return tuple(n for n in reversed(range(len(plan.stages))) if plan.stages[n].replicas)
 
 

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,7 @@ from assigner.schedule.orders import TOGETHER, ActionKind, halves, in_flight, or
 from assigner.schedule.program import Action, Program, build_program, grouped
 from assigner.schedule.queues import run_queues
 from assigner.schedule.replication import held_state, leaving
-from assigner.schedule.timing import Compute, Prices, bucket_bytes, route_bytes, step_s, stopped
+from assigner.schedule.timing import Prices, bucket_bytes, route_bytes, step_s, stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from assigner.formats.prediction import Memory
     from assigner.formats.profile import Profile
     from assigner.schedule.orders import Halves
-    from assigner.schedule.program import ActionGroup, Route
-    from assigner.schedule.queues import Job, Queue, Timed
+    from assigner.schedule.program import ActionGroup
+    from assigner.schedule.queues import Queue, Timed
 
 __all__ = [
     "Event", "Timeline", "check_fit", "overfull", "predict", "prediction_of", "priced", "run_program", "simulated",
@@ -81,7 +82,13 @@ def run_program(program: Program, cost: CostModel) -> Timeline:
     """
     prices = Prices(program.plan, cost, program.routes)
     groups = [grouped(actions) for actions in program.actions.values()]
-    queues = [_queue(prices, worker, mine) for worker, mine in zip(program.actions, groups, strict=True)]
+    job = cache(prices.job)  # micro-batches of one stage share theirs, unless their messages differ
+    queues: list[Queue] = []
+    for worker, mine in zip(program.actions, groups, strict=True):
+        queues.append([])
+        for action, receives, sends in mine:
+            what, sent = (action.kind, action.stage, worker), tuple(send.route for send in sends)
+            queues[-1].append((job(what, tuple(receives), sent), action.micro_batch))
     log: list[Timed] = []
     done, last = run_queues([*queues, *prices.collectives()], log, shared=prices.shared)
     for worker, mine, count in zip(program.actions, groups, done, strict=False):
@@ -92,20 +99,6 @@ def run_program(program: Program, cost: CostModel) -> Timeline:
         prices.together[timed.worker - len(workers)]: timed.end_s for timed in log if timed.worker >= len(workers)
     }
     return Timeline(program, tuple(_events(log, groups, queues, workers, ended_s)), last, prices.wires)
-
-
-def _queue(prices: Prices, worker: str, groups: Iterable[ActionGroup]) -> Queue:
-    """One worker's jobs; micro-batches of one stage share theirs, unless their messages differ."""
-    queue: Queue = []
-    made: dict[Compute, tuple[list[Route], list[Route], Job]] = {}
-    for action, receives, sends in groups:
-        what = action.kind, action.stage, worker
-        leaving = [send.route for send in sends if send.route]
-        known = made.get(what)
-        if known is None or known[0] != receives or known[1] != leaving:
-            known = made[what] = receives, leaving, prices.job(what, receives, leaving)
-        queue.append((known[2], action.micro_batch))
-    return queue
 
 
 def _events(
