@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assigner.errors import FormatError
 from assigner.formats.document import shown
-from assigner.formats.profile import WireLink
 from assigner.formats.profilewarnings import other_warnings, outdated, with_warnings
 from assigner.location import Location
 
@@ -128,17 +127,17 @@ def _renumbered(profile: Profile, offset: int) -> Profile:
         place = Location.parse(worker)
         return str(Location(place.rank + offset, place.device))
 
+    def way(link: Any) -> Any:
+        return replace(link, source=name(link.source), target=name(link.target))
+
     def text(said: str) -> str:
         return _RANK.sub(lambda match: f"worker:{int(match[1]) + offset}", said)
 
     return replace(
         profile,
         workers=tuple(replace(each, name=name(each.name)) for each in profile.workers),
-        links=tuple(replace(each, source=name(each.source), target=name(each.target)) for each in profile.links),
-        wires=tuple(
-            replace(wire, links=tuple(WireLink(name(each.source), name(each.target)) for each in wire.links))
-            for wire in profile.wires
-        ),
+        links=tuple(map(way, profile.links)),
+        wires=tuple(replace(wire, links=tuple(map(way, wire.links))) for wire in profile.wires),
         collectives=tuple(replace(each, workers=tuple(map(name, each.workers))) for each in profile.collectives),
         partitions=tuple(replace(each, pin=each.pin and text(each.pin)) for each in profile.partitions),
         measurements=tuple(replace(each, worker=name(each.worker)) for each in profile.measurements),

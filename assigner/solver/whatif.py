@@ -97,9 +97,7 @@ def price_what_ifs(
     options = options or SolveOptions()
     plan = solution.plan
     found: list[WhatIf | None] = []
-    if plan.objective != "step" or plan.solver is None or plan.predicted is None:
-        return solution
-    if plan.solver.interrupted:
+    if plan.objective != "step" or plan.solver is None or plan.predicted is None or plan.solver.interrupted:
         return solution
     clock = SolveClock(options.time_limit - plan.solver.seconds)
     case = Case(profile, options)

@@ -95,7 +95,8 @@ class _Placing:
         each = self.prices[:, position, 0] + np.where(joins, self.each, 0.0)
         done = np.maximum(start + self.count * each, last + each)
         held, redone, workspace = self._bytes(position, name, joins)
-        need = held + redone + workspace + self.leaving + self._own_messages(name)
+        leaving = sum(map(self._message_bytes, self.problem.cost.makes[name]))  # if all of its values should
+        need = held + redone + workspace + self.leaving + leaving
         free = self._may_hold(name) & (need <= self.capacity) & np.isfinite(done)
         if not free.any():
             return False
@@ -152,10 +153,6 @@ class _Placing:
 
     def _message_bytes(self, output: PartitionOutput) -> float:
         return self.problem.cost.output_bytes(output, self.size) * (1 + self._graded(output))
-
-    def _own_messages(self, name: str) -> float:
-        """Bytes of the partition's values on their way, if they should all leave."""
-        return sum(map(self._message_bytes, self.problem.cost.makes[name]))
 
     def _bytes(self, position: int, name: str, joins: Flags) -> tuple[Floats, Floats, Floats]:
         """What each worker would hold for good, for the largest partition that is redone, and while it computes."""

@@ -44,8 +44,7 @@ class BaselinePrices:
 
     def seconds_on(self, worker: str, count: int) -> tuple[float, ...] | None:
         """Forward and backward of each position, in seconds per micro-batch; None: one of them has no price there."""
-        found: tuple[float, ...] | None = self.seconds(self.problem.cost.first_alike[worker], count)
-        return found
+        return self.seconds(self.problem.cost.first_alike[worker], count)
 
     def _seconds(self, row: str, count: int) -> tuple[float, ...] | None:
         prices = [price for price in self.problem.prices(count).measured(row) if price is not None]
@@ -78,11 +77,13 @@ class BaselinePrices:
         problem, rules = self.problem, self.problem.options.rematerialise
         workers, shares = [name for name, _ in replicas], [share for _, share in replicas]
         placed = [*stages]
+        # one stage keeps one micro-batch at a time, unless another schedule is asked for
+        accumulates = len(placed) == 1 and problem.options.schedule not in ("gpipe", "interleaved")
         return Plan(
             workload=problem.workload,
             micro_batches=count,
             micro_batch_size=problem.prices(count).size,
-            schedule="1f1b" if replicas or self._accumulates(placed) else "gpipe",
+            schedule="1f1b" if replicas or accumulates else "gpipe",
             stages=tuple(
                 problem.held_by(
                     Stage(None, tuple(names), tuple(name for name in names if rules.get(name) == "always")),
@@ -91,10 +92,6 @@ class BaselinePrices:
                 for worker, names in placed
             ),
         )  # fmt: skip
-
-    def _accumulates(self, stages: Sequence[tuple[str, Sequence[str]]]) -> bool:
-        """One stage keeps one micro-batch at a time, unless another schedule is asked for."""
-        return len(stages) == 1 and self.problem.options.schedule not in ("gpipe", "interleaved")
 
     def best(self, candidates: Iterable[Plan]) -> tuple[Plan | None, float]:
         """Of candidates, each rematerialising nothing or else everything, the plan with the least step, in seconds.

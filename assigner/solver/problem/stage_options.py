@@ -105,8 +105,7 @@ class StageOptions:
 
     def hop(self, i: int, left: int, right: int) -> Hop | None:
         """Boundary i between stages of two sets; None: they cannot be neighbours."""
-        found: Hop | None = self._table.hop(i, left, right)
-        return found
+        return self._table.hop(i, left, right)
 
     def alone(self, option: StageOption) -> Sequence[StageOption]:
         """What each of a stage's workers computes by itself, recomputing least."""

@@ -25,7 +25,7 @@ import numpy as np
 from assigner.schedule.orders import in_flight
 from assigner.schedule.simulate import worker_memory
 from assigner.solver.limits import tuning
-from assigner.solver.problem.memory import HeldPartitions, alike, fitting_sets, undominated, with_room
+from assigner.solver.problem.memory import HeldPartitions, LeastRemat, alike, fitting_sets, undominated, with_room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.stage import Stage
     from assigner.solver.problem.arrays import Flags
-    from assigner.solver.problem.memory import LeastRemat
     from assigner.solver.problem.options import RematRule
     from assigner.solver.problem.problem import Problem
 
@@ -94,6 +93,7 @@ class StageRemat:
         return self._rows[key]
 
 
+@dataclass(frozen=True, eq=False)
 class _Row:
     """What a worker must free; workers that are alike have one.
 
@@ -103,8 +103,9 @@ class _Row:
         again: What it rematerialises by itself; None: it has no room.
     """
 
-    def __init__(self, held: HeldPartitions, deep: int, again: LeastRemat | None) -> None:
-        self.held, self.deep, self.again = held, deep, again
+    held: HeldPartitions
+    deep: int
+    again: LeastRemat | None
 
     @property
     def own(self) -> Flags:
@@ -202,7 +203,7 @@ def divided(problem: Problem, plan: Plan) -> Plan | None:
     if not all(again.values()):
         return None
     found = with_remat(found, {n: each for n, (each,) in again.items()})
-    return found if all(_room(problem, found, worker) >= 0 for worker in found.workers) else None
+    return found if problem.fits(found) else None
 
 
 def _room(problem: Problem, plan: Plan, worker: str) -> float:
