@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
-from assigner.formats.plan import Plan
 from assigner.formats.terms import Objective
 from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import compared_value
@@ -39,6 +38,7 @@ from assigner.solver.robust.spreads import Coverage, resampled, slow_end
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
     from assigner.solver.problem.answer import Progress, Solution
 
@@ -187,20 +187,26 @@ def assess(
     numbers = random.Random(seed)  # noqa: S311 - a simulation, not a secret
     seeds = [numbers.getrandbits(32) for _ in range(draws if coverage.varies else 1)]
     steps = _steps_s(plan, profile, seeds, pricing)
-    race = Race(options, [plan])
+    plans, compared = [plan], list[Draw]()
     try:
         simple = find_baselines(Problem(profile, options, CostModel(profile)))
-        race.plans += (each.plan for each in simple if each.plan is not None and options.searches(each.plan))
+        plans += (each.plan for each in simple if each.plan is not None and options.searches(each.plan))
         rival = rival or resolver(plan, options)
         for number in seeds[: len(steps)]:
-            if race.draws and clock.over:
+            if compared and clock.over:
                 break
             drawn = resampled(profile, number)
-            race.add(CostModel(drawn), rival(drawn))
+            cost, found = CostModel(drawn), rival(drawn)
+            if found is not None and not any(_same(found, other) for other in plans):
+                plans.append(found)
+            draw = Draw(cost, frozenset(options.counts(cost)))
+            for each in (*compared, draw):
+                each.price(plans, options)
+            compared.append(draw)
             if progress is not None:
-                progress(len(race.draws), len(steps))
+                progress(len(compared), len(steps))
     except KeyboardInterrupt:
-        if not race.draws:
+        if not compared:
             raise
     return Robustness(
         objective=options.objective,
@@ -209,7 +215,7 @@ def assess(
         step_s=step_s(plan, CostModel(profile)),
         slow_end_s=step_s(plan, CostModel(slow_end(profile))),
         steps_s=steps,
-        regrets=tuple(draw.regret for draw in race.draws),
+        regrets=tuple(draw.regret for draw in compared),
         asked=len(seeds),
         within=WITHIN,
         seed=seed,
@@ -267,54 +273,33 @@ def value_of(plan: Plan, options: SolveOptions, cost: CostModel) -> float:
 
 @dataclass
 class Draw:
-    """One draw of the measurements.
+    """One draw of the measurements, and what plans are worth in it: one found for a draw is a rival in every other.
 
     Args:
-        counts: The numbers of micro-batches that it can price plausibly.
-        value: The chosen plan's value.
-        best: The least value of any plan so far.
+        cost: Its prices.
+        counts: The numbers of micro-batches that a search would look at there (`SolveOptions.counts`): with others the
+            line through the draw's measurements promises what no machine does.
+        values: Of the plans so far, the chosen one first.
     """
 
     cost: CostModel
     counts: frozenset[int]
-    value: float
-    best: float
+    values: list[float] = field(default_factory=list)
+
+    def price(self, plans: Sequence[Plan], options: SolveOptions) -> None:
+        """Price the plans that are new; inf: a rival with a number of micro-batches that a search would not look at."""
+        self.values += [
+            value_of(plan, options, self.cost) if plan is plans[0] or plan.micro_batches in self.counts else math.inf
+            for plan in plans[len(self.values) :]
+        ]
 
     @property
     def regret(self) -> float:
         """How much worse the chosen plan is than the best one, as a share of the best one's value."""
-        if self.value == self.best:
+        value, best = self.values[0], min(self.values)
+        if value == best:
             return 0.0
-        return self.value / self.best - 1 if self.best > 0 else math.inf
-
-
-@dataclass
-class Race:
-    """All plans found against all draws: a plan found for one draw is a rival in every other.
-
-    Left out of a draw are rivals at a number of micro-batches that a search would not look at there, since the line
-    through the draw's measurements promises what no machine does (`SolveOptions.counts`).
-
-    The first of its `plans` is the chosen one; each is there once.
-    """
-
-    options: SolveOptions
-    plans: list[Plan]
-    draws: list[Draw] = field(default_factory=list)
-
-    def add(self, cost: CostModel, found: Plan | None) -> None:
-        """Take a draw, and the plan that was found for it, if any."""
-        if found is not None and not any(_same(found, plan) for plan in self.plans):
-            self.plans.append(found)
-            for draw in self.draws:
-                draw.best = min(draw.best, self._rival_value(found, draw))
-        value = value_of(self.plans[0], self.options, cost)
-        draw = Draw(cost, frozenset(self.options.counts(cost)), value, value)
-        draw.best = min([value, *(self._rival_value(plan, draw) for plan in self.plans[1:])])
-        self.draws.append(draw)
-
-    def _rival_value(self, plan: Plan, draw: Draw) -> float:
-        return value_of(plan, self.options, draw.cost) if plan.micro_batches in draw.counts else math.inf
+        return value / best - 1 if best > 0 else math.inf
 
 
 def _same(one: Plan, other: Plan) -> bool:
