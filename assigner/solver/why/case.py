@@ -135,17 +135,10 @@ class Enquiry:
         self._share = SolveClock(self._clock.left_s * min(1.0, 2 / parts), within=self._clock)
         self.undecided = False
 
-    def plan(self, case: Case) -> Plan | None:
-        """The first plan that is found; None: there is none, or none was found in the time."""
-        return self._ask(case, first_plan=True)
-
-    def fastest(self, case: Case) -> Plan | None:
-        """The plan with the least step time that is found; None: none was found."""
-        return self._ask(case.with_options(max_step_s=None), first_plan=False)
-
-    def _ask(self, case: Case, *, first_plan: bool) -> Plan | None:
+    def plan(self, case: Case, *, fastest: bool = False) -> Plan | None:
+        """The first plan that is found, or the fastest; None: there is none, or none was found in the time."""
         try:
-            return self._search(case, first_plan=first_plan)
+            return self._search(case, fastest=fastest)
         except UsageError:  # with one hint less, or a smaller batch, others may no longer make sense
             return None
         except KeyboardInterrupt:  # that there is no plan is known, and so are the ways out so far
@@ -153,12 +146,12 @@ class Enquiry:
             self.undecided = True
             return None
 
-    def _search(self, case: Case, *, first_plan: bool) -> Plan | None:
+    def _search(self, case: Case, *, fastest: bool) -> Plan | None:
         """A plan by its step time, where the objective has no say in whether there is one: a steady state's has."""
         profile, options = case.resolved
         objective: Objective = "throughput" if options.objective == "throughput" else "step"
         limit = options.max_step_s or math.inf
-        for last in (not first_plan, True):
+        for last in (fastest, True):
             left_s = min(tuning.QUESTION_S, self._share.left_s)
             if left_s <= 0:
                 break

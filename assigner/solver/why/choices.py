@@ -100,7 +100,7 @@ class StepLimit(Family):
     def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
         """The step time of the fastest plan, rounded up."""
         limit = case.options.max_step_s
-        plan = None if limit is None else enquiry.fastest(case)
+        plan = None if limit is None else enquiry.plan(case.with_options(max_step_s=None), fastest=True)
         if limit is None or plan is None:
             return
         least_s = step_s(plan, case.cost)
