@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 def train(plan: Path, trace: Path, *, steps: int, warm_up: int) -> None:
-    """Train the plan's own workload as this rank, and write what the steps took.
-
-    Args:
-        plan: The plan's file.
-        trace: The file to write; rank 0 does.
-        steps: Of the trace.
-        warm_up: Steps before them, which set up connections and memory.
+    """Train the plan's own workload as this rank, `warm_up` steps and then those of the trace, which rank 0 writes.
 
     Raises:
         AssignerError: the workload cannot be loaded, does not fit the plan, or another rank failed.

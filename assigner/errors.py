@@ -64,11 +64,8 @@ class OtherwiseError(UsageError, AttributeError):
 class Otherwise:
     """A name of plain torch's in the class body of what has another way for it.
 
-    Args:
-        whose: What has no such name.
-        hint: The way that it has.
-        why: Why it has another.
-        called: It is a method.
+    `whose` has no such name, or no such method where it is `called`; `hint` is the way that it has, and `why` the
+    reason.
     """
 
     def __init__(self, whose: str, hint: str, why: str = "", *, called: bool = True) -> None:
@@ -79,11 +76,6 @@ class Otherwise:
         self._name = name
 
     def __get__(self, *_: object) -> NoReturn:
-        """Refused.
-
-        Raises:
-            OtherwiseError: always.
-        """
         raise OtherwiseError(
             f"{self._whose} has no {self._name}{self._end}{self._why and f': {self._why}'}", hint=self._hint
         )
@@ -91,20 +83,14 @@ class Otherwise:
 
 @dataclass(frozen=True)
 class WayOut:
-    """A change with which a problem that has no plan has one.
+    """A change with which a problem that has no plan has one."""
 
-    Args:
-        what: What changes, in a few words.
-        how: The flag to give or to drop, or what to do where no flag does it.
-        value: Of the objective, of a plan that was found with it: solving with it gives no more. Seconds, of cost money
-            per sample.
-        objective: What the value is of: "step", "throughput", "latency" or "cost".
-    """
-
-    what: str
-    how: str
+    what: str  # what changes, in a few words
+    how: str  # the flag to give or to drop, or what to do where no flag does it
+    # of the objective, of a plan that was found with it: solving with it gives no more. Seconds, of cost money per
+    # sample
     value: float
-    objective: str = "step"
+    objective: str = "step"  # what the value is of: "step", "throughput", "latency" or "cost"
 
 
 class NoPlanError(AssignerError):

@@ -26,12 +26,8 @@ _GZIP = b"\x1f\x8b"
 def read_bytes(path: Path, *, hint: str) -> bytes:
     """What a file holds: a regular one of at most `MOST_BYTES`, since a pipe or a device may have no end.
 
-    Args:
-        path: The file.
-        hint: What the user can do where it cannot be read.
-
     Raises:
-        UsageError: it is not there, cannot be read, is no regular file, or is too large.
+        UsageError: it is not there, cannot be read (`hint` is the next step then), is no regular file, or is too large.
     """
     try:
         with open(path, "rb", opener=_without_waiting) as stream:
@@ -90,11 +86,8 @@ def refuse_existing(
 ) -> None:
     """Raise UsageError if `path` cannot be written, or no file can have such a name: before the work is lost.
 
-    Args:
-        path: The file that will be written; None: there is none.
-        force: An existing file may be replaced.
-        remedy: What the caller can do about an existing file.
-        reads: Files that the command reads; none of them is written over, under whichever name. None: it reads none.
+    None of the files that a command `reads` is written over, under whichever name; None: there is no such file.
+    `remedy` is what helps against an existing file where `force` is not given.
     """
     if path is None:
         return
@@ -189,9 +182,7 @@ def _unwritten(path: Path, error: OSError) -> UsageError:
 def room_hint(error: Exception, else_do: str) -> str:
     """The next step after what could not be written: room helps a full disk or quota, and no read-only one.
 
-    Args:
-        error: Of a library without numbers of errors, it may be either.
-        else_do: What helps in both cases.
+    An error of a library without numbers of errors may be either.
     """
     is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, None)
     return f"make room, or {else_do}" if is_full else else_do

@@ -27,9 +27,7 @@ STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\u
 def printable(text: str, *, most: int | None = None) -> str:
     """A text as it may be printed, whoever wrote it: control characters and the like are written out.
 
-    Args:
-        text: From a file, a command line or another program.
-        most: Characters; a longer text loses its middle, and says how much. None: it may have any length.
+    One with more characters than `most` loses its middle, and says how much.
     """
     if most is not None and len(text) > most:
         behind = most // 4
@@ -200,9 +198,7 @@ def _runs(names: Sequence[str]) -> list[list[str]]:
 def _counted(old: Sequence[str], new: Sequence[str]) -> int | None:
     """The place of the one number that is larger by one in the second name; None: the names differ otherwise.
 
-    Args:
-        old: The pieces of a name, text and numbers in turn; empty: there is none.
-        new: Those of the next one.
+    Both are in pieces, text and numbers in turn; `old` is empty where there is none.
     """
     if len(old) != len(new):
         return None
@@ -230,14 +226,7 @@ def bar(share: float, *, width: int = 10, rest: str = "░") -> str:
 
 
 def meant(word: str, names: Sequence[str], what: str, *, most: int = 6) -> str:
-    """The hint of an unknown name: the known one that it is most like, or the first few that there are.
-
-    Args:
-        word: What was written.
-        names: What is known.
-        what: What the names are, as `partitions`.
-        most: So many are listed.
-    """
+    """The hint of an unknown word: the known name that it is most like, or the first few that there are of `what`."""
     known = list(dict.fromkeys(names))
     close = difflib.get_close_matches(word, known, n=1)
     if close:

@@ -14,12 +14,7 @@ _FORM = re.compile(r"worker:(0|[1-9][0-9]*)/([a-z]+(?::(?:0|[1-9][0-9]*))?)")
 
 @dataclass(frozen=True, order=True)
 class Location:
-    """One device of one process of a run.
-
-    Args:
-        rank: The process's rank in the run, from 0 and below `MOST_RANKS`.
-        device: The device as torch names it: `cpu`, `cuda:0`.
-    """
+    """One device of one process of a run: the process's rank, below `MOST_RANKS`, and the device as torch names it."""
 
     rank: int
     device: str

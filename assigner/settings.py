@@ -29,12 +29,7 @@ _UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """What a value may be beyond its type; of a mapping, each of its values.
-
-    Args:
-        words: For people: "a share, 0 or more and below 1".
-        test: True for what is allowed.
-    """
+    """What a value may be beyond its type, in words for people and as a test; of a mapping, each of its values."""
 
     words: str
     test: Callable[[Any], bool]
@@ -59,18 +54,13 @@ def one_of(*values: str) -> Allowed:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How a value stands on a command line.
+    """How a value stands on a command line."""
 
-    Args:
-        taken: What a parser makes of the words: `str`, `list[str]` for a flag that may be repeated; None: the field's
-            own type.
-        read: The value from what was taken, and the flag's name; raises UsageError.
-        write: The words of the flag, each a flag of its own, that give a recorded value; none for a value of a kind
-            that is not known.
-    """
-
+    # what a parser makes of the words: `str`, `list[str]` for a flag that may be repeated; None: the field's own type
     taken: Any
-    read: Callable[[Any, str], Any]
+    read: Callable[[Any, str], Any]  # the value from what was taken, and the flag's name; raises UsageError
+    # the words of the flag, each a flag of its own, that give a recorded value; none for a value of a kind that is not
+    # known
     write: Callable[[Any], Iterable[str]]
 
 
@@ -84,42 +74,23 @@ PLAIN = Form(None, lambda value, _flag: value, _texts)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flag:
-    """What a field is to people.
-
-    Args:
-        help: One sentence.
-        panel: The heading that its flag stands under.
-        flag: Its flag; empty: the field's name.
-        metavar: What stands for its value; None: as its type has it.
-        form: How its value stands on a line.
-        completes: What can stand there: "pins", "workers", "partitions" or "amounts"; empty: nothing that is known.
-        allowed: What it may be.
-        least: The command line takes no smaller number.
-        unset: How None is written.
-    """
+    """What a field is to people."""
 
     help: str
     panel: str | None = None
-    flag: str = ""
-    metavar: str | None = None
-    form: Form = PLAIN
+    flag: str = ""  # its flag; empty: the field's name
+    metavar: str | None = None  # what stands for its value; None: as its type has it
+    form: Form = PLAIN  # how its value stands on a line
+    # what can stand there: "pins", "workers", "partitions" or "amounts"; empty: nothing that is known
     completes: str = ""
-    allowed: Allowed | None = None
-    least: int | None = None
-    unset: str | None = None
+    allowed: Allowed | None = None  # what it may be
+    least: int | None = None  # the command line takes no smaller number
+    unset: str | None = None  # how None is written
 
 
 @dataclasses.dataclass(frozen=True)
 class FieldFlag:
-    """A flag of an options class.
-
-    Args:
-        field: The name of its field.
-        flag: With its dashes.
-        kind: The field's type.
-        default: The field's.
-        about: What it is to people.
-    """
+    """A flag of an options class, with its dashes, and the field that it is of."""
 
     field: str
     flag: str
@@ -220,9 +191,7 @@ def _plain(value: Any) -> Any:
 def flags(options: type, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The flags, each with its words, that ask for what a record has and the defaults have not.
 
-    Args:
-        options: The options class, which can be made without arguments.
-        record: As `recorded` gives it, or what a file has instead; what is not known is left out.
+    The record is as `recorded` gives it, or what a file has instead: what is not known is left out.
     """
     usual = recorded(options())
     for each in declared(options):
@@ -308,11 +277,7 @@ def size(text: str, flag: str) -> float:
 
 
 def capacity(text: str, flag: str) -> float:
-    """Bytes of a memory as `size` reads them; a small number without a unit was meant to have one.
-
-    Raises:
-        UsageError: naming the flag and the text.
-    """
+    """Bytes of a memory as `size` reads them; a small number without a unit was meant to have one, and is refused."""
     found = size(text, flag)
     if 0 < found < _LEAST_CAPACITY and not text.strip()[-1].isalpha():
         raise UsageError(f"{flag}: {text!r} is {found:,.0f} bytes", hint="give a unit: 2GiB, or 2B for bytes")
@@ -320,11 +285,7 @@ def capacity(text: str, flag: str) -> float:
 
 
 def money(text: str, flag: str) -> float:
-    """A price per hour.
-
-    Raises:
-        UsageError: naming the flag and the text.
-    """
+    """A price per hour; errors as of `size`."""
     try:
         value = float(text)
     except ValueError:
@@ -347,12 +308,7 @@ def _pairs(texts: Iterable[str], flag: str, example: str) -> dict[str, str]:
 
 
 def pairs(example: str, value: Callable[[str, str], Any] = lambda text, _flag: text) -> Form:
-    """`NAME=VALUE` each time: a mapping.
-
-    Args:
-        example: One that is right, for a hint.
-        value: What a name's text stands for, from it and the flag.
-    """
+    """`NAME=VALUE` each time: a mapping; `value` makes what a name's text stands for of it and the flag."""
     return Form(
         list[str],
         lambda texts, flag: {name: value(text, flag) for name, text in _pairs(texts or (), flag, example).items()},

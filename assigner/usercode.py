@@ -31,12 +31,8 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 def user_place(places: Sequence[tuple[str, int]]) -> tuple[str, int] | None:
     """The innermost place in the user's code: no file of Python, of this package, of an installed one or its script.
 
-    Args:
-        places: File and line of each frame, the innermost last.
-
-    Returns:
-        Where nothing of the user's own is among them, the innermost place in another package than torch and this one;
-        None: there is neither.
+    The places are file and line of each frame, the innermost last. Where nothing of the user's own is among them, it is
+    the innermost one in another package than torch and this one; None: there is neither.
     """
     others = [place for place in places if not _is_machinery(place[0])]
     own = [place for place in others if not _INSTALLED.search(place[0])]
@@ -122,11 +118,8 @@ def _machinery() -> tuple[str, ...]:
 def user_trace(trace: str) -> str:
     """A traceback with the user's frames alone, where it was raised in code of the user's.
 
-    Args:
-        trace: As `traceback.format_exception` gives it, with the causes.
-
-    Returns:
-        The errors in it that come from the user's code; empty: none does, as where this program refuses something.
+    It has the errors of a traceback, as `traceback.format_exception` gives it with the causes, that come from the
+    user's code; empty: none does, as where this program refuses something.
     """
     parts = _LINKS.split(trace)
     found = [(users, link) for part, link in zip(parts[::2], [*parts[1::2], ""], strict=True)
@@ -181,12 +174,8 @@ def _told(frames: Sequence[tuple[str, int, str]]) -> str:
 def user_code(what: str, *, hint: str = "-v shows the whole traceback") -> Iterator[None]:
     """Run the user's code; what it raises becomes a UsageError with the line in it.
 
-    Args:
-        what: Whose code it is, as the subject of "... failed".
-        hint: What to do next.
-
     Raises:
-        UsageError: the code raised anything but an error of this package.
+        UsageError: the code raised anything but an error of this package: "`what` failed".
     """
     try:
         yield
@@ -204,14 +193,8 @@ def user_code(what: str, *, hint: str = "-v shows the whole traceback") -> Itera
 def parse_call(call: str, entry: str, *, what: str, hint: str) -> tuple[str, dict[str, Any]]:
     """The name and the keywords of `name` or `name(width=64)`, whose values are plain literals.
 
-    Args:
-        call: The text.
-        entry: What it is part of, for the error.
-        what: What it names, for the error.
-        hint: How to write it.
-
     Raises:
-        UsageError: it has another form.
+        UsageError: it has another form; `entry` is what it is part of, and `what` what it should name.
     """
     try:
         node = ast.parse(call.strip(), mode="eval").body

@@ -97,10 +97,8 @@ def answer(group: Any, shell: str) -> str:
 def candidates(group: Any, words: list[str], word: str) -> list[tuple[str, str]]:
     """What may stand at the cursor, each with a description; nothing: a file.
 
-    Args:
-        group: The group of all commands.
-        words: What is complete on the line, without the program's name.
-        word: What there is of the word at the cursor.
+    `group` is of all commands; `words` are complete, without the program's name, and `word` is what there is at the
+    cursor.
     """
     if "--" in words:
         return []

@@ -5,7 +5,7 @@
 dashes; a list stands for a flag that may be repeated, a table for its NAME=VALUE.
 
 What is wrong in a command's own table stops it, and so does what was meant to be its table; of what else stands in the
-wrong place a line says that nobody reads it.
+wrong place a line says that nobody reads it, and so of variables of the environment with our prefix.
 """
 
 import difflib
@@ -73,9 +73,7 @@ def origin(ctx: Any, param: Any) -> str | None:
 def named_by_origin(ctx: Any, message: str) -> str:
     """An error's message in which an option is called as the user has written it: a flag, a variable, a file's key.
 
-    Args:
-        ctx: Any context of the call.
-        message: It may name the option as its flag or by its name: `--time-limit`, `time limit`, `time_limit`.
+    The message may name it as its flag or by its name: `--time-limit`, `time limit`, `time_limit`.
     """
     inner = ctx.meta.get(_CONTEXT)
     for param in [] if inner is None else inner.command.params:

@@ -1,6 +1,7 @@
-"""Looks at this machine for `assigner doctor`, without importing torch or PuLP into this process.
+"""What a machine has for measuring, solving and training, and how to get what is missing: for `assigner doctor`.
 
-At it, and at Python, the packages that assigner needs, its solvers, and what else it can use.
+It looks at the machine, and at Python, the packages that assigner needs, its solvers, and what else it can use, without
+importing torch or PuLP into this process.
 """
 
 from __future__ import annotations

@@ -18,9 +18,7 @@ T = TypeVar("T")
 class Given(Generic[T]):
     """What a line, the environment and a file say of an options class; a call makes the options of it.
 
-    Args:
-        options: The class.
-        values: What the parser made of its flags, by their names as parameters.
+    `values` is what the parser made of its flags, by their names as parameters.
     """
 
     def __init__(self, options: type[T], values: Mapping[str, Any]) -> None:
@@ -55,12 +53,8 @@ def flagged(command: Callable[..., None], *, variables: str = "") -> Callable[..
     """A command for typer, with the flags of an options class in the place of its parameter `Given[...]`.
 
     Flags stand by heading, in the order in which the class first names them; below a heading the command's own ones
-    stand before or behind those of the class as they do in its signature.
-
-    Args:
-        command: Its one parameter that is annotated so takes what is given for them.
-        variables: What the environment's names of those that take one value begin with; empty: the command has names
-            for all of its flags.
+    stand before or behind those of the class as they do in its signature. `variables` is what the environment's names
+    of those that take one value begin with; empty: the command has names for all of its flags.
     """
     own = list(inspect.signature(command, eval_str=True).parameters.values())
     asks = next(each for each in own if get_origin(each.annotation) is Given)

@@ -65,11 +65,7 @@ class Command(Helped, TyperCommand):
 
 
 class Plain:
-    """Takes the place of what typer converts the values of one option or argument with.
-
-    Args:
-        param: The option or argument.
-    """
+    """Takes the place of what typer converts the values of one option or argument with."""
 
     def __init__(self, param: Any) -> None:
         self._make, self._default = _PLAIN.get(param.type_descriptor.annotation), param.default

@@ -33,11 +33,7 @@ _BAR, _FIGURES = 20, len(" 100% 1 h 20 min left ")
 
 
 class SolveProgress:
-    """Shows the latest `Progress` of a search while the context is open, once it has taken a second.
-
-    Args:
-        time_limit: Seconds after which the search stops.
-    """
+    """Shows the latest `Progress` of a search while the context is open, once it has taken a second."""
 
     def __init__(self, *, time_limit: float) -> None:
         from rich.live import Live
@@ -96,10 +92,7 @@ class MeasuringProgress:
 
     It is drawn between measurements alone: a thread that draws would take time from what is being measured. Where none
     can be drawn, as on a pipe, each kind of work is said in a line when it begins, and twice a minute how far it is.
-
-    Args:
-        wanted: False on the ranks that do not report.
-        workers: How many there are.
+    Ranks that do not report do not want it.
     """
 
     def __init__(self, *, wanted: bool, workers: int) -> None:

@@ -19,13 +19,9 @@ Known = dict["Path", "Profile"]
 def behind(
     plan: Plan, path: Path, given: Path | None = None, *, known: Known | None = None
 ) -> tuple[tuple[Plan, tuple[str, ...]], Profile | None, Path | None]:
-    """A plan held against the profile that it was solved from, where that is at hand.
+    """A plan held against the profile that it was solved from, where that is at hand, or one that the user named.
 
-    Args:
-        plan: The plan.
-        path: Its file.
-        given: A profile that the user named: it has to be there and to fit.
-        known: Where loaded profiles are kept, for the next plan.
+    Loaded profiles are kept in `known`, for the next plan.
 
     Returns:
         What `checked_plan` says, and the profile that it was held against and its file; None: there is none that fits.

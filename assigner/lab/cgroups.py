@@ -44,13 +44,7 @@ _HUGE_PAGE = 2 << 20  # a host that is refused one has less than that left
 
 @dataclass(frozen=True)
 class Mount:
-    """A mounted hierarchy.
-
-    Args:
-        folder: Where it is mounted.
-        version: 1 or 2.
-        controllers: What it controls; of v2, what its root can pass on.
-    """
+    """A mounted hierarchy of cgroups 1 or 2, and what it controls; of v2, what its root can pass on."""
 
     folder: Path
     version: int
@@ -109,12 +103,7 @@ def _controllers(path: Path) -> frozenset[str]:
 class HostGroup:
     """The groups of one host: made, limited, entered and removed together.
 
-    Args:
-        mounts: The machine's hierarchies.
-        lab: The lab's name; its groups are within one of this name.
-        host: The host's number.
-        cpu: Cores; None: no limit.
-        memory_bytes: None: no limit.
+    They are within a group of the lab's name in each of the machine's hierarchies; `cpu` is cores, and None no limit.
     """
 
     def __init__(

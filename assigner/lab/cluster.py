@@ -155,13 +155,7 @@ def _refuse_unknown(table: Any, kind: type, path: str) -> None:
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine, as far as this process may use it.
-
-    Args:
-        cores: Cores, or the share of them that a control group leaves.
-        memory_bytes: Memory that is free, or that a control group leaves.
-        processor: The processor's model.
-    """
+    """This machine, as far as this process may use it: what is free, or what a control group leaves."""
 
     cores: float
     memory_bytes: float
@@ -197,9 +191,7 @@ def strains(cluster: Cluster, machine: Machine) -> list[str]:
 def cluster_text(derived: Derived, source: str) -> str:
     """A derived cluster as the text of a cluster file: each number with a comment that says where it comes from.
 
-    Args:
-        derived: The hosts.
-        source: The command that made them, for the first line.
+    The first line names the source, the command that made it.
     """
     source = fmt.printable(source).replace("\n", "\\n")  # a comment is one line of UTF-8
     notes = [line for note in derived.notes for line in textwrap.wrap(note, _WIDTH)]

@@ -57,13 +57,9 @@ class DerivedField:
 
 @dataclass(frozen=True)
 class Derived:
-    """A cluster file as it will be written.
+    """A cluster file as it will be written: fields of each host, by name, and of the wire between racks, if any.
 
-    Args:
-        scale: Seconds here for one second of the profile.
-        notes: What stands at its head.
-        hosts: Fields of each host, by name.
-        rack_link: Fields of the wire between racks; empty: there is one rack.
+    `scale` is seconds here for one second of the profile; the notes stand at the head.
     """
 
     scale: float
@@ -74,12 +70,9 @@ class Derived:
 
 @dataclass(frozen=True)
 class SharedWork:
-    """What workers are compared by.
+    """What workers are compared by: partitions that all were measured with, at one micro-batch.
 
-    Args:
-        partitions: Those that every worker was measured with.
-        micro_batch: In samples.
-        seconds: Of their forwards and backwards, by worker.
+    `seconds` are of their forwards and backwards, by worker.
     """
 
     partitions: tuple[str, ...]
@@ -90,9 +83,7 @@ class SharedWork:
 def common_work(profile: Profile, also: Profile | None) -> SharedWork:
     """The most partitions, and then the largest micro-batch, that all workers have a price for.
 
-    Args:
-        profile: Its workers are compared.
-        also: Another profile of the same workload that must have the prices too; None: there is none.
+    Another profile of the same workload, if there is one, must have the prices too.
 
     Raises:
         FormatError: no partition was measured on all workers at one size.
@@ -124,12 +115,8 @@ def _work_s(cost: CostModel, worker: str, partitions: Sequence[str], size: int) 
 def derive(profile: Profile, machine: Machine, *, here: Profile | None = None, netem: bool = True) -> Derived:
     """The cluster that behaves like a profile's workers.
 
-    Args:
-        profile: What is imitated.
-        machine: This machine.
-        here: A profile of the same workload, measured on this machine; without it, workers of the profile with this
-            machine's processor tell how fast it is.
-        netem: This machine can add latency.
+    How fast this machine is, a profile of the same workload tells that was measured `here`, or else workers of the
+    profile with this machine's processor. `netem`: this machine can add latency.
 
     Raises:
         UsageError: nothing tells how fast this machine is, or a host would get next to no core, or no memory.
@@ -324,23 +311,14 @@ class Misfit:
 
 @dataclass(frozen=True)
 class Wires:
-    """Rates in bytes/s, latencies in seconds; a host without links is in neither.
+    """Rates in bytes/s, latencies in seconds; a host without links is in neither."""
 
-    Args:
-        rate: Of each host's wire.
-        latency_s: Of the smallest message that a host sends, within its rack where it has company there.
-        rack: Of each host: the name of its first host.
-        rack_rate: Of the wire between racks; None: there is one rack.
-        rack_latency_s: What is added between racks.
-        worst: The pair that these explain worst; None: there are no links.
-    """
-
-    rate: dict[str, float]
-    latency_s: dict[str, float]
-    rack: dict[str, str]
-    rack_rate: float | None
-    rack_latency_s: float
-    worst: Misfit | None
+    rate: dict[str, float]  # of each host's wire
+    latency_s: dict[str, float]  # of the smallest message that a host sends, within its rack where it has company there
+    rack: dict[str, str]  # of each host: the name of its first host
+    rack_rate: float | None  # of the wire between racks; None: there is one rack
+    rack_latency_s: float  # what is added between racks
+    worst: Misfit | None  # the pair that these explain worst; None: there are no links
 
 
 def link_rate(link: Link) -> float | None:

@@ -96,9 +96,7 @@ def _kill_members(mounts: Mounts, lab: str) -> None:
 def remove_left_behind(mounts: Mounts, *, warn: Callable[[str], object]) -> list[str]:
     """Remove every lab whose process is gone, and return their names.
 
-    Args:
-        mounts: Where control groups are.
-        warn: Gets a sentence for each lab of which something stays.
+    `warn` gets a sentence for each lab of which something stays.
     """
     labs = labs_with_namespaces(PREFIX) | labs_with_groups(mounts, PREFIX) | _labs_with_tables()
     removed = []
@@ -113,15 +111,7 @@ def remove_left_behind(mounts: Mounts, *, warn: Callable[[str], object]) -> list
 
 
 class Hosts:
-    """The hosts of one cluster, by number.
-
-    Args:
-        cluster: The cluster.
-        mounts: Where control groups are.
-
-    Attributes:
-        groups: The control groups of each.
-    """
+    """The hosts of one cluster, by number, with the control groups of each."""
 
     def __init__(self, cluster: Cluster, mounts: Mounts) -> None:
         self.name, self._cluster = lab_name(), cluster
@@ -183,12 +173,7 @@ class Hosts:
 
 @contextmanager
 def existing(cluster: Cluster, interruption: Interruption, *, warn: Callable[[str], object]) -> Iterator[Hosts]:
-    """The hosts of a cluster for as long as the block runs; removed whatever ends it.
-
-    Args:
-        cluster: The hosts.
-        interruption: Held while they are removed.
-        warn: As for `remove_left_behind`.
+    """The hosts of a cluster for as long as the block runs; removed whatever ends it, the interruption held meanwhile.
 
     Raises:
         UsageError: they cannot be made here.

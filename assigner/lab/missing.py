@@ -23,12 +23,9 @@ _CONTAINER = "in a container: docker run --privileged; elsewhere: a kernel with 
 
 @dataclass(frozen=True)
 class Lack:
-    """One thing that is not here.
+    """One thing that is not here, with why it is wanted, and how to get it.
 
-    Args:
-        what: The thing, and why it is wanted.
-        remedy: How to get it.
-        feature: What cannot be done without it: `all`, `cpu`, `memory`, `bandwidth` or `latency`.
+    The feature is what cannot be done without it: `all`, `cpu`, `memory`, `bandwidth` or `latency`.
     """
 
     what: str

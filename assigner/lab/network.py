@@ -70,11 +70,7 @@ def namespace(lab: str, host: int) -> str:
 
 
 def build_network(cluster: Cluster, lab: str) -> None:
-    """Make the namespaces and wires of one lab.
-
-    Args:
-        cluster: What to build.
-        lab: The lab's name; its namespaces' names start with it.
+    """Make the namespaces and wires of one lab, whose names start with the lab's.
 
     Raises:
         UsageError: the kernel or a tool refuses.

@@ -106,16 +106,7 @@ def run_on_hosts(
 
 @dataclass(frozen=True)
 class HostPlace:
-    """Where in a run a host is: the values of the placeholders.
-
-    Args:
-        nnodes: Hosts of the run.
-        node_rank: This host's number.
-        nproc: Its processes.
-        master_addr: Address of host 0.
-        master_port: Its port.
-        host: This host's name.
-    """
+    """Where in a run a host is: the values of the placeholders."""
 
     nnodes: int
     node_rank: int

@@ -44,17 +44,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank measured.
+    """What one rank measured, with the links and the all-reduces of which it is the first rank.
 
-    Args:
-        facts: Its worker.
-        measurements: Its partitions, one of each kind.
-        optimizer_bytes: Optimizer state by kind of partition.
-        links: Those that start at it.
-        notes: What a reader of the profile should know.
-        reference: How fast its worker did fixed pieces of work, the mean of before and after.
-        collectives: The all-reduces of which it is the first rank.
-        wires: Those that links were found to share, of the first rank.
+    `optimizer_bytes` is by kind of partition; `reference` is how fast its worker did fixed pieces of work, the mean of
+    before and after; the first rank has the wires.
     """
 
     facts: HostFacts

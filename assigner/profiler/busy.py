@@ -97,10 +97,7 @@ class ComputeLoad:
     """Small pieces of computing on a device; on a CPU they keep nothing else in its caches.
 
     While the context is open a CPU's pieces are computed by the calling thread alone, whose processor time is known.
-
-    Args:
-        device: Where they are computed.
-        spare: Cores that this host has beside those that its ranks compute with; None: as the system says.
+    `spare` are cores that this host has beside those that its ranks compute with; None: as the system says.
     """
 
     def __init__(self, device: torch.device, *, spare: float | None = None) -> None:
@@ -151,12 +148,9 @@ class ComputeLoad:
         self._rate = statistics.median(spent / max(computed, 1e-9) for spent, computed in periods)
 
     def lost_s(self, count: int, spacing: float, act: Callable[[], object]) -> float:
-        """Seconds of computing that one `act` costs, and what it leaves to other threads: the median of some.
+        """Seconds of computing that one `act` costs, and what it leaves to other threads: the median of `count`.
 
-        Args:
-            count: How many.
-            spacing: Computes so many seconds behind each.
-            act: Called by this thread; what it computes by `run` is computing.
+        This thread calls it, and computes for `spacing` seconds behind each; what it computes by `run` is computing.
         """
         periods = [self._period(spacing, act) for _ in range(count)]
         return max(0.0, statistics.median(spent - self._rate * computed for spent, computed in periods)) / self._share

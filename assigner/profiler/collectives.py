@@ -53,13 +53,8 @@ def measure_collectives(
 ) -> None:
     """Measure the all-reduces of some sets of ranks. Every rank calls this at the same time with the same sets.
 
-    Args:
-        fleet: All workers, by rank.
-        sets: Those to measure.
-        options: What to measure.
-        device: Where this worker's tensors are.
-        done: Called with each as soon as it was measured, on its first rank.
-        progress: Called before each round with (rounds done, rounds).
+    `done` is called with each as soon as it was measured, on its first rank; `progress` before each round with (rounds
+    done, rounds).
 
     Raises:
         LostConnectionError: a rank is gone, or did not come within the time-out.

@@ -67,33 +67,19 @@ class _PartitionUpdate:
 
 @dataclass
 class ComputeMeasurement:
-    """What this rank measures of the partitions.
+    """What this rank measures of the partitions."""
 
-    Args:
-        workload: Its optimizer, loss and batches.
-        graph: Its partitions.
-        device: Where they run.
-        worker: This rank's worker.
-        budget_bytes: Parameters and buffers that may be there at once.
-        state_share: Bytes of optimizer state for a byte of parameters.
-        forecast: Hears of the progress.
-        tell: Called with what is measured now.
-        sharing: Ranks that share the device.
-        force_busy: Take what a busy machine gives.
-        split_backward: Time the parts of backwards too.
-    """
-
-    workload: Workload
-    graph: PartitionGraph
+    workload: Workload  # its optimizer, loss and batches
+    graph: PartitionGraph  # its partitions
     device: torch.device
     worker: str
-    budget_bytes: float
-    state_share: float
-    forecast: Forecast
-    tell: Callable[[str], None]
-    sharing: int = 1
-    force_busy: bool = False
-    split_backward: bool = False
+    budget_bytes: float  # parameters and buffers that may be there at once
+    state_share: float  # bytes of optimizer state for a byte of parameters
+    forecast: Forecast  # hears of the progress
+    tell: Callable[[str], None]  # called with what is measured now
+    sharing: int = 1  # ranks that share the device
+    force_busy: bool = False  # take what a busy machine gives
+    split_backward: bool = False  # time the parts of backwards too
     _latest: Sequence[StageBench] = ()
 
     def plan(self, run: Sequence[Point]) -> float:

@@ -43,15 +43,10 @@ _JOINED_UP_TO = 4  # groups of a round that are tried with those of the other
 
 @dataclass(frozen=True)
 class SharedWire:
-    """Links that are slower together than alone.
+    """Links that are slower together than alone."""
 
-    Args:
-        links: Each as (source, target).
-        slower: How many times, for the link that loses most.
-    """
-
-    links: tuple[Directed, ...]
-    slower: float
+    links: tuple[Directed, ...]  # each as (source, target)
+    slower: float  # how many times, for the link that loses most
 
 
 def find_shared_wires(lane: Lane, largest: int) -> list[SharedWire]:

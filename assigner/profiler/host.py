@@ -33,27 +33,16 @@ _HEAP_SHARE = 0.12
 
 @dataclass(frozen=True)
 class HostFacts:
-    """This rank's worker, as far as it can be read off the machine.
-
-    Args:
-        host: The host's name.
-        node: The launcher's number of the host.
-        device: `cpu` or `cuda:N`.
-        kind: The device's model, with the CPU share where a cgroup limits it.
-        memory_bytes: What is free for this rank.
-        threads: Compute threads.
-        interface: The network interface that messages leave by; empty: not known.
-        slower: What `slower_together` gives; of a GPU 1.
-    """
+    """This rank's worker, as far as it can be read off the machine."""
 
     host: str
-    node: int
-    device: str
-    kind: str
-    memory_bytes: int
-    threads: int
-    interface: str = ""
-    slower: float = 1.0
+    node: int  # the launcher's number of the host
+    device: str  # `cpu` or `cuda:N`
+    kind: str  # the device's model, with the CPU share where a cgroup limits it
+    memory_bytes: int  # what is free for this rank
+    threads: int  # compute threads
+    interface: str = ""  # the network interface that messages leave by; empty: not known
+    slower: float = 1.0  # what `slower_together` gives; of a GPU 1
 
 
 def host_facts(device: torch.device, *, sharing: int = 1, slower: float = 1.0) -> HostFacts:
@@ -91,11 +80,9 @@ def allocator_share(device: str) -> float:
 
 @dataclass(frozen=True)
 class VisibleGpus:
-    """What a rank sees before any of them takes a device.
+    """What a rank sees before any of them takes a device: its host, as the launcher counts them, and its GPUs.
 
-    Args:
-        host: Its host, as the launcher counts them.
-        gpus: What tells the host's GPUs that it sees from all others, by their index here.
+    Of these, by their index here, what tells each from all others.
     """
 
     host: str
@@ -113,14 +100,8 @@ def visible_gpus() -> VisibleGpus:
 def own_gpu(seen: Sequence[Sequence[str]], local: int) -> int | None:
     """The GPU of one of a host's ranks where each takes the first that is left; None: none is left for it.
 
-    Launchers show all ranks of a host the same GPUs, or each its own (`srun --gpus-per-task`).
-
-    Args:
-        seen: What each rank sees, in their order.
-        local: Which of them.
-
-    Returns:
-        Its index for that rank.
+    Launchers show all ranks of a host the same GPUs, or each its own (`srun --gpus-per-task`): `seen` has what each
+    rank sees, in their order, and the index is that of the rank `local`.
     """
     taken: set[str] = set()
     for gpus in seen[:local]:
@@ -134,13 +115,10 @@ def device_place(device: torch.device, mine: VisibleGpus) -> str:
 
 
 def rank_device(devices: Sequence[str], seen: Sequence[VisibleGpus], rank: int) -> torch.device:
-    """The device of a rank.
+    """The device of a rank, by what each rank of the run sees.
 
-    Args:
-        devices: The devices of its host's ranks, in their order; empty: a GPU of its own where one is left for this
-            rank, else the CPU.
-        seen: What each rank of the run sees.
-        rank: Which of them.
+    `devices` are those of its host's ranks, in their order; empty: a GPU of its own where one is left for this rank,
+    else the CPU.
 
     Raises:
         UsageError: there are more or fewer devices than ranks, or this host has no such device.
@@ -185,10 +163,7 @@ def start_up(workload: Workload, graph: PartitionGraph, device: torch.device) ->
     """Load what any training loads before its first step, so that it is not counted as free memory.
 
     A forward and a backward of one number, and an update of small parameters: kernels, autograd's threads and the
-    optimizer's modules.
-
-    Returns:
-        What that update tells: bytes of optimizer state for a byte of parameters.
+    optimizer's modules. That update tells what is returned: bytes of optimizer state for a byte of parameters.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -35,37 +35,17 @@ _HINT = "without --resume it is measured from the start"
 
 @dataclass(frozen=True)
 class Head:
-    """What a journal belongs to; all of it must be the same for a run that goes on with it.
-
-    Args:
-        entry: The workload.
-        fingerprint: Of its partitions.
-        batch_size: Of the workload.
-        optimizer: Its class.
-        micro_batches: Sizes that are measured.
-        largest_message: Of the link sweeps, in bytes.
-        isolated: One worker at a time.
-        only: What is measured again; empty: everything.
-        updates: When the profile was made that is updated; empty: none is.
-        worker: Name of the worker.
-        device: Its kind.
-        threads: Its compute threads.
-        ranks: Ranks of the run.
-        tool_version: Of the program.
-        torch: Version of torch.
-        backend: What was asked to carry messages; empty: nothing was.
-        split_backward: The parts of backwards are timed too.
-    """
+    """What a journal belongs to; all of it must be the same for a run that goes on with it."""
 
     entry: str
     fingerprint: str
     batch_size: Count
     optimizer: str
     micro_batches: tuple[int, ...]
-    largest_message: Annotated[int, Range(1)]
+    largest_message: Annotated[int, Range(1)]  # of the link sweeps, in bytes
     isolated: bool
-    only: tuple[str, ...]
-    updates: str
+    only: tuple[str, ...]  # what is measured again; empty: everything
+    updates: str  # when the profile was made that is updated; empty: none is
     worker: str
     device: str
     threads: Count
@@ -73,7 +53,7 @@ class Head:
     tool_version: str
     torch: str
     kind: Literal["profile-journal"] = "profile-journal"
-    backend: str = ""
+    backend: str = ""  # what was asked to carry messages; empty: nothing was
     split_backward: bool = False
 
 
@@ -87,12 +67,7 @@ class OptimizerSize:
 
 @dataclass(frozen=True)
 class Note:
-    """What was seen while measuring, for the profile's warnings.
-
-    Args:
-        text: The warning.
-        point: The point that it was seen at; None: it is not of one point.
-    """
+    """What was seen while measuring, for the profile's warnings; without a point it is not of one."""
 
     text: str
     point: Point | None = None
@@ -122,28 +97,15 @@ def journal_path(output: Path, rank: int) -> Path:
 
 
 class Journal:
-    """The journal of one rank, and what is in it.
-
-    Args:
-        path: Its file; None: nothing is kept on the disk.
-        head: What it belongs to.
-
-    Attributes:
-        points: Measurements.
-        optimizer_bytes: By kind of partition.
-        links: By the rank of their target; they start here.
-        wires: Which links share a wire.
-        collectives: All-reduces by their ranks, of which this one is the first.
-        notes: For the profile's warnings.
-    """
+    """The journal of one rank, and what is in it; without a path nothing is kept on the disk."""
 
     def __init__(self, path: Path | None, head: Head) -> None:
         self.path, self.head = path, head
         self.points: dict[Point, Measurement] = {}
-        self.optimizer_bytes: dict[str, int] = {}
-        self.links: dict[int, Link] = {}
+        self.optimizer_bytes: dict[str, int] = {}  # by kind of partition
+        self.links: dict[int, Link] = {}  # by the rank of their target; they start here
         self.wires: tuple[Wire, ...] = ()
-        self.collectives: dict[tuple[int, ...], Collective] = {}
+        self.collectives: dict[tuple[int, ...], Collective] = {}  # by their ranks, of which this one is the first
         self.notes: dict[str, None] = {}
 
     def load(self) -> bool:

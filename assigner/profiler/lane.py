@@ -35,15 +35,7 @@ def _route(source: int, target: int) -> Route:
 
 
 class Lane:
-    """Sends and receives of this rank.
-
-    Args:
-        rank: This rank.
-        names: Every rank's worker.
-        device: Where its tensors are.
-        timeout_s: A wait for another rank that takes longer fails.
-        backend: See `Pipeline`.
-    """
+    """Sends and receives of this rank; a wait for another one that takes longer than `timeout_s` fails."""
 
     def __init__(
         self,

@@ -54,24 +54,15 @@ _MEMORY_SHARE = 8  # a message takes no more than this part of the smallest work
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """What is measured of links, and of all-reduces.
+    """What is measured of links, and of all-reduces."""
 
-    Args:
-        largest: The largest message or tensor, in bytes.
-        typical: The message at which a link's busy shares are measured, in bytes: one that training sends.
-        pairs: Which links: "all", "sampled", or "auto": all in a fleet of up to 16 workers.
-        dtype: What is added up.
-        timeout_s: A wait for another rank that takes longer ends the run.
-        force_busy: None is measured again where other programs had much of a worker's processor time.
-        backend: What carries messages, as `Pipeline` has it. MPI adds up nothing: gloo does, beside it.
-    """
-
-    largest: int
-    typical: int = 1
-    pairs: Links = "auto"
-    dtype: torch.dtype = torch.float32
-    timeout_s: float = 600.0
-    force_busy: bool = False
+    largest: int  # the largest message or tensor, in bytes
+    typical: int = 1  # the message at which a link's busy shares are measured, in bytes: one that training sends
+    pairs: Links = "auto"  # which links: "all", "sampled", or "auto": all in a fleet of up to 16 workers
+    dtype: torch.dtype = torch.float32  # what is added up
+    timeout_s: float = 600.0  # a wait for another rank that takes longer ends the run
+    force_busy: bool = False  # none is measured again where other programs had much of a worker's processor time
+    # what carries messages, as `Pipeline` has it. MPI adds up nothing: gloo does, beside it
     backend: Backend | None = None
 
 
@@ -94,13 +85,8 @@ def measure_links(
 ) -> list[Wire]:
     """Measure the wanted links that start at this rank. Every rank calls this at the same time.
 
-    Args:
-        fleet: All workers, by rank.
-        options: What to measure.
-        device: Where this worker's tensors are.
-        wanted: Whether the link from a source to a target is to be measured; the same on every rank.
-        done: Called with each link as soon as it was measured from here.
-        progress: Called before each round with (rounds done, rounds).
+    `wanted` says whether the link from a source to a target is to be measured, the same on every rank; `done` is called
+    with each link as soon as it was measured from here, `progress` before each round with (rounds done, rounds).
 
     Returns:
         The wires that links of all ranks share: the same on every rank.
@@ -132,13 +118,7 @@ def measure_links(
 
 
 def link_rounds(fleet: Sequence[HostFacts], pairs: str, *, alone: bool) -> list[list[Pair]]:
-    """Which pairs are measured, round by round.
-
-    Args:
-        fleet: The workers, by rank.
-        pairs: "all", "sampled" or "auto".
-        alone: One pair at a time, where the fleet is small enough for that.
-    """
+    """Which pairs are measured, round by round; one at a time where the fleet is small enough for that."""
     workers = len(fleet)
     rounds = rounds_of(sampled_pairs(fleet)) if is_sampled(workers, pairs) else tournament(workers)
     if alone and workers <= ALONE_UP_TO:
@@ -226,10 +206,8 @@ def _handled(points: Sequence[LinkPoint], typical: int) -> int:
 def parts(small_s: float, large_s: float, seconds: float) -> tuple[float, float]:
     """What an end loses for any message, and the share of its time that it loses beside.
 
-    Args:
-        small_s: What the smallest message costs it.
-        large_s: What a larger one does, for which the parts are exact.
-        seconds: How long that one takes; 0: there is none.
+    Of what the smallest message costs it, and a larger one that takes `seconds` (0: there is none), for which they are
+    exact.
     """
     if not seconds:
         return min(small_s, large_s), 0.0

@@ -44,15 +44,10 @@ def _key(tensor: torch.Tensor) -> int:
 
 
 def saved_bytes(forward: Callable[[], Iterable[torch.Tensor]], known: Iterable[torch.Tensor]) -> int:
-    """Bytes that a forward keeps for its backward.
+    """Bytes of the storages that a forward, run once, keeps for its backward, without its outputs.
 
-    Args:
-        forward: Runs once, and returns its outputs.
-        known: Tensors that are counted elsewhere: parameters, buffers and what the partition reads.
-
-    Returns:
-        Bytes of the saved storages, without `known` and the outputs. Only the innermost saved-tensor hook sees a
-        tensor, so what the model's own checkpointing saves inside a partition is not counted.
+    Left out too is what is counted elsewhere: parameters, buffers and what the partition reads. Only the innermost
+    saved-tensor hook sees a tensor, so what the model's own checkpointing saves inside a partition is not counted.
     """
     saved: dict[int, int] = {}
 

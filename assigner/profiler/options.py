@@ -27,24 +27,7 @@ WORKLOAD, RANKS, MEASURING = "The workload", "Ranks on this host", "Measuring"
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """Settings of a profiling run.
-
-    Args:
-        marks: Name patterns of partitions in place of the workload's own; empty: those.
-        devices: The device of each of a host's ranks, in their order; empty: a GPU of its own where there is one, else
-            the CPU.
-        micro_batches: Micro-batch sizes to measure, in rows; empty: those of 16 and 4 micro-batches, and the batch.
-        max_message: Largest message of the link sweeps, in bytes; None: the largest that a plan could send.
-        reserve: Share of a worker's memory that plans leave alone; None: `RESERVE`.
-        backend: What carries messages, as `Pipeline` has it; links are measured so. None: NCCL between GPUs that a rank
-            has for itself, gloo otherwise.
-        isolated: Workers measure one after another, not at the same time.
-        links: Which links are measured: "all", a "sampled" few of each class of pairs, or "auto": all of up to 16
-            workers.
-        force_busy: Take what a busy machine gives, in place of measuring again, or not at all where others have most of
-            a worker's processor time.
-        split_backward: Time the two parts of backwards too, for orders that have them.
-        timeout_s: A wait for another rank that takes longer ends the run.
+    """Settings of a profiling run; what their flags' help does not say, None and what is empty, is beside them.
 
     Raises:
         UsageError: a value that cannot be used; the message names it.
@@ -60,14 +43,17 @@ class ProfileOptions:
             form=EACH,
         ),
     ] = ()
+    # those of a host's ranks, in their order; empty: a GPU of its own where there is one, else the CPU
     devices: Annotated[
         tuple[str, ...],
         Flag(help="Device of each local rank: 'cpu,cuda:0'. Default: GPUs.", panel=RANKS, metavar="D,D", form=NAMES),
     ] = ()
+    # empty: those of 16 and 4 micro-batches, and the batch
     micro_batches: Annotated[
         tuple[int, ...],
         Flag(help="Micro-batch sizes to measure, in samples.", panel=MEASURING, metavar="N,N", form=NUMBERS),
     ] = ()
+    # in bytes; None: the largest that a plan could send
     max_message: Annotated[
         int | None,
         Flag(help="Largest message of the link sweeps.", panel=MEASURING, metavar="BYTES", least=1024),
@@ -80,6 +66,7 @@ class ProfileOptions:
             allowed=SHARE,
         ),
     ] = None
+    # links are measured so; None: NCCL between GPUs that a rank has for itself, gloo otherwise
     backend: Annotated[
         Backend | None,
         Flag(
@@ -97,7 +84,7 @@ class ProfileOptions:
         bool,
         Flag(help="Time the input and the weight part of backwards too.", panel=MEASURING),
     ] = False
-    timeout_s: float = 600.0
+    timeout_s: float = 600.0  # a wait for another rank that takes longer ends the run
 
     def __post_init__(self) -> None:
         check(self)
@@ -112,23 +99,16 @@ class ProfileOptions:
 
 @dataclass(frozen=True)
 class ProfileDestination:
-    """Where a profile goes, and what it starts from.
+    """Where a profile goes, and what it starts from."""
 
-    Args:
-        path: The profile's file; until it is written, each rank's journal lies beside it.
-        force: An existing file is replaced.
-        resume: Go on with the journals that an interrupted run left.
-        only: What is measured again (see `Selection`): the profile at `path` is updated. Empty: everything.
-        others: Files of other workers' profiles that are added. Rank 0 reads them, and what else is said here of files.
-        notice: Called with what the user should know.
-    """
-
-    path: Path
-    force: bool = False
-    resume: bool = False
+    path: Path  # the profile's file; until it is written, each rank's journal lies beside it
+    force: bool = False  # an existing file is replaced
+    resume: bool = False  # go on with the journals that an interrupted run left
+    # what is measured again (see `Selection`): the profile at `path` is updated. Empty: everything
     only: tuple[str, ...] = ()
+    # files of other workers' profiles that are added. Rank 0 reads them, and what else is said here of files
     others: tuple[Path, ...] = ()
-    notice: Callable[[str], None] = lambda _text: None
+    notice: Callable[[str], None] = lambda _text: None  # called with what the user should know
 
 
 COMPUTE, LINKS, COLLECTIVES = "compute", "links", "collectives"

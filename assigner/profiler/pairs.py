@@ -31,11 +31,7 @@ _SAMPLE = 3
 
 
 class Classes:
-    """The classes of a fleet's pairs.
-
-    Args:
-        facts: The workers, by rank.
-    """
+    """The classes of a fleet's pairs; the workers are by rank."""
 
     def __init__(self, facts: Sequence[HostFacts]) -> None:
         self.host = [(each.host, each.node) for each in facts]
@@ -99,12 +95,7 @@ def reduced_sets(facts: Sequence[HostFacts], pairs: str, named: Iterable[Pair] =
     """The sets of ranks whose all-reduces are measured: some pairs, and all ranks together, the smallest sets first.
 
     On every host, and between every two hosts, one pair of each two kinds of workers; where links are sampled, one of
-    each class.
-
-    Args:
-        facts: The workers, by rank.
-        pairs: Which links are measured: "all", "sampled" or "auto".
-        named: Pairs that are measured in any case.
+    each class; and those that are named.
     """
     classes, chosen = Classes(facts), dict[Any, Pair]()
     if is_sampled(len(facts), pairs):

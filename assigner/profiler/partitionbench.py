@@ -41,19 +41,12 @@ class TooLargeError(MemoryError):
 
 @dataclass(frozen=True)
 class PartitionBytes:
-    """Bytes of one partition at one micro-batch size.
+    """Bytes of one partition at one micro-batch size."""
 
-    Args:
-        activation_bytes: Kept from the forward to the backward, outputs left out.
-        workspace_bytes: Needed besides while it runs.
-        output_bytes: Of its outputs.
-        heap: How many times the bytes of its tensors the process grew while they came and went: 1 or more.
-    """
-
-    activation_bytes: int
-    workspace_bytes: int
-    output_bytes: int
-    heap: float = 1.0
+    activation_bytes: int  # kept from the forward to the backward, outputs left out
+    workspace_bytes: int  # needed besides while it runs
+    output_bytes: int  # of its outputs
+    heap: float = 1.0  # how many times the bytes of its tensors the process grew while they came and went: 1 or more
 
     def needed(self, *, depth: int = 1, scale: float = 1.0) -> float:
         """Bytes at the peak with some micro-batches in flight, at `scale` times the rows."""
@@ -81,19 +74,9 @@ class PartitionBench:
     one micro-batch at a time promises steps that are 14 % too short). The gradients of its parameters stay allocated,
     as they are for every micro-batch but the first of a step.
 
-    Args:
-        runner: The runtime's own runner of the partition, not rematerialising.
-        reads: Real values of what it reads, from the partitions before it.
-        needs_gradient: Which of them get a gradient back.
-        sizes: The numbers that it needs.
-        device: Where it runs.
-        depth: Micro-batches in flight; fewer where they do not fit.
-        optimizer_bytes: What the optimizer will keep for its parameters.
-        room: Bytes that are free on the device now.
-
-    Attributes:
-        compared: Seconds of a forward and a backward, as they are and rematerialised, right after each other.
-        compared_parts: Seconds of a backward, and of the input and the weight part of one right after it.
+    The runner is the runtime's own, not rematerialising. It reads real values, from the partitions before it;
+    `optimizer_bytes` is what the optimizer will keep for its parameters, and `room` the bytes that are free now. Where
+    as many micro-batches do not fit in flight, `depth` is less.
     """
 
     def __init__(
@@ -112,7 +95,9 @@ class PartitionBench:
         self.needs_gradient = needs_gradient
         self.again = replace(runner, rematerialise=True, graphs={})
         self.optimizer_bytes, self.room = optimizer_bytes, room
+        # seconds of a forward and a backward, as they are and rematerialised, right after each other
         self.compared = list[tuple[float, float]]()
+        # seconds of a backward, and of the input and the weight part of one right after it
         self.compared_parts = list[tuple[float, float, float]]()
         values = [value.detach().to(device) for value in reads]
         self.reads = [
@@ -124,14 +109,11 @@ class PartitionBench:
     def prepare(self, smaller: PartitionBytes | None = None, *, scale: float = 1.0) -> PartitionBytes:
         """First forward and backward of one micro-batch: allocates the gradients, and says how many more will fit.
 
-        A process that takes more than its host or its cgroup has is killed, so what would not fit is not tried.
-
-        Args:
-            smaller: What the partition takes at a smaller micro-batch.
-            scale: How many times its rows this one has.
+        A process that takes more than its host or its cgroup has is killed, so what would not fit is not tried:
+        `smaller` is what the partition takes at a micro-batch of `scale` times fewer rows.
 
         Raises:
-            TooLargeError: it does not fit.
+            MemoryError: it does not fit.
         """
         state = self._begin(smaller, scale)
         room = self.room()
@@ -156,7 +138,7 @@ class PartitionBench:
         """First forward and backward beside others, of a partition of which it is known what its like takes.
 
         Raises:
-            TooLargeError: it does not fit.
+            MemoryError: it does not fit.
         """
         self._begin(alike, 1.0)
         self._first()
@@ -297,12 +279,7 @@ def _usual_share(runs: Sequence[tuple[float, ...]], part: int) -> float:
 
 
 def state_bytes(piece: Piece, tensors: dict[str, torch.Tensor]) -> tuple[int, int, int]:
-    """Bytes of a partition's parameters, of their gradients, and of its buffers; a shared tensor once.
-
-    Args:
-        piece: The partition.
-        tensors: The model's tensors by name, on any device.
-    """
+    """Bytes of a partition's parameters, of their gradients, and of its buffers; a shared tensor once."""
     held = {id(tensors[name]): tensors[name] for name in piece.parameters}
     parameters = sum(tensor.nbytes for tensor in held.values())
     gradients = sum(tensor.nbytes for tensor in held.values() if tensor.requires_grad)
@@ -315,18 +292,10 @@ _DEPTH = 4
 
 @dataclass
 class Workbench:
-    """What benches are made of.
+    """What benches are made of; `inputs` is by micro-batch size, then by partition, one of each kind.
 
-    Args:
-        workload: Its loss and batches.
-        graph: Its partitions.
-        device: Where they run.
-        modules: Those that are built.
-        inputs: By micro-batch size, then by partition: one of each kind.
-        state_share: Bytes of optimizer state for a byte of parameters.
-        room: Bytes that a measurement may take now.
-        in_parts: Their backwards are timed in two parts too.
-        held: What is known of the bytes of points so far.
+    `state_share` is bytes of optimizer state for a byte of parameters, `room` bytes that a measurement may take now,
+    `held` what is known of the bytes of points so far; `in_parts`: backwards are timed in two parts too.
     """
 
     workload: Workload
@@ -421,10 +390,7 @@ class Workbench:
     def _loss(self, piece: Piece, given: KindInputs, reads: Sequence[Sequence[torch.Tensor]]) -> Finish:
         """The loss, which finds among the targets what the partition reads of the batch, where that is the same tensor.
 
-        Args:
-            piece: The last partition.
-            given: Its inputs, and the targets.
-            reads: What it reads instead, for each micro-batch.
+        `reads` is what it reads instead, for each micro-batch.
         """
         batch, (targets, structure) = given.micro_batch.inputs, pytree.tree_flatten(given.micro_batch.targets)
         there = [each.to(self.device) if isinstance(each, torch.Tensor) else each for each in targets]

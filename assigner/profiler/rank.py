@@ -43,18 +43,7 @@ _REDUCES_S = 2.0  # a round of all-reduces
 
 
 class RankSession:
-    """This rank's share of a run.
-
-    Args:
-        workload: What to measure.
-        entry: Where it comes from.
-        options: Settings.
-        table: What the ranks tell each other.
-        show: Called on rank 0 with the progress.
-
-    Attributes:
-        graph: The model's partitions.
-    """
+    """This rank's share of a run; `show` is called on rank 0 with the progress."""
 
     def __init__(
         self,
@@ -102,11 +91,9 @@ class RankSession:
             dist.barrier()
 
     def agree(self, start: Start, output: ProfileDestination | None) -> None:
-        """Learn what the other ranks have, and what is to be measured.
+        """Learn what the other ranks have, and what is to be measured: what rank 0 says.
 
-        Args:
-            start: What rank 0 says; the other ranks' own is not looked at.
-            output: Where the profile will be, which the journal lies beside; None: no journal is kept.
+        Without an output, which the journal lies beside, no journal is kept.
 
         Raises:
             RefusedError: the run cannot become one profile; all ranks raise it.

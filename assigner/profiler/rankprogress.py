@@ -55,26 +55,16 @@ OTHERS = "another rank"
 
 
 class Exchange:
-    """The ranks' common table.
+    """The ranks' common table, in the job's store.
 
-    Args:
-        store: The job's store.
-        rank: This rank.
-        ranks: How many there are.
-        timeout_s: A wait for another rank that takes longer fails; so does a call that the store does not answer.
-
-    Attributes:
-        at: What this rank is at, in words.
-        awaited: Whom it waits for, in words; empty: nobody.
-        watch: Is told of both; None: nobody is.
-        why_lost: Why a rank will tell nothing any more; empty: it is there.
+    A wait for another rank that takes longer than `timeout_s` fails; so does a call that the store does not answer.
     """
 
     def __init__(self, store: Store, rank: int, ranks: int, *, timeout_s: float) -> None:
         self.store, self.rank, self.ranks, self.timeout_s = LimitedStore(store), rank, ranks, timeout_s
-        self.at, self.awaited = "the start", ""
-        self.watch: FailureWatch | None = None
-        self.why_lost: Callable[[int], str] = lambda _: ""
+        self.at, self.awaited = "the start", ""  # what this rank is at, and whom it waits for there, in words
+        self.watch: FailureWatch | None = None  # is told of both
+        self.why_lost: Callable[[int], str] = lambda _: ""  # why a rank will tell nothing any more; empty: it is there
 
     def close(self) -> None:
         """Exchange no more; whoever waits for something is told that the store is silent."""
@@ -163,23 +153,14 @@ def workers_text(ranks: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class RankProgress:
-    """Where a rank stands.
-
-    Args:
-        worker: Its worker.
-        what: What it measures now.
-        share: The share of its work that is done, 0 to 1, by time.
-        left_s: Seconds that it will still take; None: not known yet.
-        phase: How many phases it has behind it.
-        kind: Of the work that it is at, as its forecast has it; empty: it measures nothing yet.
-    """
+    """Where a rank stands."""
 
     worker: str
-    what: str
-    share: float
-    left_s: float | None
-    phase: int = 0
-    kind: str = ""
+    what: str  # what it measures now
+    share: float  # the share of its work that is done, 0 to 1, by time
+    left_s: float | None  # seconds that it will still take; None: not known yet
+    phase: int = 0  # how many phases it has behind it
+    kind: str = ""  # of the work that it is at, as its forecast has it; empty: it measures nothing yet
 
 
 @dataclass
@@ -198,14 +179,7 @@ class _TaskKind:
 
 
 class Forecast:
-    """Time left of one rank's work.
-
-    Args:
-        clock: Gives seconds.
-
-    Attributes:
-        kind: Of the work that goes on; empty: none has begun.
-    """
+    """Time left of one rank's work; `kind` is of the work that goes on, and empty where none has begun."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
@@ -253,10 +227,9 @@ def slowest(ranks: Iterable[RankProgress]) -> RankProgress:
 class Heartbeat:
     """A thread that tells the others every few seconds that this process is there, and looks whether they are.
 
-    Args:
-        table: What the ranks tell each other, through a connection of its own; it is closed with this.
-        on_stop: Called once with a rank whose heart has stopped for a while, and with why it is lost.
-        vouched: How often a rank's launcher has told that its process runs.
+    Its table has a connection of its own, and is closed with it. `on_stop` is called once with a rank whose heart has
+    stopped for a while, and with why it is lost; `vouched` says how often a rank's launcher has told that its process
+    runs.
     """
 
     def __init__(
@@ -332,21 +305,12 @@ class Heartbeat:
 
 
 class RanksProgress:
-    """Where all ranks stand.
-
-    Args:
-        table: What the ranks tell each other.
-        worker: This rank's worker.
-        show: Called with the progress to show, the slowest rank's.
-
-    Attributes:
-        together: All ranks do the same from here on; rank 0 shows its own progress.
-    """
+    """Where all ranks stand; `show` is called with the progress to show, the slowest rank's."""
 
     def __init__(self, table: Exchange, worker: str, show: Callable[[RankProgress], None]) -> None:
         self.table, self.rank, self.ranks, self.show = table, table.rank, table.ranks, show
         self.mine = RankProgress(worker, "", 0.0, None)
-        self.together = False
+        self.together = False  # all ranks do the same from here on; rank 0 shows its own progress
         self._others: list[RankProgress] = []
         self._told = -_TELL_S
 

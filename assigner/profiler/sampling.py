@@ -46,14 +46,12 @@ T = TypeVar("T")
 class Stopwatch:
     """Marks along some work, and the seconds between them.
 
-    Args:
-        device: Where the work runs. On a GPU the marks are events, which the device itself dates. On a CPU they are of
-            the clock; of the calling thread's processor time where that computes alone, has a share of a core, and has
-            not waited for anything but the processor.
+    On a GPU the marks are events, which the device itself dates. On a CPU they are of the clock; of the calling
+    thread's processor time where that computes alone, has a share of a core, and has not waited for anything but the
+    processor.
 
-    Attributes:
-        launch_share: Of the last work's time, the share that the host took to hand it over. Near 1: the device waits
-            for the host, and its time says little about it (always 1 on a CPU).
+    `launch_share` is the share of the last work's time that the host took to hand it over. Near 1 the device waits for
+    the host, and its time says little about it (always 1 on a CPU).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -125,25 +123,15 @@ class _ThreadTime(NamedTuple):
 
 @dataclass
 class _Subject:
-    """One thing under measurement.
+    """One thing under measurement."""
 
-    Args:
-        run: Measures once; returns its parts (forward, backward) in seconds.
-        limit_s: How long it is sampled at most.
-        runs_in_sample: How many runs make one sample.
-        samples: The samples so far, each with one mean per part.
-        pending: The runs of the sample that is being taken.
-        spent_s: Time spent on samples.
-        run_s: Of one run, when it was warmed up.
-    """
-
-    run: Callable[[], tuple[float, ...]]
-    limit_s: float
-    runs_in_sample: int = 1
-    samples: list[tuple[float, ...]] = field(default_factory=list)
-    pending: list[tuple[float, ...]] = field(default_factory=list)
-    spent_s: float = 0.0
-    run_s: float = 0.0
+    run: Callable[[], tuple[float, ...]]  # measures once; returns its parts (forward, backward) in seconds
+    limit_s: float  # how long it is sampled at most
+    runs_in_sample: int = 1  # how many runs make one sample
+    samples: list[tuple[float, ...]] = field(default_factory=list)  # the samples so far, each with one mean per part
+    pending: list[tuple[float, ...]] = field(default_factory=list)  # the runs of the sample that is being taken
+    spent_s: float = 0.0  # time spent on samples
+    run_s: float = 0.0  # of one run, when it was warmed up
 
     def warm_up(self) -> None:
         begin, count = time.perf_counter(), 0
@@ -202,15 +190,11 @@ def measure_interleaved(
     """Measure several things in turn, so that they share the machine's drift and evict each other's caches.
 
     Each is warmed up by count and time, then sampled until the spread of all its parts of some size is below 5 % with 7
-    samples or more, or its time is spent.
+    samples or more, or its time is spent. `patience` is how many times the usual limit that is at most, 1 or more;
+    three times it always is sampled.
 
-    Args:
-        runs: Each call measures once and returns its parts, in seconds.
-        on_round: Called after each round with the share that is done, by time.
-        patience: How many times the usual limit each is sampled at most, 1 or more; three times it always is.
-
-    Returns:
-        For each thing, the samples of each part.
+    A call measures once and returns the parts, in seconds; `on_round` is called after each round with the share that is
+    done, by time. Given back are, for each thing, the samples of each part.
     """
     begin = time.perf_counter()
     subjects = [_Subject(run, LIMIT_S * max(1.0, patience)) for run in runs]

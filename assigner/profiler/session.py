@@ -61,10 +61,6 @@ def default_micro_batches(batch_size: int, fineness: Fineness = ANY) -> tuple[in
     So plans lie between what is measured. Beyond it lines go wrong, those of the bytes that a heap takes beside its
     tensors most: these grow with rows far more slowly than in proportion (measured on a ResNet of 32 rows, in one
     micro-batch: 59 % too high from 2, 4 and 8 rows, 2 % too low from 2, 8 and 32).
-
-    Args:
-        batch_size: In rows.
-        fineness: What the workload allows: no plan uses other sizes.
     """
     most = fineness.most(batch_size)
     divisors = [size for size in range(1, batch_size + 1) if batch_size % size == 0 and batch_size // size <= most]
@@ -123,17 +119,9 @@ def profile_workload(
 ) -> Profile | None:
     """Measure a workload. Every rank of the run calls this; the process group is made here and left again.
 
-    Weights, gradients and buffers of a model that the builder hands out, random generators and torch's settings are
-    as before when it returns.
-
-    Args:
-        workload: What to measure.
-        entry: Where it comes from, for the profile.
-        options: Settings.
-        output: Where the profile is written; None: nowhere.
-        progress: Called on rank 0 with where the slowest rank stands.
-        verification: On rank 0: how the partitions were compared with the model; the profile has it. None: they were
-            not, and a profile that is updated keeps what it has.
+    Weights, gradients and buffers of a model that the builder hands out, random generators and torch's settings are as
+    before when it returns. On rank 0 `progress` is called with where the slowest rank stands, and `verification` is how
+    the partitions were compared with the model; None: they were not, and a profile that is updated keeps what it has.
 
     Returns:
         The profile on rank 0, None elsewhere.

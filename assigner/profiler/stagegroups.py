@@ -59,10 +59,7 @@ def in_turn(points: Sequence[Point]) -> list[list[Point]]:
 def stage_partitions(graph: PartitionGraph, names: Sequence[str], budget_bytes: float = math.inf) -> list[str]:
     """Partitions to run beside some, as in a stage: others of their kinds, and where those are few their neighbours.
 
-    Args:
-        graph: The model's partitions.
-        names: Those that are measured.
-        budget_bytes: What parameters and buffers of the company may take.
+    Parameters and buffers of the company take no more than the budget.
     """
     order, tensors = [piece.name for piece in graph.pieces], graph.deferred.tensors()
     alike = Counter(graph.piece[name].kind for name in names)
@@ -159,12 +156,7 @@ class AloneBench(NamedTuple):
 
 
 class JoinedBenches:
-    """Partitions of a stage whose graphs are one, as in training; the time of each ends where that of the next begins.
-
-    Args:
-        benches: They, in the model's order.
-        graph: The model's partitions.
-    """
+    """Partitions of a stage with one graph, as in training; the time of each ends where that of the next begins."""
 
     def __init__(self, benches: Sequence[PartitionBench], graph: PartitionGraph) -> None:
         self.benches = benches
@@ -226,17 +218,11 @@ class StageBench:
     Every few runs they also run as rematerialised ones: whose first forward keeps nothing and so finds memory that is
     still in the caches, and whose recompute seeds the generators and restores the buffers (measured on one CPU core: a
     block of a GPT takes 11 % less than two forwards and a backward, one of a ResNet up to 20 % less, small partitions 1
-    to 4 % more).
+    to 4 % more). `in_parts`: every few runs their backwards run in two parts, too: the input parts of a micro-batch,
+    then the weight parts.
 
-    Args:
-        stage: All of its partitions, in the model's order.
-        measured: Those that are asked for, each with others like it in the stage; their times are its own too.
-        depth: Micro-batches in flight.
-        is_crowded: Memory is short: what a run has freed is given back before the next one, which takes its own before
-            it is timed.
-        device: Where they run.
-        in_parts: Every few runs their backwards also run in two parts: the input parts of a micro-batch, then the
-            weight parts.
+    Those that are measured have with them others like them in the stage, whose times are their own too. `is_crowded`:
+    memory is short, and what a run has freed is given back before the next one, which takes its own before it is timed.
     """
 
     def __init__(

@@ -32,42 +32,26 @@ class Point:
 
 @dataclass(frozen=True)
 class Start:
-    """What rank 0 says first.
+    """What rank 0 says first."""
 
-    Args:
-        micro_batches: Sizes to measure.
-        workers: Of the profile that is updated, in words; empty: none is.
-        updates: When that was made.
-        refused: Why the run cannot be.
-        usage: That is the command line's fault, and not a file's.
-        hint: What to do about it.
-        only: What is measured at all; so, and in what follows, rank 0's command line is every rank's.
-        isolated: One worker at a time.
-        links: Which links are measured.
-    """
-
-    micro_batches: tuple[int, ...] = ()
-    workers: tuple[str, ...] = ()
-    updates: str = ""
-    refused: str | None = None
-    usage: bool = False
-    hint: str | None = None
+    micro_batches: tuple[int, ...] = ()  # sizes to measure
+    workers: tuple[str, ...] = ()  # of the profile that is updated, in words; empty: none is
+    updates: str = ""  # when that was made
+    refused: str | None = None  # why the run cannot be
+    usage: bool = False  # that is the command line's fault, and not a file's
+    hint: str | None = None  # what to do about it
+    # what is measured at all; so, and in what follows, rank 0's command line is every rank's
     only: tuple[str, ...] = ()
-    isolated: bool = False
-    links: Links = "auto"
+    isolated: bool = False  # one worker at a time
+    links: Links = "auto"  # which links are measured
 
 
 @dataclass(frozen=True)
 class RankState:
-    """What a rank has.
+    """What a rank has: its worker, its model's fingerprint, and what is measured already.
 
-    Args:
-        facts: Its worker.
-        fingerprint: Of its model.
-        points: Measured already.
-        targets: Links that start at it and are measured already.
-        collectives: Sets of ranks of which it is the first, and whose all-reduces are measured already.
-        refused: Why it cannot go on.
+    `targets` are of links that start at it, `collectives` the sets of ranks of which it is the first; `refused` is why
+    it cannot go on.
     """
 
     facts: HostFacts
@@ -80,29 +64,16 @@ class RankState:
 
 @dataclass(frozen=True)
 class Task:
-    """What one rank is to do.
+    """What one rank is to do."""
 
-    Args:
-        keep: Points that it measures for the profile.
-        run: Points that it runs: those, and what other workers measure.
-        links: Links to measure, of all ranks, as (source, target).
-        collectives: Sets of ranks whose all-reduces are to be measured, in this order.
-    """
-
-    keep: frozenset[Point]
-    run: tuple[Point, ...]
-    links: frozenset[tuple[int, int]]
-    collectives: tuple[tuple[int, ...], ...] = ()
+    keep: frozenset[Point]  # points that it measures for the profile
+    run: tuple[Point, ...]  # points that it runs: those, and what other workers measure
+    links: frozenset[tuple[int, int]]  # links to measure, of all ranks, as (source, target)
+    collectives: tuple[tuple[int, ...], ...] = ()  # sets of ranks whose all-reduces are to be measured, in this order
 
 
 class RefusedError(FormatError):
-    """All ranks refuse alike; one of a host's ranks says so.
-
-    Args:
-        message: Why.
-        hint: What to do.
-        usage: The command line is at fault, and not a file.
-    """
+    """All ranks refuse alike, and one of a host's ranks says so; `usage`: the command line's fault, and no file's."""
 
     def __init__(self, message: str, *, hint: str | None = None, usage: bool = False) -> None:
         super().__init__(message, hint=hint)
@@ -159,14 +130,8 @@ def assign_tasks(
 ) -> Task:
     """This rank's task.
 
-    Args:
-        offers: What each rank has.
-        rank: This one.
-        kinds: The partition that stands for each kind, with all partitions of it.
-        sizes: Micro-batch sizes.
-        selection: What is to be measured at all.
-        isolated: One worker at a time: nobody keeps company.
-        links: Which links are measured.
+    `offers` is what each rank has; `kinds` has the partition that stands for each kind, with all partitions of it.
+    Isolated, with one worker at a time, nobody keeps another one company.
     """
 
     def missing(of: int) -> list[Point]:

@@ -31,14 +31,8 @@ class UpdateBench:
     """An update of some of a model's parameters by the user's optimizer, whose builder gets all of them.
 
     One that needs a closure gets the gradients of a sum of squares, some of which count a thousand times as much as
-    others: so it uses all of the evaluations that it may, and fills its history.
-
-    Args:
-        workload: Whose optimizer.
-        graph: The model's partitions.
-        held: The parameters by name; those that are trained get gradients and are changed.
-        device: Where they are.
-        room: Bytes that are free there.
+    others: so it uses all of the evaluations that it may, and fills its history. Of the parameters held those that are
+    trained get gradients and are changed; `room` is what is free there, in bytes.
     """
 
     def __init__(

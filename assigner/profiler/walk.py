@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KindInputs:
-    """What one partition read in a forward of the model.
-
-    Args:
-        micro_batch: The micro-batch, targets too.
-        reads: The values that it read.
-        sizes: The numbers that it needed.
-    """
+    """What one partition read in a forward of the model: values, and numbers; with the micro-batch, targets too."""
 
     micro_batch: MicroBatch
     reads: tuple[torch.Tensor, ...]
@@ -84,16 +78,9 @@ def collect_inputs(
     larger micro-batch would not fit into the memory, a partition's outputs are those of the smallest one, repeated;
     where even its inputs would be too many, it is left out from there on.
 
-    Args:
-        workload: Its batch maker gives the inputs.
-        graph: Its partitions.
-        sizes: Rows of the micro-batches.
-        device: Where the partitions run.
-        budget_bytes: How much of the model may be there at once.
-        wanted: Names of the partitions whose inputs are kept; the walk ends behind the last of them.
-        on_partition: Called before each partition with its name and the share of the walk that is done.
-        inputs_bytes: How much of inputs may be kept; those of the smallest size always are.
-        room: Bytes that are free on the device now.
+    `budget_bytes` of the model may be there at once, and `inputs_bytes` of inputs may be kept; those of the smallest
+    size always are. The walk ends behind the last partition that is wanted; `on_partition` is called before each with
+    its name and the share of the walk that is done.
 
     Returns:
         By micro-batch size, then by partition name; without those that were left out.

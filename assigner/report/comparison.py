@@ -27,14 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Named:
-    """A plan with the name under which it is shown.
+    """A plan with the name under which it is shown, and the profile that knows what its workers cost, where one does.
 
-    Args:
-        name: For people.
-        plan: The plan.
-        profile: It knows what the workers cost; None: nobody knows.
-        notes: Why its figures are not those of its file, as `checked_plan` tells it.
-        prices: Worker, kind or host to money per hour, before the profile's.
+    `notes` say why its figures are not those of its file, as `checked_plan` tells it; `prices` are money per hour of
+    workers, kinds or hosts, before the profile's.
     """
 
     name: str
@@ -76,14 +72,10 @@ def comparison_report(
     priced_by: str = "",
     digits: int | None = None,
 ) -> Report:
-    """What `assigner compare` prints.
+    """What `assigner compare` prints of plans of one workload (`check_comparable`); the first is the baseline.
 
-    Args:
-        plans: Of one workload, as `check_comparable` has it; the first is the baseline.
-        everything: All partitions, not only those that changed.
-        traces: What was measured of the plans, by name.
-        priced_by: The profile that priced all of them anew; empty: each says what it was solved with.
-        digits: Behind the point of every figure; None: as many as suit.
+    `traces` has what was measured of the plans, by name; `priced_by` is the profile that priced all of them anew, and
+    empty where each says what it was solved with.
     """
     pairs = [(each.name, each.plan) for each in plans]
     return (

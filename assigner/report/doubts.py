@@ -23,12 +23,7 @@ _SUSTAINED = 3
 
 
 def doubts(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
-    """The sentences; none of a plan that nothing is wrong with.
-
-    Args:
-        plan: A plan.
-        profile: What it was solved from, which fits it; None: what only it can tell is left out.
-    """
+    """The sentences; none of a plan that nothing is wrong with. What only its profile can tell needs that."""
     found = (
         None if profile is None else doubt(profile), _crowded(plan, profile), _extrapolated(plan, profile),
         _sustained(plan, profile),

@@ -40,14 +40,7 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Figure:
-    """One thing that is told of links.
-
-    Args:
-        title: What it is, with its unit.
-        unit: In which it is shown.
-        value: Of one link.
-        slow: Whether a larger value is the slower link.
-    """
+    """One thing that is told of links, with its unit in the title; `slow`: a larger value is the slower link."""
 
     title: str
     unit: fmt.Unit
@@ -169,10 +162,7 @@ def _extremes(profile: Profile, figure: Figure) -> str:
 def transfers(now: Prediction, program: Program | None = None, *, most: int | None = None) -> Report:
     """What a step sends over each link, the busiest first: a row for each that is used; nothing where nothing is sent.
 
-    Args:
-        now: What the simulator says.
-        program: Of the same plan: what the messages are, and how many.
-        most: Links that are shown, the busiest; None: all.
+    With the plan's program also what the messages are, and how many. `most` links are shown; None: all.
     """
     if not now.transfers:
         return ()

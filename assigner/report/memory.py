@@ -30,12 +30,7 @@ _RANKS = {"optimizer": 1, "gradients": 2, "workspace": 3, "buffers": 4, "reserve
 
 
 def contents(worker: WorkerPrediction, reserve_bytes: float | None = None) -> dict[str, float]:
-    """Bytes of a worker by what holds them, `free` at the end; below zero it does not fit.
-
-    Args:
-        worker: What is predicted of it.
-        reserve_bytes: What plans leave alone beside the worker's capacity; None: not known.
-    """
+    """Bytes of a worker by what holds them, the reserve too where it is known; `free` below zero: it does not fit."""
     held = {name: getattr(worker.memory, name) for name in PARTS if name != "reserve"}
     if reserve_bytes is not None:
         held["reserve"] = reserve_bytes
@@ -43,12 +38,9 @@ def contents(worker: WorkerPrediction, reserve_bytes: float | None = None) -> di
 
 
 def stacked(held: Mapping[str, float], scale: float, *, width: int = BAR) -> str:
-    """A bar of `width` signs, shared out by the largest remainders: letters, then dots up to the scale's end.
+    """A bar of `width` signs, shared out by the largest remainders: letters, then dots up to the end of `scale` bytes.
 
-    Args:
-        held: Bytes by what holds them, as `contents` gives them; the reserve is nobody's use and has no letters.
-        scale: Bytes of the whole bar; what does not fit into the worker ends it in `!`.
-        width: Of the bar.
+    The reserve is nobody's use and has no letters; what does not fit into the worker ends the bar in `!`.
     """
     used = {name: max(0.0, size) for name, size in held.items() if name not in ("free", "reserve")}
     whole = max(scale, sum(used.values()))

@@ -71,12 +71,9 @@ def _timings(profile: Profile, cost: CostModel, partition: str) -> tuple[Timing,
 
 
 def partitions(profile: Profile, whole: Sequence[PartitionGroup], *, everything: bool) -> Sheet:
-    """One row per group of partitions and worker; the bar compares what one takes there.
+    """One row per group of partitions (`groups`) and worker; the bar compares what one takes there.
 
-    Args:
-        profile: Whose partitions they are.
-        whole: What `groups` gives.
-        everything: All of them; else those that take longest, where there are many.
+    Of many groups those that take longest, unless everything is asked for.
     """
     found = whole if everything else _heaviest(whole)
     measured = [row.measured for group in found for row in group.rows if row.measured]

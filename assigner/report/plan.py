@@ -59,13 +59,8 @@ def plan_report(
 ) -> Report:
     """What `assigner show PLAN` prints.
 
-    Args:
-        plan: The plan.
-        profile: What it was solved from, where it is at hand: the dependencies of stages, the memory left alone, the
-            critical path, and the hosts.
-        source: That profile's file.
-        notes: Why its figures are not those of its file, as `checked_plan` tells it.
-        everything: All partitions, workers, candidates and baselines, however many.
+    The profile is what it was solved from, where that is at hand, and `source` its file; `notes` say why the figures
+    are not those of the plan's file, as `checked_plan` tells it.
     """
     most = None if everything else _FEW
     proven = (Line(describe_solver(plan.solver)),) if plan.solver else ()
@@ -141,10 +136,8 @@ def bottleneck(plan: Plan, profile: Profile | None) -> Report:
 def stages(plan: Plan, *, everything: bool = False) -> Sheet:
     """One row per stage and worker; a worker's times and memory stand at its first stage.
 
-    Args:
-        plan: A plan.
-        everything: Every row, and every range of partitions of a stage; else of many rows the first and the last, and
-            of a stage with many ranges its first and last partition.
+    Unless everything is asked for: of many rows the first and the last, and of a stage with many ranges its first and
+    last partition.
     """
     found = plan.predicted_workers
     time = fmt.time_unit(*(each.compute_s for each in found.values()))
@@ -263,12 +256,7 @@ def _single_gap(solver: SolverReport) -> float | None:
 
 
 def searched(schedule: str, max_replicas: int | str = "all") -> str:
-    """Which plans a search with these options is about, as in `the best plan with one stage a worker`.
-
-    Args:
-        schedule: As in the options.
-        max_replicas: So many workers may share a stage; "all": any number.
-    """
+    """Which plans a search with these options is about, as in `the best plan with one stage a worker`."""
     if schedule == "interleaved":
         return "under interleaved"
     shared = "" if max_replicas == "all" else f", up to {max_replicas} workers a stage"

@@ -41,16 +41,10 @@ def prediction_report(
     own_profile: bool | None,
     width: int,
 ) -> Report:
-    """What `assigner simulate` prints.
+    """What `assigner simulate` prints of a plan, as it was read, and of what the simulator says of it now.
 
-    Args:
-        plan: The plan as it was read, with the prediction that it stores, if any.
-        profile: What priced it; it knows the hosts.
-        now: What the simulator says of it.
-        spans: The step, action by action.
-        memory: Over time, where that was asked for; else None.
-        own_profile: It was priced with the profile that it was solved from; None: the plan does not say which that is.
-        width: Of the terminal.
+    `memory` is over time, where that was asked for; `own_profile`: it was priced with the profile that it was solved
+    from; None: the plan does not say which that is.
     """
     said = Line(f"predicted: {describe_prediction(now)}")
     held = () if memory is None else (_over_time(now, memory),)
@@ -197,16 +191,7 @@ def _moments(memory: Occupancy) -> dict[str, Any]:
 def order_report(
     plan: Plan, profile: Profile, now: Prediction, spans: Spans, *, width: int, everything: bool
 ) -> Report:
-    """The order of a plan whose program runs.
-
-    Args:
-        plan: Of any schedule.
-        profile: It knows which stage needs which, and the hosts.
-        now: What the simulator says of the plan.
-        spans: The step, action by action.
-        width: Of the terminal.
-        everything: All steps, however many.
-    """
+    """The order of a plan whose program runs: what the simulator says of it, and every step, or as many as fit."""
     orders = listed(plan).orders
     rows = tuple(
         (

@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 def sharing(plan: Plan, profile: Profile | None) -> Report:
     """A sentence for each stage that several workers share, or else what data parallelism would have to add up.
 
-    And for each reason why some partitions are on one worker.
-
-    Args:
-        plan: A plan with a prediction, for a short step; nothing is said of others.
-        profile: What it was solved from, which fits it; None: nothing is said.
+    And for each reason why some partitions are on one worker. Nothing is said of a plan without a prediction, of
+    another objective than the step, or without its profile.
     """
     if profile is None or plan.predicted is None or plan.objective != "step" or len(profile.workers) == 1:
         return ()

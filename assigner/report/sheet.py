@@ -32,19 +32,14 @@ _HOST_RANK = 2
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a sheet.
+    """One column of a sheet."""
 
-    Args:
-        header: Its heading, with the unit where all its values have one.
-        kind: `number`: to the right, never wrapped; `name`: to the left, never wrapped; `text`: may wrap.
-        rank: 0: always shown; else the larger it is, the sooner the column is left out where the sheet is too wide.
-        least: Of a text: how wide it is before other columns are left out for it.
-    """
-
-    header: str
+    header: str  # its heading, with the unit where all its values have one
+    # `number`: to the right, never wrapped; `name`: to the left, never wrapped; `text`: may wrap
     kind: Literal["number", "name", "text"] = "number"
+    # 0: always shown; else the larger it is, the sooner the column is left out where the sheet is too wide
     rank: int = 0
-    least: int = LEAST_TEXT
+    least: int = LEAST_TEXT  # of a text: how wide it is before other columns are left out for it
 
 
 Cell = tuple[Column, str]
@@ -53,23 +48,15 @@ Cell = tuple[Column, str]
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table.
-
-    Args:
-        title: One line above it; empty: none.
-        columns: As many as each row has cells.
-        rows: Cells as text.
-        marked: Positions of the rows that stand out; what marks them is also said in a cell.
-        instead: What is drawn where the sheet does not fit with the columns that it cannot do without.
-        left_out: Headers of columns for which there was no room.
-    """
+    """A table."""
 
     title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
-    marked: frozenset[int] = frozenset()
+    columns: tuple[Column, ...]  # as many as each row has cells
+    rows: tuple[tuple[str, ...], ...]  # cells as text
+    marked: frozenset[int] = frozenset()  # positions of the rows that stand out; what marks them is also said in a cell
+    # what is drawn where the sheet does not fit with the columns that it cannot do without
     instead: Sheet | None = None
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # headers of columns for which there was no room
 
     @classmethod
     def of(cls, title: str, rows: Sequence[Sequence[Cell]], marked: frozenset[int] = frozenset()) -> Sheet:
@@ -148,11 +135,8 @@ class Line:
 class Strip:
     """Rows of small cells that are alike in width, column by column; those in the middle give way where it is narrow.
 
-    Args:
-        title: One line above it.
-        header: What a column is, which stands above the names, then a cell for each column.
-        rows: A name and as many cells each.
-        signs: First letters of cells; each has a colour of its own where there are colours.
+    The header is what a column is, which stands above the names, then a cell for each column; each of the `signs`,
+    first letters of cells, has a colour of its own where there are colours.
     """
 
     title: str

@@ -25,13 +25,7 @@ FEW = 6
 
 
 def solution_report(solution: Solution, *, profile: Profile | None = None, everything: bool = False) -> Report:
-    """What `assigner solve` prints, but for where the plan was written; what counts most stands last.
-
-    Args:
-        solution: What was found.
-        profile: What it was solved from: the critical path, and the hosts.
-        everything: All candidates and all partitions of a stage, however many.
-    """
+    """What `assigner solve` prints, but for where the plan was written; what counts most stands last."""
     plan = solution.plan
     simple = baselines(plan) if plan.objective == "step" else ()
     parts = (
@@ -158,10 +152,7 @@ def solution_data(solution: Solution, *, profile: Profile | None = None) -> dict
 def progress_text(progress: Progress, *, elapsed_s: float, time_limit: float) -> str:
     """One line on a search under way: incumbent, bound, gap, time left, and what is at work.
 
-    Args:
-        progress: What the search said last; it may be some seconds old.
-        elapsed_s: Seconds since the start of the search.
-        time_limit: Seconds after which it stops.
+    What the search said last may be some seconds old.
     """
     left = f"{max(0.0, time_limit - elapsed_s):.0f} s left"
     if progress.pricing:

@@ -42,11 +42,8 @@ _OTHERS = 6
 class Weighed:
     """Partitions whose times vary on a worker that spends much of its time on them.
 
-    Args:
-        partitions: Those that share the measurement.
-        worker: Where it varies the most.
-        spread: IQR / median.
-        share: Of the worker's time for the whole model.
+    They share the measurement, and the worker is the one on which it varies the most (IQR / median); `share` is theirs
+    of the worker's time for the whole model.
     """
 
     partitions: tuple[str, ...]

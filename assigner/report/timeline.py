@@ -37,12 +37,10 @@ _SIGNS = {
 
 
 def timeline(sides: Sequence[Spans], profile: Profile | None = None, *, width: int) -> Report:
-    """Every worker's step; where there are two sides, predicted above measured on one scale.
+    """Every worker's step; where there are two sides, predicted above measured on one scale. Of each its first step.
 
-    Args:
-        sides: What is drawn; of each its first step.
-        profile: Whose hosts, where there are several, `with_hosts` names beside the workers.
-        width: Of the terminal; a pipe counts as one of `PIPED`.
+    A pipe counts as a terminal of `PIPED` columns; of the profile's hosts, where there are several, `with_hosts` names
+    them.
     """
     width = (PIPED if width > 10 * MOST else min(width, MOST)) - host_width(profile)
     end = max(side.steps[0].end_s for side in sides)
@@ -78,13 +76,7 @@ def _axis(end_s: float, cells: int) -> str:
 
 
 def bar(computes: Sequence[Span], end_s: float, cells: int) -> str:
-    """One worker's bar; where a reduction goes on beside an action, the action is drawn.
-
-    Args:
-        computes: Its actions and its reductions.
-        end_s: Of the scale, which begins at 0.
-        cells: Characters.
-    """
+    """One worker's bar of so many cells, up to `end_s`; where a reduction goes on beside an action, that is drawn."""
     shares: list[dict[int, float]] = [defaultdict(float) for _ in range(cells)]  # of each cell, by action
     order = sorted(range(len(computes)), key=lambda n: computes[n].kind in TOGETHER)
     for n in order:

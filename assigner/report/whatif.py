@@ -54,9 +54,7 @@ def what_if(plan: Plan) -> Report:
 def what_if_hint(plan: Plan, *, source: Path | None = None) -> Report:
     """How to get the what-ifs of a plan that has none and could have some: a solved one, for a short step.
 
-    Args:
-        plan: The plan.
-        source: The profile that it was solved from, as seen from here; None: it is not known where it is.
+    `source` is the profile that it was solved from, as seen from here; None: it is not known where it is.
     """
     solver = plan.solver
     if plan.what_if or solver is None or plan.objective != "step":
@@ -95,8 +93,7 @@ def what_if_data(plan: Plan) -> list[dict[str, Any]]:
 def solve_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
     """The flags of `assigner solve`, with values for a shell, that ask again for what a plan was asked for.
 
-    Args:
-        options: As a plan's solver report has them; what `solve` does not know is left out.
+    The options are those of a plan's solver report; what `solve` does not know is left out.
     """
     from assigner.solver.problem.options import SolveOptions
 

@@ -88,25 +88,15 @@ _Ends = tuple[str, str]
 
 @dataclass(frozen=True)
 class Correction:
-    """What one worker's measurements are multiplied by, what is added to their workspace, and its allocator's share.
+    """What one worker's measurements are multiplied by, what is added to their workspace, and its allocator's share."""
 
-    Args:
-        forward: All its partitions; 1.2: it took 20 % longer than profiled.
-        backward: The same of backwards, without what they recompute.
-        update: The same of updates.
-        allocator_share: At least this; 0: as it was.
-        excess_bytes: Of tensors that it held above its prediction, the allocator's share of them not counted.
-        forwards: Single partitions, by name.
-        backwards: The same of backwards.
-    """
-
-    forward: float
-    backward: float
-    update: float
-    allocator_share: float
-    excess_bytes: float
-    forwards: Mapping[str, float]
-    backwards: Mapping[str, float]
+    forward: float  # all its partitions; 1.2: it took 20 % longer than profiled
+    backward: float  # the same of backwards, without what they recompute
+    update: float  # the same of updates
+    allocator_share: float  # at least this; 0: as it was
+    excess_bytes: float  # of tensors that it held above its prediction, the allocator's share of them not counted
+    forwards: Mapping[str, float]  # single partitions, by name
+    backwards: Mapping[str, float]  # the same of backwards
 
     def of(self, point: Measurement, partition: str, worker: str) -> Measurement:
         """A measurement, corrected, as that of a pair."""
@@ -123,12 +113,9 @@ class Correction:
 
 
 def calibrated(profile: Profile, agreement: Agreement, *, trace: str) -> Profile:
-    """The profile, corrected by what a run of a plan took.
+    """The profile, corrected by what a run of a plan took, as `agree` has put it beside the profile's prices.
 
-    Args:
-        profile: What the plan was priced with.
-        agreement: The plan and the trace of its run, as `agree` put them side by side.
-        trace: What to call the trace in the profile's warnings.
+    `trace` is what to call the run's trace in the profile's warnings.
     """
     seen = _flights_seen(agreement)
     links = _corrected_links(profile, agreement, seen)
@@ -225,10 +212,6 @@ def _backward_s(cost: CostModel, plan: Plan, name: str, worker: str, kinds: Sequ
 
 def held_beyond(worker: Worker, seen: WorkerAgreement) -> _Memory:
     """What a worker's peak above its prediction says.
-
-    Args:
-        worker: As profiled.
-        seen: Its predicted and its measured peak.
 
     Returns:
         The allocator's share, 0 where it need not be raised, and the bytes of tensors that the workspace lacks.

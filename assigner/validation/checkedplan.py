@@ -23,14 +23,10 @@ if TYPE_CHECKING:
 def checked_plan(
     plan: Plan, profile: Profile | None = None, *, own: bool | None = True, doubt: str = "", misfit: bool = False
 ) -> tuple[Plan, tuple[str, ...]]:
-    """The plan as far as it holds.
+    """The plan as far as it holds by a profile; None: none is at hand.
 
-    Args:
-        plan: As its file says.
-        profile: What prices it; None: it is not at hand.
-        own: The plan was solved from that profile; None: the plan does not say from which.
-        doubt: Why its own profile is not at hand though it was found; empty: it was not looked for, or not found.
-        misfit: The profile that it was solved from is as it was then, and the plan does not fit it.
+    `own`: the plan was solved from that profile; None: it does not say from which. `doubt` is why its own profile is
+    not at hand though it was found; `misfit`: that is as it was then, and the plan does not fit it.
 
     Returns:
         The plan, its prediction the file's own, or a new one, or None where none holds; and why it is not the file's

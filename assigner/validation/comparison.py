@@ -52,13 +52,9 @@ _MEAN: _Middle = attrgetter("mean_s")
 
 @dataclass(frozen=True)
 class Compared:
-    """A time as predicted and as measured, in seconds; nothing measured: None.
+    """A time as predicted and as measured, the median of so many samples, in seconds; nothing measured: None.
 
-    Args:
-        predicted_s: By the simulator.
-        measured_s: The median.
-        iqr_s: How far the middle half of what was measured spreads.
-        samples: How often it was measured.
+    `iqr_s` is how far the middle half of what was measured spreads.
     """
 
     predicted_s: float
@@ -102,13 +98,8 @@ class RouteAgreement:
 class WorkerAgreement:
     """What a worker does with a step beside computing, and what it holds at its peak.
 
-    Args:
-        worker: Its name.
-        wait: For messages.
-        overhead: Neither computing nor waiting: predicted are the busy shares of its messages.
-        predicted_bytes: The peak.
-        measured_bytes: The peak.
-        capacity_bytes: The worker's memory less its reserve.
+    Overhead is neither computing nor waiting: predicted are the busy shares of its messages. The capacity is its memory
+    less its reserve.
     """
 
     worker: str
@@ -126,27 +117,16 @@ class WorkerAgreement:
 
 @dataclass(frozen=True)
 class Deviation:
-    """One thing that took another time than predicted, and how far it alone moves the step time.
+    """One thing that took another time than predicted, and how far it alone moves the step time."""
 
-    Args:
-        group: What kind of thing it is.
-        what: `forward`, `backward`, `update`, `messages` or `overhead`.
-        worker: Whose; of messages their sender.
-        stage: Of a forward or a backward.
-        target: Of messages, their receiver.
-        predicted_s: Seconds of one of them; of overheads, of all in a step.
-        measured_s: The same as measured.
-        step_s: How much longer the predicted step gets with this figure as it was measured, and no other.
-    """
-
-    group: Literal["compute", "transfers", "overheads"]
+    group: Literal["compute", "transfers", "overheads"]  # what kind of thing it is
     what: str
-    worker: str
-    stage: int | None
-    target: str | None
-    predicted_s: float
-    measured_s: float
-    step_s: float = 0.0
+    worker: str  # whose; of messages their sender
+    stage: int | None  # of a forward or a backward
+    target: str | None  # of messages, their receiver
+    predicted_s: float  # seconds of one of them; of overheads, of all in a step
+    measured_s: float  # the same as measured
+    step_s: float = 0.0  # how much longer the predicted step gets with this figure as it was measured, and no other
 
 
 _Tried = tuple[float, Deviation, Instead]  # how large it is over a step, the cause, what is replaced
@@ -154,60 +134,37 @@ _Tried = tuple[float, Deviation, Instead]  # how large it is over a step, the ca
 
 @dataclass(frozen=True)
 class Explanation:
-    """What adds up to the difference between the predicted and the measured step time, in seconds.
+    """What adds up to the difference between the predicted and the measured step time, in seconds."""
 
-    Args:
-        compute_s: Forwards, backwards and updates.
-        transfers_s: Messages on the wire.
-        overheads_s: What workers lose between two actions, and before the first and after the last of a step.
-        handling_s: Processor time that messages were predicted to take and did not take between actions: as far as the
-            actions' means have it beyond their medians.
-        variation_s: Of all these, what their means are beyond their medians, without that.
-        unexplained_s: The rest.
-        causes: Single ones, that which moves the step time most first.
-    """
-
-    compute_s: float
-    transfers_s: float
-    overheads_s: float
+    compute_s: float  # forwards, backwards and updates
+    transfers_s: float  # messages on the wire
+    overheads_s: float  # what workers lose between two actions, and before the first and after the last of a step
+    # processor time that messages were predicted to take and did not take between actions: as far as the actions' means
+    # have it beyond their medians
     handling_s: float
-    variation_s: float
-    unexplained_s: float
-    causes: tuple[Deviation, ...]
+    variation_s: float  # of all these, what their means are beyond their medians, without that
+    unexplained_s: float  # the rest
+    causes: tuple[Deviation, ...]  # single ones, that which moves the step time most first
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """A plan's prediction and a trace of its run, side by side.
+    """A plan's prediction and a trace of its run, side by side."""
 
-    Args:
-        plan: As it was run: with the rematerialisation of the run.
-        remat: What the run did with the plan's rematerialisation.
-        steps: How many were traced.
-        step: The step time.
-        computes: By stage, then the updates.
-        routes: In the order of their values.
-        workers: In pipeline order.
-        explanation: Where the difference comes from.
-        clock_error_s: How far the workers' clocks may be apart from the first one's.
-        observed: All that was read from the trace.
-        machines: The workers' machines then and now; empty: nobody looked.
-        paced_s: The predicted step on the machines as they were in the run, in seconds; None: nobody looked.
-        disturbances: What other programs and settings did to the profile and to the run, a sentence each.
-    """
-
-    plan: Plan
-    remat: str
-    steps: int
+    plan: Plan  # as it was run: with the rematerialisation of the run
+    remat: str  # what the run did with the plan's rematerialisation
+    steps: int  # how many were traced
     step: Compared
-    computes: tuple[ComputeAgreement, ...]
-    routes: tuple[RouteAgreement, ...]
-    workers: tuple[WorkerAgreement, ...]
-    explanation: Explanation
-    clock_error_s: float
-    observed: Observed
-    machines: tuple[MachineAgreement, ...] = ()
+    computes: tuple[ComputeAgreement, ...]  # by stage, then the updates
+    routes: tuple[RouteAgreement, ...]  # in the order of their values
+    workers: tuple[WorkerAgreement, ...]  # in pipeline order
+    explanation: Explanation  # where the difference comes from
+    clock_error_s: float  # how far the workers' clocks may be apart from the first one's
+    observed: Observed  # all that was read from the trace
+    machines: tuple[MachineAgreement, ...] = ()  # the workers' machines then and now; empty: nobody looked
+    # the predicted step on the machines as they were in the run, in seconds; None: nobody looked
     paced_s: float | None = None
+    # what other programs and settings did to the profile and to the run, a sentence each
     disturbances: tuple[str, ...] = ()
 
 
@@ -226,12 +183,7 @@ def as_run(plan: Plan, trace: Trace) -> Plan:
 
 
 def agree(plan: Plan, profile: Profile, trace: Trace) -> Agreement:
-    """Put a plan's prediction and a trace of its run side by side.
-
-    Args:
-        plan: What was run.
-        profile: What prices it.
-        trace: Of the run.
+    """Put a plan's prediction by a profile and a trace of its run side by side.
 
     Raises:
         FormatError: the trace is of another plan or lacks a worker, or plan and profile do not fit together.
@@ -296,14 +248,7 @@ def _workers(plan: Plan, cost: CostModel, said: Observed, seen: Observed, trace:
 
 
 def explain(plan: Plan, cost: CostModel, predicted: Observed, measured: Observed) -> Explanation:
-    """Replace what was predicted by what was measured.
-
-    Args:
-        plan: As it was run.
-        cost: Prices of the profile.
-        predicted: The simulator's own figures, read from its rehearsed trace.
-        measured: What the trace says.
-    """
+    """Replace what was predicted, read from the rehearsed trace, by what was measured; the plan is as it was run."""
     wiring = wire(plan, cost.profile.edges, cost.profile.ties)
     compute = {key: samples.median_s for key, samples in measured.compute.items()}
     flights = _flights(plan, cost, wiring.routes, measured, _MEDIAN)

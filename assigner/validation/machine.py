@@ -30,13 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MachineAgreement:
-    """One worker's machine in the run, against what it was when it was profiled.
-
-    Args:
-        worker: Its name.
-        profiled: Its reference times then.
-        traced: And in the run.
-    """
+    """One worker's machine in the run, against what it was when it was profiled: its reference times."""
 
     worker: str
     profiled: ReferenceTimes

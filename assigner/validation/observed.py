@@ -43,29 +43,18 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True)
 class Observed:
-    """What a trace says, each over all steps and micro-batches.
+    """What a trace says, each over all steps and micro-batches."""
 
-    Args:
-        step: Whole steps.
-        compute: Forwards, backwards, updates; and of reductions the time in which all of their workers have begun one.
-        before: From the end of a wait, or the step's start, to the action.
-        behind: From the end of an action to the next one, or to the wait before that.
-        lead: From the step's start, anywhere, to a worker's first action or wait.
-        tail: From the end of the last action, anywhere, to the step's end.
-        flights: Of the messages that were waited for, once the link was free for them.
-        waits: Of each worker, in a step.
-        overheads: Of each worker, in a step: all of its before, behind and lead.
-    """
-
-    step: Samples
+    step: Samples  # whole steps
+    # forwards, backwards, updates; and of reductions the time in which all of their workers have begun one
     compute: Mapping[Compute, Samples]
-    before: Mapping[Compute, Samples]
-    behind: Mapping[Compute, Samples]
-    lead: Mapping[str, Samples]
-    tail: Samples
-    flights: Mapping[Route, Samples]
-    waits: Mapping[str, Samples]
-    overheads: Mapping[str, Samples]
+    before: Mapping[Compute, Samples]  # from the end of a wait, or the step's start, to the action
+    behind: Mapping[Compute, Samples]  # from the end of an action to the next one, or to the wait before that
+    lead: Mapping[str, Samples]  # from the step's start, anywhere, to a worker's first action or wait
+    tail: Samples  # from the end of the last action, anywhere, to the step's end
+    flights: Mapping[Route, Samples]  # of the messages that were waited for, once the link was free for them
+    waits: Mapping[str, Samples]  # of each worker, in a step
+    overheads: Mapping[str, Samples]  # of each worker, in a step: all of its before, behind and lead
 
 
 @dataclass
@@ -214,13 +203,7 @@ def _flights(trace: Trace) -> dict[Route, list[float]]:
 
 
 def rehearsed(timeline: Timeline, cost: CostModel, *, steps: int = 1) -> Trace:
-    """A timed program as a trace.
-
-    Args:
-        timeline: What `run_program` gave.
-        cost: The prices that it was timed with.
-        steps: How many steps the trace has, one right behind the other.
-    """
+    """A timed program, with the prices that it was timed with, as a trace of so many steps right behind each other."""
     program = timeline.program
     plan = program.plan
     sizes = {route: route_bytes(cost, route, plan.micro_batch_size) for route in program.routes}

@@ -39,33 +39,19 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """One action of one worker.
-
-    Args:
-        worker: Who did it.
-        kind: What it is; never a whole step.
-        step: The step's number on its side, from 0.
-        stage: The stage's position in the plan; -1 for an update and the messages of ties.
-        micro_batch: -1 where there is none.
-        start_s: Its start; of a send, on the link.
-        end_s: Its end.
-        recomputes: Of a backward: it runs forwards again before.
-        message: Of a send or a receive.
-        queued_s: Of a send: how long it waited for its link after it was handed over.
-        memory_bytes: Measured at its end; None: not read, or predicted.
-    """
+    """One action of one worker."""
 
     worker: str
     kind: WhatHappened
-    step: int
-    stage: int
-    micro_batch: int
-    start_s: float
+    step: int  # the step's number on its side, from 0
+    stage: int  # the stage's position in the plan; -1 for an update and the messages of ties
+    micro_batch: int  # -1 where there is none
+    start_s: float  # its start; of a send, on the link
     end_s: float
-    recomputes: bool = False
-    message: TracedMessage | None = None
-    queued_s: float = 0.0
-    memory_bytes: float | None = None
+    recomputes: bool = False  # of a backward: it runs forwards again before
+    message: TracedMessage | None = None  # of a send or a receive
+    queued_s: float = 0.0  # of a send: how long it waited for its link after it was handed over
+    memory_bytes: float | None = None  # measured at its end; None: not read, or predicted
 
     @property
     def seconds(self) -> float:
@@ -90,13 +76,9 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Spans:
-    """One side of a picture.
+    """One side of a picture; the plan is as `as_run` gives it for a trace.
 
-    Args:
-        side: Where it comes from.
-        plan: What was run: as `as_run` gives it for a trace.
-        steps: Those that are drawn.
-        spans: By worker in pipeline order, of each in the order of starts.
+    The spans are by worker in pipeline order, of each in the order of starts.
     """
 
     side: Literal["predicted", "measured"]
@@ -106,13 +88,7 @@ class Spans:
 
 
 def predicted_spans(timeline: Timeline, cost: CostModel, *, steps: int = 1) -> Spans:
-    """What the simulator says of a step.
-
-    Args:
-        timeline: What `simulated` gave.
-        cost: The prices that it was timed with.
-        steps: How many, one right behind the other.
-    """
+    """What the simulator says of a step, so many of them one right behind the other."""
     made = rehearsed(timeline, cost, steps=steps)
     plan, long = timeline.program.plan, timeline.step_s
     whole = tuple(Step(n, n * long, (n + 1) * long) for n in range(steps))
@@ -120,12 +96,7 @@ def predicted_spans(timeline: Timeline, cost: CostModel, *, steps: int = 1) -> S
 
 
 def measured_spans(trace: Trace, plan: Plan, *, step: int | None = None) -> Spans:
-    """What a run's trace says of one of its steps, or of all.
-
-    Args:
-        trace: Of a run of the plan.
-        plan: What was run.
-        step: Its number in the trace, from 0; None: all steps.
+    """What a run's trace says of one of its steps, by its number from 0, or of all.
 
     Raises:
         UsageError: the trace has no such step.

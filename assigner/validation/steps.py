@@ -36,13 +36,10 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Steps(Samples):
-    """The steps of all traces of one plan whose runs rematerialised alike.
+    """The steps of all traces of one plan whose runs rematerialised alike, and the files of these traces.
 
-    Args:
-        seconds: Of each.
-        traces: Their files.
-        remat: What the runs did with the plan's rematerialisation: "plan", or what else a trace says.
-        busy: Where other programs took the processor's time, as `busy_run` says it; None: nowhere by much.
+    `remat` is what they did with the plan's rematerialisation: "plan", or what else a trace says; `busy` is where other
+    programs took the processor's time, as `busy_run` says it.
     """
 
     traces: tuple[str, ...]
@@ -70,12 +67,7 @@ PlanRuns = tuple[Steps, ...]
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How many times as fast one plan ran as another.
-
-    Args:
-        factor: By the medians.
-        interval: Between what it lies, as `ratio_interval` says; None: not known.
-    """
+    """How many times as fast one plan ran as another, by the medians, and the interval of `ratio_interval`."""
 
     factor: float
     interval: tuple[float, float] | None = None
@@ -87,11 +79,7 @@ class SpeedUp:
 
 
 def runs_by_plan(plans: Sequence[tuple[str, Plan]], traces: Sequence[tuple[str, Trace]]) -> dict[str, PlanRuns]:
-    """Each plan's traces, found by what they say was run: workload, stages, split and schedule.
-
-    Args:
-        plans: Names and plans.
-        traces: File names and traces.
+    """Each plan's traces, found by what they say was run: workload, stages, split and schedule; both with names.
 
     Raises:
         FormatError: a trace is of none of the plans.
@@ -138,14 +126,8 @@ def _remat(trace: Trace) -> str:
 def ratio_interval(upper: Sequence[float], lower: Sequence[float]) -> tuple[float, float] | None:
     """Between what the ratio of the medians of two samples lies, to about 95 % for independent values.
 
-    The same samples give the same interval.
-
-    Args:
-        upper: Values of the numerator, at least `LEAST`.
-        lower: Values of the denominator, above zero, as many.
-
-    Returns:
-        Its ends; None: the samples are too small, do not vary at all, or one has values of zero.
+    The same samples give the same interval. None: the samples have fewer values than `LEAST`, do not vary at all, or
+    the lower one has values of zero.
     """
     if min(len(upper), len(lower)) < LEAST or min(lower) <= 0:
         return None

@@ -5,12 +5,6 @@ are readable without scripts and on paper; the figures of the charts as JSON (`p
 the charts' code. What a chart shows by colour or hover is in a table below it as well; of the timeline, a table of
 every action's start is in the file, and one of single messages and of measured actions is made by the code.
 
-The charts are drawn by Apache ECharts, cut down by tools/charts to two series (565 kB with its licences). Weighed:
-
-    ECharts           custom series give a timeline with zoom, pan and hover on a canvas: thousands of actions redraw
-                      at once; stacked areas and lines from the same library
-    uPlot             a tenth of the size, but lines only: timeline, labels and touch would have been written by hand
-    Observable Plot   SVG without zoom and pan; with d3 under it not much smaller
-    vis-timeline      one DOM element an action: slow at 16 workers x 32 micro-batches, and no other chart
-    Plotly, basic     more than 1 MB by itself
+The charts are drawn by Apache ECharts, cut down by tools/charts to two series (565 kB with its licences): thousands of
+actions redraw at once on its canvas, with zoom, pan and hover, and stacked areas and lines are of the same library.
 """

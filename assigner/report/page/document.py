@@ -36,13 +36,9 @@ CODE = ("format.js", "theme.js", "timeline.js", "inspect.js", "memory.js", "spli
 
 
 def page_html(pages: Sequence[Shown], *, title: str, made_at: str, priced_by: str = "") -> str:
-    """The whole file.
+    """The whole file of plans of one workload, the first of which is the baseline; `made_at` stands at its foot.
 
-    Args:
-        pages: The plans, of one workload; the first one is the baseline.
-        title: Of the page.
-        made_at: When it was made, for its foot.
-        priced_by: The profile that prices all plans; empty: each is priced by its own.
+    `priced_by` is the profile that prices all plans; empty: each is priced by its own.
     """
     style, library = _static("page.css") + placement_css(pages), _static("echarts.min.js")
     code = '"use strict";(() => {\n' + "\n".join(_static(name) for name in CODE) + "\n})();"

@@ -6,7 +6,7 @@ Of the simulated step, the timeline has each action once, what its like ones sha
     events    [job, micro-batch, start]          one row for each forward, backward and update
     routes    [payload, partition, output, from, to, bytes, seconds on the wire]
     messages  [route, micro-batch, start]
-    critical  the critical path as positions in `events` and in `messages`
+    critical  the critical path as positions in `events`, in `messages` and in `reductions`
 
 Workers and routes are positions in their lists; times are seconds from the step's start, starts to a nanosecond.
 `hosts` has the workers' hosts, empty names where all are on one. After a job, sending and receiving keep its worker

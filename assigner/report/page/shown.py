@@ -44,13 +44,9 @@ IMPLAUSIBLE = "not plausible: extrapolated, it costs less a sample than the size
 
 @dataclass(frozen=True)
 class Run:
-    """A traced run of a plan.
+    """A traced run of a plan, beside what was predicted.
 
-    Args:
-        name: Of its file.
-        trace: What happened.
-        agreement: Beside what was predicted.
-        as_run: The plan with the run's rematerialisation, where that is not the plan's own; None: it is.
+    `as_run` is the plan with the run's rematerialisation, where that is not the plan's own; None: it is.
     """
 
     name: str
@@ -61,25 +57,18 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown(Named):
-    """One plan with all that is drawn of it.
+    """One plan with all that is drawn of it, priced by the profile.
 
-    Args:
-        plan: With the prediction and the name of the profile given, not its own; with the figures of its search
-            (bound, candidates, what-ifs, baselines) as far as they hold for that.
-        profile: What prices it.
-        stored: As its file has it.
-        cost: The profile's prices.
-        timeline: The simulated step.
-        memory: Of that, by worker.
-        runs: Traced runs of it.
+    The plan has the prediction and the name of the profile given, not its own, and the figures of its search (bound,
+    candidates, what-ifs, baselines) as far as they hold for that.
     """
 
-    profile: Profile
-    stored: Plan
+    profile: Profile  # what prices it
+    stored: Plan  # as its file has it
     cost: CostModel
-    timeline: Timeline
-    memory: tuple[Occupancy, ...]
-    runs: tuple[Run, ...] = ()
+    timeline: Timeline  # the simulated step
+    memory: tuple[Occupancy, ...]  # of that, by worker
+    runs: tuple[Run, ...] = ()  # traced runs of it
 
     @property
     def predicted(self) -> Prediction:
@@ -101,14 +90,9 @@ def shown(
     *,
     source: ProfileReference | None = None,
 ) -> Shown:
-    """Price and time a plan.
+    """Price and time a plan by a profile, beside traces of its runs, each with its name.
 
-    Args:
-        name: Under which it is shown.
-        plan: The plan.
-        profile: The measurements.
-        traces: Runs of the plan, each with its name.
-        source: The profile's file; None: the one that the plan was solved from.
+    `source` is the profile's file; None: the one that the plan was solved from.
 
     Raises:
         FormatError: plan and profile do not fit together, or a trace is of another plan.
@@ -182,12 +166,8 @@ def runs_of(plans: Sequence[Named], traces: Sequence[tuple[str, Trace]]) -> list
 class Split:
     """The placement at one number of micro-batches.
 
-    Args:
-        micro_batches: In a step.
-        step_s: The step time; None: the profile cannot price it, and `why` says so.
-        fullest: The worker that is fullest, with its peak and its capacity in bytes; None: not priced.
-        measured: The size was measured; else the cost model draws a line through sizes that were.
-        why: Why it is not priced.
+    `step_s` is None, and `why` says so, where the profile cannot price it; `fullest` is the worker with its peak and
+    its capacity in bytes. `measured`: the size was; else the cost model draws a line through sizes that were.
     """
 
     micro_batches: int
