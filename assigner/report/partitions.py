@@ -88,7 +88,7 @@ def partitions(profile: Profile, whole: Sequence[PartitionGroup], *, everything:
         left_out += len(group.rows) - len(shown)
         head = (fmt.ranges(group.partitions), weight.show(profile.partition[group.partitions[0]].parameter_bytes))
         for n, row in enumerate(shown):
-            share = _share(group, row, totals)
+            share = group_share(group, row, totals[row.workers[0]])
             cells = _cells(row, share, (time, kept), longest)
             rows.append((*(head if n == 0 else ("", "")), _who(profile, row.workers), *cells))
     columns = (
@@ -120,7 +120,7 @@ def _title(
     for group in found:
         for row in group.rows:
             for worker in row.workers:
-                shares[worker] += _share(group, row, totals)
+                shares[worker] += group_share(group, row, totals[worker])
     share = max(shares.values())
     return (
         f"{title}; the {len(found)} of {len(whole)} kinds that take longest, {fmt.percent(share)} of all (-v lists all)"
@@ -137,10 +137,9 @@ def model_s(whole: Sequence[PartitionGroup]) -> Mapping[str, float]:
     return totals
 
 
-def _share(group: PartitionGroup, row: Timing, totals: Mapping[str, float]) -> float:
-    """What all partitions of a group are of their worker's time for the model."""
-    total = totals[row.workers[0]]
-    return len(group.partitions) * row.sample_s / total if total else 0.0
+def group_share(group: PartitionGroup, row: Timing, total_s: float) -> float:
+    """What all partitions of a group are of a worker's time for the model (`model_s`)."""
+    return len(group.partitions) * row.sample_s / total_s if total_s else 0.0
 
 
 def _heaviest(whole: Sequence[PartitionGroup]) -> Sequence[PartitionGroup]:
@@ -201,7 +200,9 @@ def partitions_data(profile: Profile, whole: Sequence[PartitionGroup]) -> list[d
             "partitions": list(group.partitions),
             "count": len(group.partitions),
             "parameter_bytes": profile.partition[group.partitions[0]].parameter_bytes,
-            "timings": [_timing_data(row) | {"share": _share(group, row, totals)} for row in group.rows],
+            "timings": [
+                _timing_data(row) | {"share": group_share(group, row, totals[row.workers[0]])} for row in group.rows
+            ],
         }
         for group in whole
     ]

@@ -18,8 +18,8 @@ from assigner.formats.profilewarnings import (
     profile_warnings,
     wide_figures,
 )
+from assigner.report.partitions import group_share, model_s
 from assigner.report.partitions import groups as grouped
-from assigner.report.partitions import model_s
 from assigner.report.sheet import Line, Report
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def weighed(groups: Sequence[PartitionGroup], wide: Sequence[WideFigure]) -> tup
         for row in group.rows:
             for worker in row.workers:
                 spread = max((spreads.get((name, worker), 0.0) for name in group.partitions), default=0.0)
-                share = len(group.partitions) * row.sample_s / totals[worker] if totals[worker] else 0.0
+                share = group_share(group, row, totals[worker])
                 if spread and share >= WEIGHS and (worst is None or spread > worst.spread):
                     worst = Weighed(group.partitions, worker, spread, share)
         found += [worst] if worst else []
@@ -156,8 +156,4 @@ def _remedy(profile: Profile, heavy: Sequence[Weighed], *, links: bool) -> Repor
 def spread_data(profile: Profile, groups: Sequence[PartitionGroup]) -> dict[str, Any]:
     """The same for `--json`, every figure."""
     wide = wide_figures(profile)
-    return {
-        "limit": WIDE_SPREAD,
-        "wide": encode(wide),
-        "weighed": encode(weighed(groups, wide)),
-    }
+    return {"limit": WIDE_SPREAD, "wide": encode(wide), "weighed": encode(weighed(groups, wide))}

@@ -73,6 +73,18 @@ def test_large_profile_stays_on_a_screen():
     assert len(profile_data(profile)["partitions"]) == 30
 
 
+def test_what_is_left_out_is_told_by_each_workers_own_time():
+    """Workers that share most measurements have other totals where one has its own: none has more than all of them."""
+    profile = make_profile(work=[1e-3 * (n + 1) for n in range(30)], slowness=[1, 1])
+    workers = tuple(replace(each, kind="small") for each in profile.workers)
+    own = [each for each in profile.measurements if each.worker == "worker:1/cpu" and each.partition == "p29"]
+    slow = [replace(each, forward_s=10 * each.forward_s, backward_s=10 * each.backward_s) for each in own]
+    shared = [each for each in profile.measurements if each.worker == "worker:0/cpu"]
+    title = sheets(replace(profile, workers=workers, measurements=(*shared, *slow)))[1].title
+    assert "23 of 30 kinds" in title
+    assert "96.2 % of all" in title
+
+
 def test_room_for_tensors_is_shown():
     """What the allocator takes of a worker's capacity is not room for tensors, in the table and for --json."""
     profile = make_profile(work=[1e-3], slowness=[1, 2], capacity=6 * 2**30)
