@@ -27,16 +27,12 @@ _ONCE = "forward", "backward", "backward_input", "backward_weight", "reduce", "g
 def agreement_report(
     found: Agreement, sides: Sequence[Spans] = (), profile: Profile | None = None, *, width: int = PIPED
 ) -> Report:
-    """What `assigner simulate --against` prints.
-
-    Args:
-        found: Predicted and measured.
-        sides: A predicted and a measured step, action by action; empty: no timeline.
-        profile: It knows the hosts; None: they are not named.
-        width: Of the terminal.
-    """
+    """What `assigner simulate --against` prints; no timeline without sides, a predicted and a measured step."""
+    clocks = f"clocks of the workers agree to {fmt.seconds(found.clock_error_s)}"
     parts = (
-        title(found.plan), Line(step_text(found.step)), *_machine(found), *_circumstances(found), _explanation(found),
+        title(found.plan), Line(step_text(found.step)), *_machine(found),
+        *([Line(other_remat(found.remat))] if found.remat != "plan" else []),
+        *([Line(clocks)] if found.clock_error_s > 0 else []), _explanation(found),
         Line(largest_cause(found), "strong"), *_timeline(found, sides, profile, width), _stages(found),
         *_messages(found), _workers(found), *_memory(found),
     )  # fmt: skip
@@ -48,9 +44,8 @@ def _timeline(found: Agreement, sides: Sequence[Spans], profile: Profile | None,
     if not sides:
         return ()
     step = sides[-1].steps[0]
-    what = (
-        f"measured: step {step.number} of 0 to {found.steps - 1}, which took {fmt.seconds(step.end_s - step.start_s)}"
-    )
+    took = fmt.seconds(step.end_s - step.start_s)
+    what = f"measured: step {step.number} of 0 to {found.steps - 1}, which took {took}"
     return (*timeline(sides, profile, width=width), Line(what))
 
 
@@ -92,15 +87,6 @@ def _machine(found: Agreement) -> Report:
 def _slower(change: float) -> str:
     """A change of a time in words."""
     return f"{fmt.percent(abs(change))} {'slower' if change > 0 else 'faster'}"
-
-
-def _circumstances(found: Agreement) -> Report:
-    lines = []
-    if found.remat != "plan":
-        lines.append(Line(other_remat(found.remat)))
-    if found.clock_error_s > 0:
-        lines.append(Line(f"clocks of the workers agree to {fmt.seconds(found.clock_error_s)}"))
-    return tuple(lines)
 
 
 def other_remat(remat: str) -> str:
@@ -150,13 +136,10 @@ def largest_cause(found: Agreement) -> str:
     cause = next((each for each in why.causes if each.step_s * whole > 0), None)
     unit = fmt.time_unit(measured)
     of = f" of the {_signed(unit, whole)} {unit.name}"
-    if why.variation_s * whole > 0 and abs(why.variation_s) > max(
-        abs(why.unexplained_s), 0.0 if cause is None else abs(cause.step_s)
-    ):
-        moved = f"{_signed(unit, why.variation_s)} {unit.name}{of}"
-        return (
-            f"largest cause: actions and what lies between them vary, and their means are above their medians: {moved}"
-        )
+    beside = max(abs(why.unexplained_s), 0.0 if cause is None else abs(cause.step_s))
+    if why.variation_s * whole > 0 and abs(why.variation_s) > beside:
+        said = "actions and what lies between them vary, and their means are above their medians"
+        return f"largest cause: {said}: {_signed(unit, why.variation_s)} {unit.name}{of}"
     if cause is None or abs(why.unexplained_s) > abs(cause.step_s):
         rest = f"{_signed(unit, why.unexplained_s)} {unit.name}, the step differs by {_signed(unit, whole)} {unit.name}"
         return f"most is not explained: {rest}; actions that run together may slow each other"
@@ -169,10 +152,8 @@ def _describe(cause: Deviation) -> str:
     if cause.group == "overheads":
         lost, said = fmt.seconds(cause.measured_s), fmt.seconds(cause.predicted_s)
         return f"{cause.worker} lost {lost} a step between its actions, where {said} was predicted"
-    stage = "" if cause.stage is None else f" of stage {cause.stage}"
-    what = (
-        f"messages from {cause.worker} to {cause.target}" if cause.target else f"{cause.worker}'s {cause.what}{stage}"
-    )
+    what = f"{cause.worker}'s {cause.what}" + ("" if cause.stage is None else f" of stage {cause.stage}")
+    what = f"messages from {cause.worker} to {cause.target}" if cause.target else what
     change = fmt.against(cause.measured_s, cause.predicted_s)
     if change is None:
         return f"{what} took {fmt.seconds(cause.measured_s)}, and nothing was profiled"
@@ -204,21 +185,17 @@ def _stages(found: Agreement) -> Sheet:
     rows = []
     kinds = [kind for kind in _ONCE if any(kind in mine for mine in once.values())]
     for (n, worker), mine in once.items():
-        cells = [str(n), worker, fmt.ranges(found.plan.stages[n].partitions)]
-        for one in map(mine.get, kinds):
-            cells += (_both(unit, one), _error(one)) if one else ("", "")
-        rows.append((*cells, _signed(whole, differences[n, worker])))
-    columns = (
-        Column("#"), Column("worker", "name"), Column("partitions", "text", rank=4),
-        *(
-            column
-            for kind in kinds
-            for column in (Column(f"{kind} {unit.name}", rank=1), Column("error %", rank=2))
-        ),
-        Column(f"in a step {whole.name}", rank=3),
-    )  # fmt: skip
-    what = "stages: one micro-batch as predicted / measured, and the difference in a step"
-    return Sheet(what, columns, tuple(rows))
+        cells = [
+            (Column("#"), str(n)),
+            (Column("worker", "name"), worker),
+            (Column("partitions", "text", rank=4), fmt.ranges(found.plan.stages[n].partitions)),
+        ]
+        for kind in kinds:
+            one = mine.get(kind)
+            cells.append((Column(f"{kind} {unit.name}", rank=1), _both(unit, one) if one else ""))
+            cells.append((Column("error %", rank=2), _error(one) if one else ""))
+        rows.append([*cells, (Column(f"in a step {whole.name}", rank=3), _signed(whole, differences[n, worker]))])
+    return Sheet.of("stages: one micro-batch as predicted / measured, and the difference in a step", rows)
 
 
 def _messages(found: Agreement) -> Report:
@@ -227,46 +204,44 @@ def _messages(found: Agreement) -> Report:
         return ()
     unit = fmt.time_unit(*(time for each in found.routes for time in (each.once.predicted_s, each.once.measured_s)))
     size = fmt.byte_unit(*(each.bytes for each in found.routes))
-    rows = tuple(
+    rows = [
         (
-            each.route.source, each.route.target, each.route.payload.value,
-            f"{each.route.partition}:{each.route.output}", size.show(each.bytes), unit.show(each.once.predicted_s),
-            unit.show(each.once.measured_s), _error(each.once), f"{each.once.samples} of {each.count * found.steps}",
+            (Column("from", "name"), each.route.source),
+            (Column("to", "name"), each.route.target),
+            (Column("what", "name", rank=2), each.route.payload.value),
+            (Column("output", "name", rank=4), f"{each.route.partition}:{each.route.output}"),
+            (Column(size.name, rank=3), size.show(each.bytes)),
+            (Column(f"predicted {unit.name}"), unit.show(each.once.predicted_s)),
+            (Column("measured"), unit.show(each.once.measured_s)),
+            (Column("error %"), _error(each.once)),
+            (Column("seen", rank=1), f"{each.once.samples} of {each.count * found.steps}"),
         )
         for each in found.routes
-    )  # fmt: skip
-    columns = (
-        Column("from", "name"), Column("to", "name"), Column("what", "name", rank=2), Column("output", "name", rank=4),
-        Column(size.name, rank=3), Column(f"predicted {unit.name}"), Column("measured"), Column("error %"),
-        Column("seen", rank=1),
-    )  # fmt: skip
-    return (Sheet("messages: one way (seen: the receiver waited, so that its arrival is known)", columns, rows),)
+    ]
+    return (Sheet.of("messages: one way (seen: the receiver waited, so that its arrival is known)", rows),)
 
 
 def _workers(found: Agreement) -> Sheet:
     """What a worker does beside forwards and backwards, and its memory."""
     updates = {each.worker: each.once for each in found.computes if each.kind == "update"}
-    beside = {each.worker: (each.wait, each.overhead, updates[each.worker]) for each in found.workers}
-    unit = fmt.time_unit(
-        *(time for ones in beside.values() for one in ones for time in (one.predicted_s, one.measured_s))
-    )  # fmt: skip
+    timed = [one for each in found.workers for one in (each.wait, each.overhead, updates[each.worker])]
+    unit = fmt.time_unit(*(time for one in timed for time in (one.predicted_s, one.measured_s)))
     memory = fmt.byte_unit(*(size for each in found.workers for size in (each.predicted_bytes, each.measured_bytes)))
     limit = fmt.byte_unit(*(each.capacity_bytes for each in found.workers))
-    rows = tuple(
+    rows = [
         (
-            each.worker,
-            *(_both(unit, one) for one in beside[each.worker]),
-            memory.show(each.predicted_bytes), memory.show(each.measured_bytes),
-            fmt.points(each.memory_error, sign=True), limit.show(each.capacity_bytes),
+            (Column("worker", "name"), each.worker),
+            (Column(f"waits {unit.name}", rank=1), _both(unit, each.wait)),
+            (Column(f"overhead {unit.name}", rank=2), _both(unit, each.overhead)),
+            (Column(f"update {unit.name}", rank=4), _both(unit, updates[each.worker])),
+            (Column(f"peak {memory.name}"), memory.show(each.predicted_bytes)),
+            (Column("measured"), memory.show(each.measured_bytes)),
+            (Column("error %"), fmt.points(each.memory_error, sign=True)),
+            (Column(f"of {limit.name}", rank=3), limit.show(each.capacity_bytes)),
         )
         for each in found.workers
-    )  # fmt: skip
-    columns = (
-        Column("worker", "name"), Column(f"waits {unit.name}", rank=1), Column(f"overhead {unit.name}", rank=2),
-        Column(f"update {unit.name}", rank=4), Column(f"peak {memory.name}"), Column("measured"), Column("error %"),
-        Column(f"of {limit.name}", rank=3),
-    )  # fmt: skip
-    return Sheet("workers: times of a step as predicted / measured, and the peak of memory", columns, rows)
+    ]
+    return Sheet.of("workers: times of a step as predicted / measured, and the peak of memory", rows)
 
 
 def _memory(found: Agreement) -> Report:

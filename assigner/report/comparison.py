@@ -92,11 +92,8 @@ def notes(plans: Sequence[Named], *, priced_by: str = "") -> list[str]:
     Plans whose file says something else, unpriced plans, other batches, other measurements.
     """
     told = [f"{each.name}: {text}" for each in plans for text in each.notes]
-    told += [
-        f"{each.name} is not priced; `assigner simulate` predicts it"
-        for each in plans
-        if not each.plan.predicted and not each.notes
-    ]
+    unpriced = [each.name for each in plans if not each.plan.predicted and not each.notes]
+    told += [f"{name} is not priced; `assigner simulate` predicts it" for name in unpriced]
     sizes = sorted({each.plan.workload.batch_size for each in plans})
     if len(sizes) > 1:
         told.append(

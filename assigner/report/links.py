@@ -143,8 +143,7 @@ def _by_kind(profile: Profile, figure: Figure) -> Sheet:
         title += f"; {PAIR_LIMIT} of {len(pairs)} pairs, --json has all links"
     columns = (
         Column("between", "text"), Column("and", "text"), Column("", "name"), Column("links", rank=2),
-        Column("least", rank=0 if not figure.slow else 1), Column("median"),
-        Column("most", rank=1 if not figure.slow else 0),
+        Column("least", rank=int(figure.slow)), Column("median"), Column("most", rank=int(not figure.slow)),
     )  # fmt: skip
     return Sheet(title, columns, rows)
 

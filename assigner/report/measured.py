@@ -32,33 +32,26 @@ def measured(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns], *
     base = found[base_name][0] if base_name in found else None
     runs = [(name, plan, steps) for name, plan in plans if name in found for steps in found[name]]
     time = fmt.time_unit(*(steps.median_s for _, _, steps in runs))
-    rows = []
+    rows, has_interval = [], False
     for name, plan, steps in runs:
         said = plan.predicted_step_s if steps.planned else None
+        gain = "baseline" if steps is base else _gain_text(speed_up(plan, steps, baseline, base), digits)
+        has_interval = has_interval or "(" in gain
         rows.append(
             (
-                name if steps.planned else f"{name} (remat {steps.remat})",
-                fmt.count(len(steps.seconds)),
-                time.show(steps.median_s, digits=digits),
-                time.show(steps.iqr_s, digits=digits),
-                "baseline" if steps is base else _gain_text(speed_up(plan, steps, baseline, base), digits),
-                time.show(said, digits=digits),
-                fmt.points(steps.error(plan), sign=True, digits=digits),
+                (Column("plan", "text"), name if steps.planned else f"{name} (remat {steps.remat})"),
+                (Column("steps", rank=1), fmt.count(len(steps.seconds))),
+                (Column(f"measured {time.name}"), time.show(steps.median_s, digits=digits)),
+                (Column(f"IQR {time.name}"), time.show(steps.iqr_s, digits=digits)),
+                (Column("speed-up"), gain),
+                (Column(f"predicted {time.name}", rank=2), time.show(said, digits=digits)),
+                (Column("error %"), fmt.points(steps.error(plan), sign=True, digits=digits)),
             )
         )
-    columns = (
-        Column("plan", "text"), Column("steps", rank=1), Column(f"measured {time.name}"), Column(f"IQR {time.name}"),
-        Column("speed-up"), Column(f"predicted {time.name}", rank=2), Column("error %"),
-    )  # fmt: skip
-    return (Sheet(_title(rows), columns, tuple(rows)), *conclusions(plans, found))
-
-
-def _title(rows: Sequence[tuple[str, ...]]) -> str:
-    """What the figures are; of the intervals only where there is one."""
-    known = any("(" in row[4] for row in rows)
-    about = "speed-up: in brackets its 95 % interval, as if steps were independent; " if known else ""
+    about = "speed-up: in brackets its 95 % interval, as if steps were independent; " if has_interval else ""
     held = "a run's last 20, unless it asked for another number"
-    return f"measured: the median of the steps in the traces ({held}; {about}error: of the prediction)"
+    title = f"measured: the median of the steps in the traces ({held}; {about}error: of the prediction)"
+    return (Sheet.of(title, rows), *conclusions(plans, found))
 
 
 def _gain_text(gain: SpeedUp | None, digits: int | None) -> str:

@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.sheet import Column, Line, Report, Sheet, foremost
 from assigner.schedule.simulate import overfull
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from assigner.formats.plan import Plan
     from assigner.formats.prediction import Prediction, WorkerPrediction
@@ -64,27 +64,26 @@ def memory_bars(plan: Plan, profile: Profile | None = None, *, everything: bool 
     if plan.predicted is None or not plan.predicted.workers:
         return ()
     whole = plan.predicted.workers
-    shown = whole if everything else _fullest(whole)
+    shown = foremost(whole, None if everything else WORKER_LIMIT, lambda each: -fullness(each))
     held = {each.worker: contents(each, _reserve(profile, each.worker)) for each in shown}
     parts = [name for name in PARTS if any(each.get(name) for each in held.values())]
     unit = fmt.byte_unit(*(each.peak_bytes for each in shown))
     scale = max(each.peak_bytes for each in shown)
-    rows = tuple(
-        (worker, stacked(each, scale), *(unit.show(each[name]) for name in parts), unit.show(each["free"]))
+    rows = [
+        (
+            (Column("worker", "name"), worker),
+            (Column("", "name"), stacked(each, scale)),
+            *((Column(PARTS[name], rank=_RANKS.get(name, 0)), unit.show(each[name])) for name in parts),
+            (Column("free"), unit.show(each["free"])),
+        )
         for worker, each in held.items()
-    )
-    columns = (
-        Column("worker", "name"),
-        Column("", "name"),
-        *(Column(PARTS[name], rank=_RANKS.get(name, 0)) for name in parts),
-        Column("free"),
-    )
+    ]
     legend = ", ".join(f"{PARTS[name]} {name}" for name in parts)
     title = f"peak memory, {unit.name}: {legend}; a whole bar is the largest peak, {unit.show(scale)}"
     if len(shown) < len(whole):
         title += f"; the {len(shown)} fullest of {len(whole)} workers, -v lists all"
     over = misfit(plan.predicted)
-    return (Sheet(title, columns, rows), over) if over else (Sheet(title, columns, rows),)
+    return (Sheet.of(title, rows), *([over] if over else []))
 
 
 def misfit(prediction: Prediction) -> Line | None:
@@ -113,11 +112,6 @@ def fullness_text(worker: WorkerPrediction) -> str:
     """The same in percent; what does not fit is marked."""
     share = fullness(worker)
     return fmt.points(share) + (" !" if share > 1 else "")
-
-
-def _fullest(workers: Sequence[WorkerPrediction]) -> Sequence[WorkerPrediction]:
-    fullest = sorted(workers, key=fullness, reverse=True)[:WORKER_LIMIT]
-    return [each for each in workers if each in fullest]
 
 
 def memory_data(plan: Plan, profile: Profile | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.profile import Measurement
-from assigner.report.sheet import Column, Sheet
+from assigner.report.sheet import Column, Sheet, foremost
 from assigner.schedule.cost import CostModel
 
 if TYPE_CHECKING:
@@ -52,21 +52,21 @@ def groups(profile: Profile) -> tuple[PartitionGroup, ...]:
     found: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name in profile.order:
         part = profile.partition[name]
-        points = tuple(tuple(cost.measurements(name, worker)) for worker in profile.worker)
-        found[part.kind, part.parameter_bytes, points].append(name)
-    return tuple(PartitionGroup(tuple(names), _timings(profile, cost, names[0])) for names in found.values())
+        own = tuple(tuple(cost.measurements(name, worker)) for worker in profile.worker)
+        found[part.kind, part.parameter_bytes, own].append(name)
+    return tuple(PartitionGroup(tuple(names), _timings(profile.worker, own)) for (*_, own), names in found.items())
 
 
-def _timings(profile: Profile, cost: CostModel, partition: str) -> tuple[Timing, ...]:
+def _timings(workers: Iterable[str], own: Iterable[tuple[Measurement, ...]]) -> tuple[Timing, ...]:
     shared: dict[tuple[Measurement, ...], list[str]] = defaultdict(list)
-    for worker in profile.worker:
-        shared[tuple(cost.measurements(partition, worker))].append(worker)
+    for worker, points in zip(workers, own, strict=True):
+        shared[points].append(worker)
     timings = []
-    for points, workers in shared.items():
+    for points, alike in shared.items():
         feasible = [point for point in points if point.infeasible is None]
         best = max(feasible, key=lambda point: point.micro_batch, default=None)
         why = next((point.infeasible for point in points if point.infeasible), "not measured")
-        timings.append(Timing(tuple(workers), best, "" if best else why))
+        timings.append(Timing(tuple(alike), best, "" if best else why))
     return tuple(timings)
 
 
@@ -84,7 +84,7 @@ def partitions(profile: Profile, whole: Sequence[PartitionGroup], *, everything:
     totals = model_s(whole)
     rows, left_out = [], 0
     for group in found:
-        shown = group.rows if everything else _slowest(group.rows)
+        shown = foremost(group.rows, None if everything else ROW_LIMIT, lambda row: -row.sample_s)
         left_out += len(group.rows) - len(shown)
         head = (fmt.ranges(group.partitions), weight.show(profile.partition[group.partitions[0]].parameter_bytes))
         for n, row in enumerate(shown):
@@ -146,7 +146,8 @@ def _heaviest(whole: Sequence[PartitionGroup]) -> Sequence[PartitionGroup]:
     """As many groups as fit `ROW_LIMIT`, those that take longest, in the order in which they run."""
     if sum(len(group.rows) for group in whole) <= ROW_LIMIT:
         return whole
-    ordered = sorted(range(len(whole)), key=lambda n: -_longest(whole[n]))
+    longest = [len(group.partitions) * max((row.sample_s for row in group.rows), default=0.0) for group in whole]
+    ordered = sorted(range(len(whole)), key=lambda n: -longest[n])
     kept: list[int] = []
     rows = 0
     for n in ordered:
@@ -155,16 +156,6 @@ def _heaviest(whole: Sequence[PartitionGroup]) -> Sequence[PartitionGroup]:
             break
         kept.append(n)
     return [whole[n] for n in sorted(kept)]
-
-
-def _slowest(rows: Sequence[Timing]) -> Sequence[Timing]:
-    """Of more than `ROW_LIMIT` so many, those that take longest, in their order."""
-    kept = sorted(range(len(rows)), key=lambda n: -rows[n].sample_s)[:ROW_LIMIT]
-    return [rows[n] for n in sorted(kept)]
-
-
-def _longest(group: PartitionGroup) -> float:
-    return len(group.partitions) * max((row.sample_s for row in group.rows), default=0.0)
 
 
 def _cells(row: Timing, share: float, units: tuple[fmt.Unit, fmt.Unit], longest: float) -> tuple[str, ...]:

@@ -140,12 +140,15 @@ def _summary(plans: Sequence[tuple[str, Plan]]) -> Sheet:
         remat = ", ".join(text for text, some in ((f"{on} on", on), (f"{off} off", off)) if some)
         told = (f"{what} {after}" for what, (_, after) in changed_settings(base, plan).items())
         rows.append(
-            (str(n), name, f"{elsewhere} of {len(found)}", remat or fmt.NOTHING, "; ".join(told) or fmt.NOTHING)
+            (
+                (Column("#"), str(n)),
+                (Column("plan", "text"), name),
+                (Column("moved"), f"{elsewhere} of {len(found)}"),
+                (Column("remat", "name"), remat or fmt.NOTHING),
+                (Column("other settings", "text"), "; ".join(told) or fmt.NOTHING),
+            )
         )
-    columns = (
-        Column("#"), Column("plan", "text"), Column("moved"), Column("remat", "name"), Column("other settings", "text"),
-    )  # fmt: skip
-    return Sheet(f"changes against {plans[0][0]}", columns, tuple(rows))
+    return Sheet.of(f"changes against {plans[0][0]}", rows)
 
 
 def _matrix(plans: Sequence[tuple[str, Plan]], *, everything: bool) -> Report:

@@ -13,8 +13,8 @@ from assigner.report.clock import clock_data, clock_table, is_long
 from assigner.report.doubts import doubt_lines, doubts
 from assigner.report.memory import fullness, fullness_text, memory_bars, memory_data
 from assigner.report.sharing import sharing
-from assigner.report.sheet import LEAST_TEXT, Column, Line, Report, Sheet, with_hosts
-from assigner.report.whatif import SOLVERS, TO_THIS, what_if, what_if_data, what_if_hint
+from assigner.report.sheet import LEAST_TEXT, Column, Line, Report, Sheet, foremost, with_hosts
+from assigner.report.whatif import SOLVERS, TO_THIS, WHAT, what_if, what_if_data, what_if_hint
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.cost import CostModel
 from assigner.schedule.criticalpath import path_shares
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from assigner.formats.stage import Stage
     from assigner.formats.terms import Objective
 
-WHAT = {"step": "step", "throughput": "steady batch", "latency": "forward", "cost": "step"}
-"""What candidates are compared by, by objective."""
 CHOSEN = "chosen"
 """The status of the candidate that became the plan."""
 SHARED = ("data parallel", "data parallel by speed")
@@ -96,12 +94,8 @@ def objective_text(objective: Objective, value: float) -> str:
     """A value of an objective with its unit and what it is."""
     if objective == "cost":
         return f"{1000 * value:.4g} per 1000 samples, in the unit of cost_per_hour"
-    what = {
-        "step": "a step",
-        "throughput": "a batch in the steady state",
-        "latency": "one forward",
-    }[objective]
-    return f"{fmt.seconds(value)} {what}"
+    what = {"step": "a step", "throughput": "a batch in the steady state", "latency": "one forward"}
+    return f"{fmt.seconds(value)} {what[objective]}"
 
 
 def title(plan: Plan) -> Line:
@@ -113,13 +107,8 @@ def title(plan: Plan) -> Line:
 
 def describe_prediction(predicted: Prediction) -> str:
     """Step time, throughput and bubble."""
-    return " · ".join(
-        (
-            f"step {fmt.seconds(predicted.step_s)}",
-            fmt.rate(predicted.samples_per_s),
-            f"bubble {fmt.percent(predicted.bubble_fraction)}",
-        )
-    )
+    bubble = f"bubble {fmt.percent(predicted.bubble_fraction)}"
+    return " · ".join((f"step {fmt.seconds(predicted.step_s)}", fmt.rate(predicted.samples_per_s), bubble))
 
 
 def bottleneck(plan: Plan, profile: Profile | None) -> Report:
@@ -320,22 +309,21 @@ def baselines(plan: Plan, *, most: int | None = None) -> Report:
         return ()
     best = best_baseline(plan)
     step, rival = plan.predicted_step_s, plan.objective == "step"
-    whole = sorted(plan.baselines, key=lambda each: float("inf") if each.step_s is None else each.step_s)
-    shown = [each for each in plan.baselines if each in whole[:most]]
+    whole = plan.baselines
+    shown = foremost(whole, most, lambda each: math.inf if each.step_s is None else each.step_s)
     time = fmt.time_unit(*(each.step_s for each in shown))
-    rows = tuple(
+    rows = [
         (
-            each.name + (" (best of these)" if rival and best and each.name == best[0] else ""),
-            "not possible" if each.step_s is None else time.show(each.step_s),
-            *((fmt.ratio(fmt.against(each.step_s, step)),) if rival else ()),
+            (Column("", "name"), each.name + (" (best of these)" if rival and best and each.name == best[0] else "")),
+            (Column(f"step {time.name}"), "not possible" if each.step_s is None else time.show(each.step_s)),
+            *(((Column(TO_THIS), fmt.ratio(fmt.against(each.step_s, step))),) if rival else ()),
         )
         for each in shown
-    )
+    ]
     title = "baselines" if rival else f"baselines, placed for a short step and not for {plan.objective}"
     if len(shown) < len(whole):
         title += f", the {len(shown)} fastest of {len(whole)} (-v lists all)"
-    columns = (Column("", "name"), Column(f"step {time.name}"), *((Column(TO_THIS),) if rival else ()))
-    return (Sheet(title, columns, rows), *((gain_line(plan),) if rival else ()))
+    return (Sheet.of(title, rows), *((gain_line(plan),) if rival else ()))
 
 
 def gain_line(plan: Plan) -> Line:
@@ -390,7 +378,7 @@ def candidates(plan: Plan, *, most: int | None = None) -> Report:
     """The candidates of a plan as a table, all or the chosen one and those nearest to it; nothing where it has none."""
     if not plan.candidates:
         return ()
-    shown = plan.candidates if most is None else _nearest(plan.candidates, most)
+    shown = foremost(plan.candidates, most, _distance)
     time = fmt.time_unit(*(each.objective_s for each in shown))
     bounds = (each.bound_s if each.bound_s and math.isfinite(each.bound_s) else None for each in shown)
     rows = [
@@ -409,12 +397,7 @@ def candidates(plan: Plan, *, most: int | None = None) -> Report:
     return (Sheet.of(title, rows, marked),)
 
 
-def _nearest(found: Sequence[Candidate], most: int) -> Sequence[Candidate]:
-    """Those that came nearest, by what was found or else by their bound, in the order of the search."""
-
-    def distance(each: Candidate) -> tuple[bool, float]:
-        reached = each.objective_s if each.objective_s is not None else each.bound_s
-        return each.status != CHOSEN, math.inf if reached is None else reached
-
-    kept = sorted(range(len(found)), key=lambda n: distance(found[n]))[:most]
-    return [found[n] for n in sorted(kept)]
+def _distance(each: Candidate) -> tuple[bool, float]:
+    """How near a candidate came, by what was found or else by its bound; the chosen one is the nearest."""
+    reached = each.objective_s if each.objective_s is not None else each.bound_s
+    return each.status != CHOSEN, math.inf if reached is None else reached

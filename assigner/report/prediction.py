@@ -69,13 +69,10 @@ def _against(plan: Plan, now: Prediction, *, own_profile: bool | None) -> Report
     how = "as fast as before"
     if abs(change - 1) >= fmt.SHOWN:
         how = f"{fmt.percent(abs(change - 1))} {'slower' if change > 1 else 'faster'} now"
-    lines = [
-        Line(f"the plan itself says: {describe_prediction(stored)}; it is {how}", "warning"),
-        Line(f"priced with {whose}{why}"),
-    ]
     gone = [each.worker for each in stored.workers if each.worker not in plan.workers]
     return (
-        *lines,
+        Line(f"the plan itself says: {describe_prediction(stored)}; it is {how}", "warning"),
+        Line(f"priced with {whose}{why}"),
         *([Line(f"in the plan's own prediction, and without a stage now: {', '.join(gone)}")] if gone else []),
     )
 
@@ -128,20 +125,20 @@ def stages_held(plan: Plan, worker: str) -> tuple[str, str]:
 def _over_time(now: Prediction, memory: Sequence[Occupancy]) -> Sheet:
     """When each worker holds the most, and of what."""
     time, size = fmt.time_unit(now.step_s), fmt.byte_unit(*(each.peak_bytes for each in now.workers))
-    rows = tuple(
+    rows = [
         (
-            each.worker, size.show(each.state.total), size.show(each.highest.activations),
-            size.show(each.highest.workspace), size.show(each.highest.messages), size.show(each.peak.total),
-            time.show(each.highest.at_s), size.show(allowed.peak_bytes),
+            (Column("worker", "name"), each.worker),
+            (Column(f"always {size.name}", rank=1), size.show(each.state.total)),
+            (Column("activations", rank=2), size.show(each.highest.activations)),
+            (Column("workspace", rank=4), size.show(each.highest.workspace)),
+            (Column("messages", rank=3), size.show(each.highest.messages)),
+            (Column(f"most {size.name}"), size.show(each.peak.total)),
+            (Column(f"at {time.name}"), time.show(each.highest.at_s)),
+            (Column(f"allowed for {size.name}", rank=1), size.show(allowed.peak_bytes)),
         )
         for each, allowed in zip(memory, now.workers, strict=True)
-    )  # fmt: skip
-    columns = (
-        Column("worker", "name"), Column(f"always {size.name}", rank=1), Column("activations", rank=2),
-        Column("workspace", rank=4), Column("messages", rank=3), Column(f"most {size.name}"), Column(f"at {time.name}"),
-        Column(f"allowed for {size.name}", rank=1),
-    )  # fmt: skip
-    return Sheet("memory over time: when a worker holds the most, and of what", columns, rows)
+    ]
+    return Sheet.of("memory over time: when a worker holds the most, and of what", rows)
 
 
 def fit(now: Prediction) -> Line:
@@ -164,7 +161,16 @@ def prediction_data(
 ) -> dict[str, Any]:
     """The same for `--json`; memory over time as the moments at which it changes."""
     stored = plan.predicted
-    held = {} if memory is None else {"memory_over_time": [_moments(each) for each in memory]}
+    held = [
+        {
+            "worker": each.worker,
+            "state": encode(each.state),
+            "peak_bytes": each.peak.total,
+            "peak_at_s": each.highest.at_s,
+            "moments": encode(each.held),
+        }
+        for each in memory or ()
+    ]
     return {
         "kind": "prediction",
         "predicted": encode(now),
@@ -174,17 +180,7 @@ def prediction_data(
         "in_flight": [warm_up(plan, n) for n in range(len(plan.stages))],
         **fit_data(now),
         "timeline": timeline_data([spans]),
-        **held,
-    }
-
-
-def _moments(memory: Occupancy) -> dict[str, Any]:
-    return {
-        "worker": memory.worker,
-        "state": encode(memory.state),
-        "peak_bytes": memory.peak.total,
-        "peak_at_s": memory.highest.at_s,
-        "moments": encode(memory.held),
+        **({} if memory is None else {"memory_over_time": held}),
     }
 
 
@@ -193,20 +189,13 @@ def order_report(
 ) -> Report:
     """The order of a plan whose program runs: what the simulator says of it, and every step, or as many as fit."""
     orders = listed(plan).orders
+    head = Column("worker", "name"), Column("stages", "name", rank=2), Column("in flight", rank=3)
     rows = tuple(
-        (
-            worker, *stages_held(plan, worker), _shown(order, everything=everything),
-        )
-        for worker, order in orders.items()
-    )  # fmt: skip
-    columns = (
-        Column("worker", "name"), Column("stages", "name", rank=2), Column("in flight", rank=3),
-        Column("stage, what, micro-batch", "text"),
-    )  # fmt: skip
-    said = f"order ({legend(plan)})"
+        (worker, *stages_held(plan, worker), _shown(order, everything=everything)) for worker, order in orders.items()
+    )
+    table = Sheet(f"order ({legend(plan)})", (*head, Column("stage, what, micro-batch", "text")), rows)
     parts = (
-        title(plan),
-        Line(f"predicted: {describe_prediction(now)}"), Sheet(said, columns, rows),
+        title(plan), Line(f"predicted: {describe_prediction(now)}"), table,
         *clock_table(plan, profile, everything=everything), *timeline([spans], profile, width=width), fit(now),
     )  # fmt: skip
     return with_hosts(parts, profile)

@@ -62,12 +62,9 @@ def _conclusion(found: Robustness) -> Line:
     if found.near_best == found.compared:
         return Line(f"steady: {near} in every one of {draws}", "strong")
     often = f"in {found.near_best} of {draws}"
-    worst = (
-        f"{fmt.percent(found.worst_regret)} behind it at worst"
-        if math.isfinite(found.worst_regret)
-        else "beyond the longest step allowed at worst"
-    )
-    rest = f"{near} {often}, {worst}"
+    is_allowed = math.isfinite(found.worst_regret)
+    worst = f"{fmt.percent(found.worst_regret)} behind it" if is_allowed else "beyond the longest step allowed"
+    rest = f"{near} {often}, {worst} at worst"
     if found.share >= _STEADY:
         return Line(f"steady: {rest}", "strong")
     if found.share >= _MOSTLY:

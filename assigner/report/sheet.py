@@ -7,18 +7,20 @@ know neither.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from assigner.formatting import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     from assigner.formats.profile import Profile
+
+T = TypeVar("T")
 
 GAP = 2
 """Spaces between two columns."""
@@ -70,12 +72,11 @@ class Sheet:
         needed = {n: self._needed(n) for n in keep}
         while sum(needed[n] for n in keep) + GAP * (len(keep) - 1) > width:
             least = max(keep, key=lambda n: self.columns[n].rank)
+            if self.columns[least].rank == 0 and self.instead:
+                return self.instead.fitted(width)
             if self.columns[least].rank == 0:
-                return self.instead.fitted(width) if self.instead else self._with(keep)
+                break
             keep.remove(least)
-        return self._with(keep)
-
-    def _with(self, keep: Sequence[int]) -> Sheet:
         rows = tuple(tuple(row[n] for n in keep) for row in self.rows)
         left_out = tuple(column.header for n, column in enumerate(self.columns) if n not in keep)
         return replace(self, columns=tuple(self.columns[n] for n in keep), rows=rows, left_out=left_out)
@@ -158,6 +159,12 @@ class Strip:
         if left_out:
             drawn.append(f"… {left_out} of {count} {self.header[0]}s do not fit and are left out")
         return drawn
+
+
+def foremost(items: Sequence[T], most: int | None, key: Callable[[T], Any]) -> list[T]:
+    """Of more than `most` items so many, those with the least keys, in their order; None: all of them."""
+    kept = sorted(range(len(items)), key=lambda n: key(items[n]))[:most]
+    return [items[n] for n in sorted(kept)]
 
 
 _STYLES = {"plain": "", "strong": "bold", "warning": "yellow"}

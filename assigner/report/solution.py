@@ -88,11 +88,8 @@ def _bound(plan: Plan, solver: SolverReport) -> Report:
         verb, values = "takes", [unit.text(solver.objective_s), unit.text(solver.bound_s)]
     where = "at the slow end of the measurements: " if solver.options.get("robust") else ""
     of = f"none of the {solver.scope}" if solver.scope else "no plan"
-    return (
-        Line(f"{where}found {values[0]}, {of} {verb} less than {values[1]}"),
-        *_any_order(solver),
-        *_one_stage(plan, solver),
-    )
+    said = Line(f"{where}found {values[0]}, {of} {verb} less than {values[1]}")
+    return (said, *_any_order(solver), *_one_stage(plan, solver))
 
 
 def _any_order(solver: SolverReport) -> Report:

@@ -86,17 +86,14 @@ def bar(computes: Sequence[Span], end_s: float, cells: int) -> str:
             part = max(0.0, min(end, cell + 1) - max(start, cell))
             shares[cell][n] += part if span.kind not in TOGETHER else max(0.0, part - sum(shares[cell].values()))
     owners = [max(each, key=lambda n: each[n]) if sum(each.values()) >= 0.5 else None for each in shares]
-    signs = [" " if owner is None else _sign(computes[owner]) for owner in owners]
+    kinds = ["recomputes" if each.recomputes else each.kind for each in computes]
+    signs = [" " if owner is None else _SIGNS[kinds[owner]][0] for owner in owners]
     for n, span in enumerate(computes):
         label = str(span.micro_batch)
         if span.micro_batch >= 0 and owners.count(n) > len(label):
             first = owners.index(n)
             signs[first : first + len(label)] = label
     return "".join(signs)
-
-
-def _sign(span: Span) -> str:
-    return _SIGNS["recomputes" if span.recomputes else span.kind][0]
 
 
 def timeline_data(sides: Sequence[Spans]) -> dict[str, Any]:

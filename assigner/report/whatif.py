@@ -22,6 +22,8 @@ SOLVERS = ("HiGHS", "CBC")
 """Who made a plan by a search; others are simple placements."""
 TO_THIS = "to this plan"
 """Heads a column of steps, each as a multiple of the plan's own: below 1 it is faster, above 1 slower."""
+WHAT = {"step": "step", "throughput": "steady batch", "latency": "forward", "cost": "step"}
+"""What a plan's value is of, by objective."""
 CHEAPEST = " (cheapest)"
 """Marks the way out that changes least: flags before training, and training before machines."""
 
@@ -35,20 +37,17 @@ def what_if(plan: Plan) -> Report:
     best = min((each.step_s for each in plan.what_if if each.step_s is not None), default=None)
     helps = best is not None and step is not None and best < step * (1 - fmt.SHOWN)
     marked = frozenset(n for n, each in enumerate(plan.what_if) if helps and each.step_s == best)
-    rows = tuple(
+    rows = [
         (
-            each.what + (" (gains most)" if n in marked else ""),
-            time.show(each.step_s),
-            fmt.ratio(fmt.against(each.step_s, step)),
-            _bound(each, time),
+            (Column("change", "text"), each.what + (" (gains most)" if n in marked else "")),
+            (Column(f"step {time.name}"), time.show(each.step_s)),
+            (Column(TO_THIS), fmt.ratio(fmt.against(each.step_s, step))),
+            (Column(f"bound {time.name}"), _bound(each, time)),
         )
         for n, each in enumerate(plan.what_if)
-    )
-    columns = (Column("change", "text"), Column(f"step {time.name}"), Column(TO_THIS), Column(f"bound {time.name}"))
-    now = "" if step is None else f" this plan's {time.text(step)}"
-    return (
-        Sheet(f"what if: the best step after one change, against{now or ' nothing priced'}", columns, rows, marked),
-    )
+    ]
+    now = "nothing priced" if step is None else f"this plan's {time.text(step)}"
+    return (Sheet.of(f"what if: the best step after one change, against {now}", rows, marked),)
 
 
 def what_if_hint(plan: Plan, *, source: Path | None = None) -> Report:
@@ -61,9 +60,8 @@ def what_if_hint(plan: Plan, *, source: Path | None = None) -> Report:
         return ()
     told = solver.options
     complete = bool(told.get("what_if")) and not told.get("what_if_left_out")
-    if (
-        complete or told.get("robust") or not (solver.found_by or solver.name in SOLVERS)
-    ):  # the command would bring no more, or be refused
+    is_searched = solver.found_by or solver.name in SOLVERS
+    if complete or told.get("robust") or not is_searched:  # the command would bring no more, or be refused
         return ()
     profile = "PROFILE" if source is None else shlex.quote(str(source))
     command = " ".join(["assigner solve", profile, "-o PLAN", *solve_flags(told), "--what-if"])
@@ -110,16 +108,15 @@ def ways_out_report(error: NoPlanError) -> Report:
     if error.ways_out:
         objective = error.ways_out[0].objective
         title, header, show = _value_words(objective, [way.value for way in error.ways_out])
-        columns = (Column("what changes", "text"), Column("how", "text"), Column(header))
-        rows = tuple(
+        rows = [
             (
-                way.what + (CHEAPEST if n == 0 else ""),
-                way.how,
-                show(way.value) if way.objective == objective else fmt.NOTHING,
+                (Column("what changes", "text"), way.what + (CHEAPEST if n == 0 else "")),
+                (Column("how", "text"), way.how),
+                (Column(header), show(way.value) if way.objective == objective else fmt.NOTHING),
             )
             for n, way in enumerate(error.ways_out)
-        )
-        parts.append(Sheet(f"with one of these changes there is a plan, {title}", columns, rows, frozenset({0})))
+        ]
+        parts.append(Sheet.of(f"with one of these changes there is a plan, {title}", rows, frozenset({0})))
     if error.untried:
         parts.append(Line(f"not known, for the time was over: {', '.join(error.untried)}", "warning"))
     return tuple(parts)
@@ -129,5 +126,5 @@ def _value_words(objective: str, values: Sequence[float]) -> tuple[str, str, Cal
     """Of values of an objective: what the best plan is then, the heading of their column, and how one is shown."""
     if objective == "cost":
         return "at this cost or less", "per 1000 samples", lambda value: f"{1000 * value:.4g}"
-    time, what = fmt.time_unit(*values), {"throughput": "steady batch", "latency": "forward"}.get(objective, "step")
+    time, what = fmt.time_unit(*values), WHAT[objective]
     return f"with this {what} or a shorter one", f"{what} {time.name}", time.show
