@@ -88,18 +88,17 @@ def _subtitle(pages: Sequence[Shown]) -> str:
 
 
 def _of_each(pages: Sequence[Shown], make: Callable[[Shown], str]) -> str:
-    """A part of the page for each plan; the page's code shows that of the plan that was chosen."""
-    return "\n".join(f'<div data-plan="{n}">{_named(pages, page)}{make(page)}</div>' for n, page in enumerate(pages))
+    """A part of the page for each plan; the page's code shows that of the plan that was chosen.
+
+    Where there are several, each has its plan's name above it: for paper, and where scripts do not run.
+    """
+    names = [f'<p class="whose">{escape(page.name)}</p>' if len(pages) > 1 else "" for page in pages]
+    return "\n".join(f'<div data-plan="{n}">{names[n]}{make(page)}</div>' for n, page in enumerate(pages))
 
 
 def _tables(page: Shown, parts: Iterable[Part]) -> str:
     """Tables of a plan's workers, with their hosts where there are several."""
     return parts_html(with_hosts(parts, page.profile))
-
-
-def _named(pages: Sequence[Shown], page: Shown) -> str:
-    """The plan's name above its part, where there are several: for paper, and where scripts do not run."""
-    return "" if len(pages) == 1 else f'<p class="whose">{escape(page.name)}</p>'
 
 
 def _choice(pages: Sequence[Shown]) -> str:
@@ -155,12 +154,11 @@ def _measured(pages: Sequence[Shown]) -> str:
 
 
 def _about(page: Shown) -> str:
-    warnings = page.profile.warnings
+    warnings, about = page.profile.warnings, parts_html(sections.about(page))
+    if not warnings:
+        return about
     said = f"{fmt.plural(len(warnings), 'warning')} of the profile"
-    each = parts_html(map(Line, warnings))
-    return parts_html(sections.about(page)) + (
-        f"<details><summary>{said}</summary>{each}</details>" if warnings else ""
-    )
+    return f"{about}<details><summary>{said}</summary>{parts_html(map(Line, warnings))}</details>"
 
 
 def _section(name: str, title: str, inner: str) -> str:

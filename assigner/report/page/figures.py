@@ -179,15 +179,18 @@ def timeline_figures(page: Shown) -> dict[str, Any]:
     }
     jobs: dict[tuple[Any, ...], int] = {}
     busy: list[float] = []
-    events, messages, reductions = [], [], []
+    events, messages, reductions = list[list[Any]](), list[list[Any]](), list[list[Any]]()
+    position: list[tuple[int, int]] = []  # of each in its table
     for event in page.timeline.events:
         action, start = event.action, round(event.start_s, 9)
         if action.route is not None:
+            position.append((1, len(messages)))
             messages.append([number[action.route], action.micro_batch, start])
             continue
         if action.kind in TOGETHER:
             size = together_bytes(cost, plan, action.kind, action.stage)
             seconds = round(event.end_s - event.start_s, 9)
+            position.append((2, len(reductions)))
             reductions.append([place[event.worker], action.stage, start, seconds, size, CALLED[action.kind]])
             continue
         around = hung[event.worker, action]
@@ -195,7 +198,9 @@ def timeline_figures(page: Shown) -> dict[str, Any]:
         job = jobs.setdefault(key, len(jobs))
         if job == len(busy):
             busy.append(event.busy_s)
+        position.append((0, len(events)))
         events.append([job, action.micro_batch, start])
+    path = [position[n] for n in critical_path(page.timeline)]
     return {
         "step_s": page.timeline.step_s,
         "workers": list(plan.workers),
@@ -208,20 +213,8 @@ def timeline_figures(page: Shown) -> dict[str, Any]:
         "routes": [_route(cost, route, place, plan.micro_batch_size) for route in program.routes],
         "messages": messages,
         "reductions": reductions,
-        "critical": _critical(page),
+        "critical": [[n for which, n in path if which == table] for table in range(3)],
     }
-
-
-def _critical(page: Shown) -> list[list[int]]:
-    """The critical path as positions: of its rows in `events`, in `messages`, in `reductions`."""
-    place = [0, 0, 0]
-    position = []
-    for event in page.timeline.events:
-        table = 2 if event.action.kind in TOGETHER else int(event.action.route is not None)
-        position.append((table, place[table]))
-        place[table] += 1
-    path = [position[n] for n in critical_path(page.timeline)]
-    return [[n for which, n in path if which == table] for table in range(3)]
 
 
 def _seconds(page: Shown, worker: int, kind: str, stage: int) -> tuple[float, float]:

@@ -102,15 +102,11 @@ def _cell(text: str) -> str:
 def cards_html(cards: Iterable[Card]) -> str:
     """Figures that stand out, as a list of terms."""
     found = "".join(
-        f"<div><dt>{escape(card.label)}</dt><dd><b>{_unbroken(card.value)}</b><span>{escape(card.note)}</span></dd></div>"
+        f"<div><dt>{escape(card.label)}</dt><dd><b>{escape(card.value).replace(' %', '&nbsp;%')}</b>"
+        f"<span>{escape(card.note)}</span></dd></div>"
         for card in cards
     )
     return f'<dl class="cards">{found}</dl>'
-
-
-def _unbroken(text: str) -> str:
-    """A text whose figures stay on one line with their sign."""
-    return escape(text).replace(" %", "&nbsp;%")
 
 
 def short(name: str) -> str:
@@ -193,11 +189,9 @@ def heat_maps(page: Shown) -> tuple[str, ...]:
 def _size(page: Shown) -> tuple[float, str]:
     """The message at which links are compared: the plan's largest, or what the profile's report takes."""
     sizes = [route_bytes(page.cost, route, page.plan.micro_batch_size) for route in page.timeline.program.routes]
-    return (
-        (max(sizes), "in messages as large as the plan's largest,")
-        if sizes
-        else (message_bytes(page.profile), "in messages of")
-    )
+    if sizes:
+        return max(sizes), "in messages as large as the plan's largest,"
+    return message_bytes(page.profile), "in messages of"
 
 
 def _heat_map(

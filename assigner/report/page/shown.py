@@ -115,9 +115,9 @@ def _simulated(name: str, plan: Plan, profile: Profile, source: ProfileReference
 
 def _run(page: Shown, name: str, trace: Trace) -> Run:
     found = agree(page.plan, page.profile, trace)
-    if trace.remat == "plan":
-        return Run(name, trace, found)
-    return Run(name, trace, found, _simulated(page.name, found.plan, page.profile, page.plan.profile))
+    is_planned = trace.remat == "plan"
+    other = None if is_planned else _simulated(page.name, found.plan, page.profile, page.plan.profile)
+    return Run(name, trace, found, other)
 
 
 def unlike_batches(pages: Sequence[Shown]) -> bool:
@@ -202,11 +202,8 @@ def _priced(plan: Plan, cost: CostModel, count: int) -> Split:
     measured = all(any(point.micro_batch == size for point in cost.measurements(*pair)) for pair in held)
     if why is not None:
         return Split(count, None, None, measured, why)
-    other = plan.cut(count, size, batch_size=plan.workload.batch_size)
-    peaks = [
-        (name, worker_memory(cost, other, name).total, cost.profile.worker[name].capacity_bytes)
-        for name in plan.workers
-    ]
+    other, has = plan.cut(count, size, batch_size=plan.workload.batch_size), cost.profile.worker
+    peaks = [(name, worker_memory(cost, other, name).total, has[name].capacity_bytes) for name in plan.workers]
     fullest = max(peaks, key=lambda peak: peak[1] / peak[2] if peak[2] else float("inf"))
     return Split(count, step_s(other, cost), fullest, measured)
 
