@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from assigner.validation.comparison import Agreement, WorkerAgreement
 
 
-_Alike = tuple[str, int]
-"""What workers share measurements by, as `Worker.alike`."""
 _Memory = tuple[float, float]
 """An allocator's share and an excess, as in `Correction`."""
 
@@ -122,19 +120,19 @@ def calibrated(profile: Profile, agreement: Agreement, *, trace: str) -> Profile
     over = replace(profile, links=links, collectives=collectives_over(profile, links))
     reduced = _reductions_seen(over, agreement)
     corrections = _corrections(over, agreement)
-    kinds = {kind: _middle([corrections[w] for w in workers]) for kind, workers in _kinds(profile, corrections).items()}
+    of_all = _for_all(profile, corrections)
     references = {each.worker: each.traced for each in agreement.machines}
     earlier = profile.environment.get("calibrated")
     done = [*(earlier if isinstance(earlier, list) else ()), _record(agreement, trace, corrections, seen)]
     new = replace(
         profile,
-        workers=tuple(_worker(each, corrections, kinds, references) for each in profile.workers),
+        workers=tuple(_worker(each, of_all.get(each.name), references) for each in profile.workers),
         links=links,
         collectives=_corrected_collectives(over, reduced),
-        measurements=tuple(_measurements(profile, corrections, kinds)),
+        measurements=tuple(_measurements(profile, corrections, of_all)),
         environment={**profile.environment, "calibrated": done},
     )
-    said = (*_warnings(profile, agreement, trace, corrections, seen), *_of_reductions(reduced))
+    said = _warnings(profile, agreement, trace, corrections, seen, reduced=reduced)
     return with_warnings(new, (*other_warnings(profile), *said))
 
 
@@ -232,12 +230,13 @@ def _ratio(measured: float, predicted: float) -> float:
     return measured / predicted if predicted > 0 else 1.0
 
 
-def _kinds(profile: Profile, corrections: Mapping[str, Correction]) -> dict[_Alike, list[str]]:
-    """The traced workers of each kind and thread count."""
-    found: dict[_Alike, list[str]] = defaultdict(list)
-    for worker in corrections:
-        found[profile.worker[worker].alike].append(worker)
-    return found
+def _for_all(profile: Profile, traced: Mapping[str, Correction]) -> dict[str, Correction]:
+    """By worker its own, or else what holds for its kind and thread count; without those of which none was traced."""
+    alike: dict[tuple[str, int], list[Correction]] = defaultdict(list)
+    for worker, correction in traced.items():
+        alike[profile.worker[worker].alike].append(correction)
+    kinds = {kind: _middle(some) for kind, some in alike.items()}
+    return {each.name: traced.get(each.name) or kinds[each.alike] for each in profile.workers if each.alike in kinds}
 
 
 def _middle(corrections: Sequence[Correction]) -> Correction:
@@ -253,19 +252,16 @@ def _middle(corrections: Sequence[Correction]) -> Correction:
     )
 
 
-def _worker(
-    worker: Worker, corrections: Mapping[str, Correction], kinds: Mapping[_Alike, Correction],
-    references: Mapping[str, ReferenceTimes],
-) -> Worker:  # fmt: skip
+def _worker(worker: Worker, found: Correction | None, references: Mapping[str, ReferenceTimes]) -> Worker:
     """A worker with the allocator's share that it or its kind was seen to have, and the machine of its new figures."""
-    found = corrections.get(worker.name) or kinds.get(worker.alike)
-    share = 0.0 if found is None else found.allocator_share
-    reference = references.get(worker.name) if found else worker.reference
-    return replace(worker, allocator_share=max(worker.allocator_share, share), reference=reference)
+    if found is None:
+        return worker
+    share = max(worker.allocator_share, found.allocator_share)
+    return replace(worker, allocator_share=share, reference=references.get(worker.name))
 
 
 def _measurements(
-    profile: Profile, corrections: Mapping[str, Correction], kinds: Mapping[_Alike, Correction]
+    profile: Profile, traced: Mapping[str, Correction], of_all: Mapping[str, Correction]
 ) -> Iterator[Measurement]:
     """All measurements, corrected.
 
@@ -274,25 +270,25 @@ def _measurements(
     """
     cost = CostModel(profile)
     own = {point.worker for point in profile.measurements}
-    stands_for: dict[_Alike, str] = {}
+    stands_for: dict[tuple[str, int], str] = {}
     for each in profile.workers:
-        if each.name not in corrections and each.name not in own and each.alike in kinds:
+        if each.name in of_all and each.name not in traced and each.name not in own:
             stands_for.setdefault(each.alike, each.name)
-    whole = {worker: kinds[kind] for kind, worker in stands_for.items()} | dict(corrections)
-    for worker, correction in whole.items():
+    for worker in (*stands_for.values(), *traced):
         for partition in profile.partition:
             for point in cost.measurements(partition, worker):
-                yield correction.of(point, partition, worker)
+                yield of_all[worker].of(point, partition, worker)
     for point in profile.measurements:
-        if point.worker not in corrections:
-            kind = kinds.get(profile.worker[point.worker].alike)
-            yield point if kind is None else kind.of(point, point.partition, point.worker)
+        if point.worker not in traced:
+            found = of_all.get(point.worker)
+            yield point if found is None else found.of(point, point.partition, point.worker)
 
 
 def _warnings(
-    profile: Profile, agreement: Agreement, trace: str, corrections: Mapping[str, Correction], seen: _SeenFlights
-) -> Iterator[str]:
-    """What was corrected by which ratios; what stayed within 1 % is only counted."""
+    profile: Profile, agreement: Agreement, trace: str, corrections: Mapping[str, Correction], seen: _SeenFlights,
+    *, reduced: _SeenReductions,
+) -> Iterator[str]:  # fmt: skip
+    """What was corrected by which ratios; what stayed within 1 % is only counted, but for reductions."""
     step, same = agreement.step, 0
     said, took = fmt.seconds(step.predicted_s), fmt.seconds(step.measured_s)
     yield f"calibrated by {trace}: a step took {took}, and {said} was predicted"
@@ -318,11 +314,7 @@ def _warnings(
     unseen = [f"{source} to {target}" for source, target in sorted(used - set(seen))]
     if unseen:
         yield f"not calibrated, since nobody waited for a message there: link {', '.join(unseen)}"
-
-
-def _of_reductions(seen: _SeenReductions) -> Iterator[str]:
-    """What was corrected of the reductions of shared stages."""
-    for workers, factor in seen.items():
+    for workers, factor in reduced.items():
         if abs(factor - 1) >= _SAME:
             yield f"calibrated: all-reduce of {', '.join(sorted(workers))}: {factor:.3f}x"
 

@@ -209,7 +209,7 @@ def agree(plan: Plan, profile: Profile, trace: Trace) -> Agreement:
         observed=seen,
         machines=changed,
         paced_s=paced_step_s(plan, cost, timeline.program.routes, changed),
-        disturbances=tuple(disturbances(profile, trace)),
+        disturbances=disturbances(profile, trace),
     )
 
 

@@ -19,7 +19,7 @@ from assigner.schedule.orders import TOGETHER, computes_of
 from assigner.schedule.timing import Instead, compute_s, route_bytes, step_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
@@ -83,17 +83,11 @@ def paced_step_s(
     )  # fmt: skip
 
 
-def disturbances(profile: Profile, trace: Trace) -> Iterator[str]:
+def disturbances(profile: Profile, trace: Trace) -> tuple[str, ...]:
     """What other programs did to the profile and to the run, and other settings to their pace, a sentence each."""
-    settings = _other_precision(profile, trace)
-    if settings is not None:
-        yield settings
     busy = busy_text(profile)
-    if busy is not None:
-        yield f"the profile was {busy}"
-    busy = busy_run(trace)
-    if busy is not None:
-        yield busy
+    told = _other_precision(profile, trace), busy and f"the profile was {busy}", busy_run(trace)
+    return tuple(filter(None, told))
 
 
 def _other_precision(profile: Profile, trace: Trace) -> str | None:

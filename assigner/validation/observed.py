@@ -125,7 +125,7 @@ def observe(trace: Trace) -> Observed:
     for step, (start, end) in enumerate(trace.spans):
         last = max(notes.read(each.worker, parts[each.worker, step], start) for each in trace.workers)
         tails.append(max(0.0, end - last))
-        for key, seconds in _together(parts, step):
+        for key, seconds in _together({each.worker: parts[each.worker, step] for each in trace.workers}):
             notes.compute[key].append(seconds)
     return Observed(
         step=Samples(trace.step_s), tail=Samples(tuple(tails)), flights=_samples(_flights(trace)),
@@ -134,15 +134,15 @@ def observe(trace: Trace) -> Observed:
     )  # fmt: skip
 
 
-def _together(parts: Mapping[tuple[str, int], Sequence[TracedAction]], step: int) -> Iterator[tuple[Compute, float]]:
+def _together(step: Mapping[str, Sequence[TracedAction]]) -> Iterator[tuple[Compute, float]]:
     """The reductions and gatherings of a step, for each of their workers: the time in which all have begun one.
 
     A reduction has a span for each of its buckets, in one order on all workers; between them it waits for a backward.
     """
     found: dict[tuple[ActionKind, int], dict[str, list[TracedAction]]] = defaultdict(lambda: defaultdict(list))
-    for (worker, number), actions in parts.items():
+    for worker, actions in step.items():
         for action in sorted(actions, key=lambda each: each.start_s):
-            if number == step and action.kind in TOGETHER:
+            if action.kind in TOGETHER:
                 found[ActionKind(action.kind), action.stage][worker].append(action)
     for (kind, stage), mine in found.items():
         begun_s = [max(each.start_s for each in bucket) for bucket in zip(*mine.values(), strict=False)]
