@@ -101,64 +101,51 @@ def _measured(group: WorkerGroup, workers: tuple[str, ...], options: SweepOption
     largest, element = int(-_largest(group, -options.largest)), options.dtype.itemsize
     sizes = sorted({element * max(1, min(size, largest) // element) for size in SIZES})
 
-    def measure() -> tuple[Collective, float]:
+    def measure() -> Collective:
         starved = _starved(group)
         points = _sweep(group, sizes, options.dtype)
         steady = max(
             (each for each in points if each.seconds <= _BUDGET_S), key=lambda each: each.bytes, default=points[0]
         )
-        busy = _busy_share(group, _RepeatedSum(group, int(steady.bytes), options.dtype), steady.seconds)
-        return Collective(workers, points, "nccl" if group.direct else "gloo", busy, starved), starved
+        busy = _busy_share(group, _repeated_sum(group, int(steady.bytes), options.dtype), steady.seconds)
+        return Collective(workers, points, "nccl" if group.direct else "gloo", busy, starved)
 
-    found, _ = least_disturbed(measure, once=bool(_largest(group, options.force_busy)))
-    return found
+    return least_disturbed(measure, lambda found: found.starved, once=bool(_largest(group, options.force_busy)))
 
 
 def _sweep(group: WorkerGroup, sizes: Sequence[int], dtype: torch.dtype) -> tuple[LinkPoint, ...]:
     """All members do the same: how often each size is tried follows from a first time that all know."""
     points: list[LinkPoint] = []
     for n, size in enumerate(sizes):
-        total = _RepeatedSum(group, size, dtype)
-        once = _largest(group, _reduce_s(group, total))
+        add_up = _repeated_sum(group, size, dtype)
+        once = _largest(group, _reduce_s(group, add_up))
         if once < _BUDGET_S:  # the first one finds its memory and wakes threads: nothing beside a long one
-            once = _largest(group, _reduce_s(group, total))
+            once = _largest(group, _reduce_s(group, add_up))
         count = max(_FEWEST, min(_MOST, int(_BUDGET_S / max(once, 1e-6))))
-        mine = torch.tensor([_reduce_s(group, total) for _ in range(count)], dtype=torch.float64, device=group.device)
-        points.append(LinkPoint.of(total.nbytes, Samples(tuple(group.largest(mine).tolist()))))
+        mine = torch.tensor([_reduce_s(group, add_up) for _ in range(count)], dtype=torch.float64, device=group.device)
+        points.append(LinkPoint.of(size, Samples(tuple(group.largest(mine).tolist()))))
         if n + 1 < len(sizes) and points[-1].seconds * sizes[n + 1] / size > _LONGEST_S:
             break
     return tuple(points)
 
 
-class _RepeatedSum:
-    """What is added up again and again.
-
-    Args:
-        group: By whom.
-        size: In bytes.
-        dtype: Of its values.
-    """
-
-    def __init__(self, group: WorkerGroup, size: int, dtype: torch.dtype) -> None:
-        self._group, self._gradients = group, torch.zeros(size // dtype.itemsize, dtype=dtype, device=group.device)
-        self._flat = torch.empty_like(self._gradients)
-        self.nbytes = self._flat.nbytes
-
-    def add_up(self) -> PendingTensor:
-        """Begin, with the copy of what lies elsewhere, as gradients do."""
-        return self._group.add_up(self._flat.copy_(self._gradients))
+def _repeated_sum(group: WorkerGroup, size: int, dtype: torch.dtype) -> Callable[[], PendingTensor]:
+    """What begins to add up `size` bytes, with the copy of what lies elsewhere, as gradients do; again and again."""
+    gradients = torch.zeros(size // dtype.itemsize, dtype=dtype, device=group.device)
+    flat = torch.empty_like(gradients)
+    return lambda: group.add_up(flat.copy_(gradients))
 
 
-def _reduce_s(group: WorkerGroup, total: _RepeatedSum) -> float:
+def _reduce_s(group: WorkerGroup, add_up: Callable[[], PendingTensor]) -> float:
     """Seconds of one all-reduce at this member; all members begin when the last one is there."""
     _meet(group)
     begin = time.perf_counter()
-    total.add_up().wait()
+    add_up().wait()
     _finish(group)
     return time.perf_counter() - begin
 
 
-def _busy_share(group: WorkerGroup, total: _RepeatedSum, seconds: float) -> float:
+def _busy_share(group: WorkerGroup, add_up: Callable[[], PendingTensor], seconds: float) -> float:
     """What all-reduces of `seconds` each cost the member that loses most, as a share of their time, on all members.
 
     Each computes in small pieces, first alone, then while some go on at half of the rate at which they could; what went
@@ -166,8 +153,8 @@ def _busy_share(group: WorkerGroup, total: _RepeatedSum, seconds: float) -> floa
     """
     count = max(_FEWEST, min(_MOST, int(_STREAM_S / (_SPACING * seconds))))
 
-    def add_up() -> None:
-        pending = total.add_up()
+    def added_up() -> None:
+        pending = add_up()
         while not pending.work.is_completed():
             work.run()
         pending.wait()
@@ -175,7 +162,7 @@ def _busy_share(group: WorkerGroup, total: _RepeatedSum, seconds: float) -> floa
     with ComputeLoad(group.device) as work:
         work.alone()
         _meet(group)
-        lost = work.lost_s(count, (_SPACING - 1) * seconds, add_up)
+        lost = work.lost_s(count, (_SPACING - 1) * seconds, added_up)
     return _largest(group, min(1.0, lost / seconds))
 
 

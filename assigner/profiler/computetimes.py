@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -236,7 +237,7 @@ class ComputeMeasurement:
             watch = StarvationWatch(torch.get_num_threads())
             return measure(), watch.share()
 
-        samples, starved = least_disturbed(watched, once=self.force_busy)
+        samples, starved = least_disturbed(watched, itemgetter(1), once=self.force_busy)
         if starved >= REFUSED and not self.force_busy:
             raise MeasurementError(
                 f"other programs have {100 * starved:.0f} % of the processor time that is {self.worker}'s share, while"

@@ -162,12 +162,11 @@ def _measure_pair(lane: Lane, target: int, options: SweepOptions, *, one_clock: 
     """The source's side of a directed link."""
     ahead_s = compare_clock(target).ahead_s  # its small messages are the connection's first ones
 
-    def measure() -> tuple[Link, float]:
+    def measure() -> Link:
         lane.tell(target, 1.0)
-        link = _measure_once(lane, target, options, 0.0 if one_clock else ahead_s)
-        return link, link.starved
+        return _measure_once(lane, target, options, 0.0 if one_clock else ahead_s)
 
-    link, _ = least_disturbed(measure, once=options.force_busy)
+    link = least_disturbed(measure, lambda found: found.starved, once=options.force_busy)
     lane.tell(target, 0.0)
     return link
 

@@ -38,7 +38,6 @@ MINIMUM_SAMPLES = 7
 STEADY_SPREAD = 0.05
 LIMIT_S = 2.0
 _TELLING = 0.1  # of all parts: a smaller one may spread
-_TRIES = 2  # of what other programs disturb
 
 T = TypeVar("T")
 
@@ -168,22 +167,15 @@ class _Subject:
         return all(part.spread < STEADY_SPREAD for part in parts if part.median_s >= telling)
 
 
-def least_disturbed(measure: Callable[[], tuple[T, float]], *, once: bool) -> tuple[T, float]:
-    """Measure, a second time where other programs had much of the first, and keep what they disturbed less.
-
-    Args:
-        measure: Gives what was measured, and the share of the processor time that others had meanwhile.
-        once: There is no second time.
-    """
-    found: list[tuple[T, float]] = []
-    while not found or (len(found) < (1 if once else _TRIES) and found[-1][1] >= DISTURBED):
-        found.append(measure())
-    return min(found, key=lambda each: each[1])
+def least_disturbed(measure: Callable[[], T], starved: Callable[[T], float], *, once: bool) -> T:
+    """Measure, a second time where others had much of the processor time, and keep what they disturbed less."""
+    first = measure()
+    return first if once or starved(first) < DISTURBED else min(first, measure(), key=starved)
 
 
 def measure_interleaved(
     runs: Sequence[Callable[[], tuple[float, ...]]],
-    on_round: Callable[[float], None] | None = None,
+    on_round: Callable[[float], None] = lambda _share: None,
     *,
     patience: float = 1.0,
 ) -> list[tuple[Samples, ...]]:
@@ -200,9 +192,8 @@ def measure_interleaved(
     subjects = [_Subject(run, LIMIT_S * max(1.0, patience)) for run in runs]
 
     def tell(left_s: float) -> None:
-        if on_round is not None:
-            elapsed = time.perf_counter() - begin
-            on_round(elapsed / (elapsed + left_s))
+        elapsed = time.perf_counter() - begin
+        on_round(elapsed / (elapsed + left_s))
 
     for n, subject in enumerate(subjects, 1):
         subject.warm_up()
