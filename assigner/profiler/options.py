@@ -69,10 +69,7 @@ class ProfileOptions:
     # links are measured so; None: NCCL between GPUs that a rank has for itself, gloo otherwise
     backend: Annotated[
         Backend | None,
-        Flag(
-            help="What carries messages, as for Pipeline; mpi under mpirun or srun.",
-            panel=MEASURING,
-        ),
+        Flag(help="What carries messages, as for Pipeline; mpi under mpirun or srun.", panel=MEASURING),
     ] = None
     isolated: Annotated[bool, Flag(help="One worker at a time, not all at once.", panel=MEASURING)] = False
     links: Annotated[Links, Flag(help="Links to measure; auto: all of up to 16 workers.", panel=MEASURING)] = "auto"
@@ -133,27 +130,19 @@ class Selection:
     def point(self, partitions: Iterable[str], rank: int) -> bool:
         """Whether partitions that share measurements are wanted on a worker."""
         names = list(partitions)
-        return not self.words or any(
-            word == COMPUTE or _ranks(word) == (rank,) or any(self._names(word, name) for name in names)
-            for word in self.words
+        return self._has(
+            lambda word, of: word == COMPUTE or of == (rank,) or any(self._names(word, name) for name in names)
         )
 
     def link(self, source: int, target: int) -> bool:
         """Whether the link from one rank to another is wanted."""
-        ends = {source, target}
-        return not self.words or any(
-            word == LINKS or _ranks(word) in ((source,), (target,)) or (set(_ranks(word)) == ends)
-            for word in self.words
-        )
+        return self._has(lambda word, of: word == LINKS or of in ((source,), (target,)) or set(of) == {source, target})
 
     def collective(self, ranks: Iterable[int]) -> bool:
         """Whether the collective of some ranks is wanted."""
         members = set(ranks)
-        return not self.words or any(
-            word in (LINKS, COLLECTIVES)
-            or (len(_ranks(word)) == 1 and members.issuperset(_ranks(word)))
-            or set(_ranks(word)) == members
-            for word in self.words
+        return self._has(
+            lambda word, of: word in (LINKS, COLLECTIVES) or set(of) == members or (len(of) == 1 and of[0] in members)
         )
 
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -180,6 +169,10 @@ class Selection:
                     f"--only {word!r} names no partition: there are {', '.join(list(partitions)[:4])}, ...",
                     hint="name partitions ('blocks.*'), worker:1, worker:0-worker:1, compute, links or collectives",
                 )
+
+    def _has(self, names: Callable[[str, tuple[int, ...]], bool]) -> bool:
+        """Whether a word names something, by itself or by its ranks; no words name everything."""
+        return not self.words or any(names(word, _ranks(word)) for word in self.words)
 
     @staticmethod
     def _names(word: str, partition: str) -> bool:

@@ -35,10 +35,6 @@ _MOST_HEAP = 4.0
 _NOISE_BYTES = 4 << 20  # that a process grows by for other reasons
 
 
-class TooLargeError(MemoryError):
-    """A measurement was not tried, for it would not fit; the text says what it needs and what is free."""
-
-
 @dataclass(frozen=True)
 class PartitionBytes:
     """Bytes of one partition at one micro-batch size."""
@@ -128,7 +124,7 @@ class PartitionBench:
         heap = (grown - _NOISE_BYTES) / max(1.0, held.needed())
         held = replace(held, heap=min(_MOST_HEAP, max(1.0, heap)))
         if state + held.needed() > room:
-            raise TooLargeError(f"one micro-batch took {held.needed() / 1e6:,.1f} MB of {room / 1e6:,.1f} MB")
+            raise MemoryError(f"one micro-batch took {held.needed() / 1e6:,.1f} MB of {room / 1e6:,.1f} MB")
         free = self.room() - self.optimizer_bytes
         while self.depth > 1 and _MARGIN * held.needed(depth=self.depth) > free:
             self.depth -= 1
@@ -173,7 +169,7 @@ class PartitionBench:
     def _check(self, needed: float, what: str) -> None:
         free = self.room()
         if needed > free:
-            raise TooLargeError(f"{what} would take {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free")
+            raise MemoryError(f"{what} would take {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free")
 
     @property
     def name(self) -> str:
@@ -335,7 +331,7 @@ class Workbench:
         with memory_errors():
             bench = self._bench(point, optimizer=False)
             if alike is None and point.micro_batch > min(self.inputs):
-                raise TooLargeError(f"what {point.partition} takes is not known")
+                raise MemoryError(f"what {point.partition} takes is not known")
             if alike is not None and alike.micro_batch == point.micro_batch:
                 self.held[point] = self.held[alike]
                 bench.join(self.held[alike])
@@ -359,7 +355,7 @@ class Workbench:
         known = self.inputs[point.micro_batch]
         given = next((known[name] for name in known if self.graph.piece[name].kind == piece.kind), None)
         if given is None:
-            raise TooLargeError(f"its inputs at micro-batch {point.micro_batch} are too many to be kept")
+            raise MemoryError(f"its inputs at micro-batch {point.micro_batch} are too many to be kept")
         batch = given.micro_batch.inputs
         needs = [
             self.graph.values[value].gradient if value.partition else batch[value.index].requires_grad

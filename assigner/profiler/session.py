@@ -209,13 +209,8 @@ def _measure(
         if old is not None:
             profile = renew(old, reports)
         else:
-            profile = assemble(
-                session.workload,
-                session.graph,
-                reports,
-                entry=session.entry,
-                reserve=session.options.reserved,
-            )
+            reserve = session.options.reserved
+            profile = assemble(session.workload, session.graph, reports, entry=session.entry, reserve=reserve)
         if verification is not None:
             profile = verified(profile, verification)
         if output is not None:
@@ -255,11 +250,8 @@ def _start(session: RankSession, output: ProfileDestination | None) -> tuple[Sta
 
 def _read(session: RankSession, output: ProfileDestination) -> tuple[Profile | None, _Others]:
     """The profiles that the run starts from, as `_start` gives them; they are of this workload."""
-    graph = session.graph
-    here, kinds = (
-        workload_reference(session.workload, graph, session.entry),
-        {piece.name: piece.kind for piece in graph.pieces},
-    )
+    here = workload_reference(session.workload, session.graph, session.entry)
+    kinds = {piece.name: piece.kind for piece in session.graph.pieces}
     Selection(output.only).check([*kinds], session.table.ranks)
     if not output.only:
         refuse_existing(output.path, force=output.force, reads=output.others)
