@@ -209,9 +209,6 @@ def _table(head: str, fields: dict[str, DerivedField]) -> str:
         if setting.value is None:
             lines.append(f"# {name}: {setting.comment}")
         else:
-            lines.append(f"{name} = {_toml(setting.value)}{comment}")
+            value = json.dumps(setting.value) if isinstance(setting.value, str) else f"{setting.value:.6g}"
+            lines.append(f"{name} = {value}{comment}")
     return "\n".join(lines)
-
-
-def _toml(value: float | str) -> str:
-    return json.dumps(value) if isinstance(value, str) else f"{value:.6g}"

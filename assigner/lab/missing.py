@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from assigner.lab.cluster import Cluster
 
 _CONTAINER = "in a container: docker run --privileged; elsewhere: a kernel with {} (CONFIG_{})"
+_NETEM = (
+    "modprobe sch_netem, or a kernel with it"
+    " (CONFIG_NET_SCH_NETEM; packages linux-modules-extra, kernel-modules-extra); or leave latency_ms out"
+)
 
 
 @dataclass(frozen=True)
@@ -117,18 +121,10 @@ def _network() -> Iterator[Lack]:
             try:
                 call(*command)
             except UsageError:
-                yield Lack(f"{what} for {feature}" if feature != "all" else what, _remedy(what, option), feature)
+                remedy = _NETEM if option == "NET_SCH_NETEM" else _CONTAINER.format(what, option)
+                yield Lack(f"{what} for {feature}" if feature != "all" else what, remedy, feature)
                 if option == "NET_NS":
                     return
     finally:
         with suppress(UsageError):  # it was never made
             call("ip", "netns", "del", here)
-
-
-def _remedy(what: str, option: str) -> str:
-    if option == "NET_SCH_NETEM":
-        return (
-            "modprobe sch_netem, or a kernel with it"
-            " (CONFIG_NET_SCH_NETEM; packages linux-modules-extra, kernel-modules-extra); or leave latency_ms out"
-        )
-    return _CONTAINER.format(what, option)

@@ -83,7 +83,7 @@ def run_on_hosts(
     """
     whole, base = host_command(command), {**os.environ, **secret()}
     require(cluster)
-    out, err = _Writer(stdout or sys.stdout), _Writer(stderr or sys.stderr)
+    out, err = _writer(stdout or sys.stdout), _writer(stderr or sys.stderr)
     with Interruption() as interruption, existing(cluster, interruption, warn=err) as hosts, Relay() as relay:
         running: list[subprocess.Popen[bytes]] = []
         try:
@@ -237,18 +237,18 @@ class Interruption:
             os.kill(os.getpid(), self._noted)
 
 
-class _Writer:
+def _writer(stream: IO[str]) -> Callable[[str], None]:
     """Writes whole lines to a stream at once, so that those of the hosts do not mix.
 
     What the stream cannot encode becomes a question mark: a host's words do not end a run.
     """
+    encoding = getattr(stream, "encoding", None) or "utf-8"
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream, self._encoding = stream, getattr(stream, "encoding", None) or "utf-8"
+    def write(text: str) -> None:
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+        stream.flush()
 
-    def __call__(self, text: str) -> None:
-        self._stream.write(text.encode(self._encoding, "replace").decode(self._encoding))
-        self._stream.flush()
+    return write
 
 
 def _start(

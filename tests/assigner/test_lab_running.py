@@ -9,7 +9,7 @@ import pytest
 
 from assigner.errors import UsageError, WorkerError
 from assigner.lab.cluster import Cluster, Host
-from assigner.lab.running import _judge, _start, _Writer
+from assigner.lab.running import _judge, _start, _writer
 
 PAIR = Cluster((Host("left", memory_mib=100), Host("right", memory_mib=200)))
 
@@ -54,10 +54,10 @@ def test_words_that_a_terminal_cannot_show_end_no_run():
     """A question mark stands for what the stream's encoding lacks; a stream of text takes everything."""
     kept = io.BytesIO()
     narrow = io.TextIOWrapper(kept, encoding="ascii")
-    _Writer(narrow)("[a] grün ✓\n")
+    _writer(narrow)("[a] grün ✓\n")
     assert kept.getvalue() == b"[a] gr?n ?\n"
     text = io.StringIO()
-    _Writer(text)("[a] grün ✓\n")
+    _writer(text)("[a] grün ✓\n")
     assert text.getvalue() == "[a] grün ✓\n"
 
 
