@@ -30,7 +30,8 @@ def read_bytes(path: Path, *, hint: str) -> bytes:
         UsageError: it is not there, cannot be read (`hint` is the next step then), is no regular file, or is too large.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as stream:
+        # a pipe that nobody writes to is opened without waiting for somebody
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
             found = os.fstat(stream.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise UsageError(f"{path} is no regular file", hint="write what it gives to a file, and name that")
@@ -42,11 +43,6 @@ def read_bytes(path: Path, *, hint: str) -> bytes:
     if max(found.st_size, len(content)) > MOST_BYTES:
         raise UsageError(f"{path} has more than {MOST_BYTES:,} bytes, the most that is read", hint=hint)
     return content
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a pipe that nobody writes to without waiting for somebody."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_text(path: Path, *, hint: str) -> str:

@@ -129,7 +129,8 @@ def check(options: Any) -> None:
         if value is None and type(None) in kinds:
             continue
         if not any(_has_form(kind, value) for kind in kinds):
-            raise UsageError(f"{each.field}: {_shown(value)} is not allowed; expected {_form_words(each.kind)}")
+            words = str(each.kind).replace("collections.abc.", "").replace("typing.", "")
+            raise UsageError(f"{each.field}: {_shown(value)} is not allowed; expected {words}")
         choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
         allowed = one_of(*choices) if choices else each.about.allowed
         for part in value.values() if isinstance(value, Mapping) else (value,):
@@ -158,10 +159,6 @@ def _has_form(hint: Any, value: object) -> bool:
         inner = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
         return len(inner) == len(value) and all(map(_has_form, inner, value))
     return hint is not str or isinstance(value, str)
-
-
-def _form_words(hint: Any) -> str:
-    return str(hint).replace("collections.abc.", "").replace("typing.", "")
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
