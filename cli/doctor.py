@@ -14,9 +14,7 @@ def doctor_command(*, as_json: Json = False) -> None:
     Versions, solvers (each solves a small problem), processor, threads, memory, devices, backends and what is optional;
     with it how to get what is not here. The exit code is 2 if something that assigner needs is missing, else 0.
     """
-    from assigner.report.doctor import doctor_data, doctor_report, is_ready
-
-    from .findings import examine
+    from .findings import doctor_data, doctor_report, examine, is_ready
 
     findings = examine()
     if as_json:

@@ -13,19 +13,23 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from assigner import formatting as fmt
+from assigner.formats.document import encode
 from assigner.machine.cgroup import allowed_cores, core_limit, free_memory, memory_limit
 from assigner.machine.kernel import usable_cores
-from assigner.report.doctor import Finding, Group
+from assigner.report.sheet import Column, Line, Report, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+Group = Literal["needed", "machine", "optional"]
+_TITLES: dict[Group, str] = {"needed": "what assigner needs", "machine": "this machine", "optional": "optional"}
 
 ASK_TORCH = """
 import json, torch, torch.distributed as d
@@ -79,11 +83,27 @@ _EXTRAS = (
 """What something optional needs: a package, or what has a program, with the program; what for, and how to get it."""
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked for.
+
+    `absent`: not here, and nothing needs it; `note`: worth knowing; `missing`: something cannot be done without it. The
+    remedy is how to get it, and empty where nothing is missing; `value` is the detail as a plain value, for `--json`.
+    """
+
+    what: str
+    state: Literal["ok", "absent", "note", "missing"]
+    detail: str
+    remedy: str = ""
+    value: Any = None
+    group: Group = "needed"
+
+
 def examine() -> list[Finding]:
     """Everything that `doctor` reports, in its order."""
     torch, solvers = _ask("torch", ASK_TORCH), _ask("pulp", ASK_SOLVERS)
     groups: dict[Group, Iterable[Finding]] = {
-        "needed": (*_programs(solvers), *_torch_start(torch)),
+        "needed": _programs(torch, solvers),
         "machine": (_cores(), _threads(torch), _memory(), *_accelerators(torch), *_backends(torch), _lab()),
         "optional": _extras(),
     }
@@ -213,7 +233,7 @@ def installed(package: str) -> str | None:
         return None
 
 
-def _programs(solvers: dict[str, Any] | None) -> Iterator[Finding]:
+def _programs(torch: dict[str, Any] | None, solvers: dict[str, Any] | None) -> Iterator[Finding]:
     """Python, what assigner cannot do without, and the solvers, each with why it does not solve; None: nobody knows."""
     here = f"{platform.python_version()} ({platform.system()} {platform.machine()})"
     yield Finding("python", "ok", here, value=platform.python_version())
@@ -223,9 +243,6 @@ def _programs(solvers: dict[str, Any] | None) -> Iterator[Finding]:
         package = {"PuLP": "pulp", "HiGHS": "highspy"}.get(name, name)
         yield _needed(name, package, use, (solvers or {}).get(name, ""))
     yield _cbc((solvers or {}).get("CBC", ""))
-
-
-def _torch_start(torch: dict[str, Any] | None) -> Iterator[Finding]:
     if torch is None and installed("torch") is not None:
         remedy = "pip install --force-reinstall torch"
         yield Finding("torch start", "missing", "torch is installed and does not start", remedy)
@@ -297,3 +314,37 @@ def _extras() -> Iterator[Finding]:
             yield Finding(name, "absent", use, remedy)
         else:
             yield Finding(name, "ok", f"{found}; {use}", value=found)
+
+
+def doctor_report(findings: Sequence[Finding]) -> Report:
+    """What `assigner doctor` prints: a table a group, how to get what is not here, and a verdict."""
+    missing = ", ".join(each.what for each in findings if each.state == "missing")
+    ready = Line("ready to profile, solve and train", "strong")
+    return (*_sheets(findings), *_remedies(findings), Line(f"missing: {missing}", "warning") if missing else ready)
+
+
+def _sheets(findings: Sequence[Finding]) -> Iterator[Sheet]:
+    width = max((len(each.what) for each in findings), default=0)
+    for group, title in _TITLES.items():
+        mine = [each for each in findings if each.group == group]
+        if mine:
+            rows = tuple((each.what.ljust(width), each.state.ljust(len("missing")), each.detail) for each in mine)
+            marked = frozenset(n for n, each in enumerate(mine) if each.state == "missing")
+            yield Sheet(title, (Column("", "name"), Column("state", "name"), Column("found", "text")), rows, marked)
+
+
+def _remedies(findings: Sequence[Finding]) -> Iterator[Line]:
+    """What must or should be done, then what can be."""
+    for each in sorted(findings, key=lambda each: each.state == "absent"):
+        if each.remedy:
+            yield Line(f"{each.what}: {each.remedy}", "plain" if each.state == "absent" else "warning")
+
+
+def is_ready(findings: Sequence[Finding]) -> bool:
+    """True if nothing is missing that something needs."""
+    return all(each.state != "missing" for each in findings)
+
+
+def doctor_data(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The same for `--json`."""
+    return {"kind": "doctor", "ready": is_ready(findings), "findings": [encode(each) for each in findings]}

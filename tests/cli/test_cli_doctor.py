@@ -2,6 +2,9 @@ import json
 
 import pytest
 from assigner_cli import findings
+from assigner_cli.findings import Finding, doctor_data, doctor_report, is_ready
+
+from assigner.report.sheet import Line
 
 
 @pytest.fixture
@@ -87,7 +90,7 @@ def test_a_version_that_is_too_old_is_missing(no_torch_process, monkeypatch):
 def test_solvers_really_solve():
     """Both find the optimum of a small problem, and one that does not is told with what it said."""
     assert findings._ask("pulp", findings.ASK_SOLVERS) == {"HiGHS": "", "CBC": ""}
-    found = {each.what: each for each in findings._programs({"HiGHS": "OSError: no library", "CBC": "it hangs"})}
+    found = {each.what: each for each in findings._programs({}, {"HiGHS": "OSError: no library", "CBC": "it hangs"})}
     assert (found["HiGHS"].state, found["CBC"].state) == ("missing", "note")
     assert "no library" in found["HiGHS"].detail
 
@@ -126,3 +129,36 @@ def test_a_screen_of_80_columns_is_enough(assigner, no_torch_process):
     lines = assigner("doctor", columns=80).stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert len({line.index(" ok ") for line in lines if " ok " in line}) == 1
+
+
+def test_ready_machine():
+    """Nothing missing: the last line says what can be done."""
+    found = [Finding("python", "ok", "3.12"), Finding("CBC", "note", "not found", "apt install coinor-cbc")]
+    assert doctor_report(found)[-1].text.startswith("ready")
+    assert doctor_data(found)["ready"] is True
+
+
+def test_missing_thing_is_marked_with_its_remedy():
+    """What is missing is marked, has its remedy on a line, and is named at the end."""
+    found = [Finding("python", "ok", "3.12"), Finding("torch", "missing", "not installed", "pip install torch")]
+    sheet, remedy, verdict = doctor_report(found)
+    assert sheet.marked == {1}
+    assert [row[0].rstrip() for row in sheet.rows] == ["python", "torch"]
+    assert remedy == Line("torch: pip install torch", "warning")
+    assert verdict.text == "missing: torch"
+    assert doctor_data(found)["ready"] is False
+
+
+def test_groups_are_tables_in_one_grid():
+    """What is needed, the machine, what is optional; what is absent is no reason to worry, and its remedy is plain."""
+    found = [
+        Finding("python", "ok", "3.12"),
+        Finding("memory", "ok", "8 GiB", group="machine"),
+        Finding("transformers", "absent", "Hugging Face models", "pip install transformers", group="optional"),
+    ]
+    needed, machine, optional, way, verdict = doctor_report(found)
+    assert [sheet.title for sheet in (needed, machine, optional)] == ["what assigner needs", "this machine", "optional"]
+    assert len({len(sheet.rows[0][0]) for sheet in (needed, machine, optional)}) == 1
+    assert way == Line("transformers: pip install transformers")
+    assert verdict.text.startswith("ready")
+    assert is_ready(found)

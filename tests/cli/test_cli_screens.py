@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from assigner_cli.app import app
+from assigner_cli.findings import Finding
 from builders import make_profile
 from made_runs import run_in, slower_worker
 from typer.main import get_command
@@ -28,7 +29,6 @@ from typer.main import get_command
 from assigner.formats.plan import ProfileReference, save_plan
 from assigner.formats.profile import save_profile
 from assigner.formats.trace import save_trace
-from assigner.report.doctor import Finding
 
 SCREENS = Path(__file__).parent / "screens"
 UPDATE = os.environ.get("ASSIGNER_SCREENS") == "update"
