@@ -10,6 +10,7 @@ from . import console
 from .bench import bench_command
 from .check import check_command
 from .compare import compare_command
+from .configuration import warn_of_unknown
 from .doctor import doctor_command
 from .export import export_command
 from .given import flagged
@@ -25,7 +26,6 @@ from .schema import schema_command
 from .show import show_command
 from .simulate import simulate_command
 from .solve import solve_command
-from .variables import warn_of_unknown
 
 COMPLETION = "Completion"
 PLAN, LOOK, MACHINE = "Make a plan and run it", "Look at profiles and plans", "This program and this machine"

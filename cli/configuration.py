@@ -9,7 +9,9 @@ wrong place a line says that nobody reads it, and so of variables of the environ
 """
 
 import difflib
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,15 @@ import typer
 from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.files import parse_toml, read_text
+from assigner.machine.launchedrank import launched_rank
 
 from . import console
-from .variables import speaks_for_all
+
+_PREFIX = "ASSIGNER_"
+OF_RUNS = ("BACKEND", "CAUSES", "HOST", "PLAN", "SECRET", "SHARED_MEMORY", "VERIFICATION")
+"""What stands for no flag: launchers, ranks and scripts read it (docs/settings.md says what it means)."""
+_OF_TESTS = ("SCREENS", "TEST_RAY_PYTHON", "TEST_STEP")
+"""What this project's own tests read."""
 
 TABLES = ("bench", "lab", "profile", "run", "solve")
 """Commands that take settings from a file."""
@@ -111,7 +119,11 @@ def _table(path: Path | None, command: str, flags: set[str]) -> tuple[dict[str, 
     found = settings_file(path)
     if found is None:
         return {}, _OF_FOLDER
-    document, place = _read(found), f"{found}: "
+    place, text = f"{found}: ", read_text(found, hint="give the path of a TOML file")
+    try:
+        document = parse_toml(text)
+    except FormatError as error:
+        raise FormatError(f"{found}: {error.message}", hint="toml.io has the syntax") from error
     tools = _inner(document, "tool", f"{found}: ") if path is None or "tool" in document else {}
     if path is None or "assigner" in tools:
         document, place = _inner(tools, "assigner", f"{found}: tool."), f"{found}: tool.assigner."
@@ -142,32 +154,22 @@ def _inner(document: dict[str, Any], name: str, where: str) -> dict[str, Any]:
 
 def settings_file(given: Path | None) -> Path | None:
     """The file that settings come from: the one that is given, or this folder's pyproject.toml where there is one."""
-    if given is None and not Path(_OF_FOLDER).is_file():
-        return None
-    return given or Path(_OF_FOLDER)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    text = read_text(path, hint="give the path of a TOML file")
-    try:
-        return parse_toml(text)
-    except FormatError as error:
-        raise FormatError(f"{path}: {error.message}", hint="toml.io has the syntax") from error
+    return given or (Path(_OF_FOLDER) if Path(_OF_FOLDER).is_file() else None)
 
 
 def _as_flag(given: Any, param: Any, *, where: str) -> Any:
     """A value as the option takes it: tables as NAME=VALUE, a list for an option that takes several or A,B."""
     many, switch = bool(getattr(param, "multiple", False)), bool(getattr(param, "is_flag", False))
-    if switch and isinstance(given, bool):
+    if switch and not isinstance(given, bool):
+        raise FormatError(f"{where}: {_shown(given)} is not allowed", hint="it is a switch: true or false")
+    if switch:
         return given
-    if not switch and isinstance(given, dict) and many:
+    if isinstance(given, dict) and many:
         return [f"{name}={_text(value, where=f'{where}.{name}')}" for name, value in given.items()]
-    if not switch and isinstance(given, list):
+    if isinstance(given, list):
         texts = [",".join(map(str, each)) if isinstance(each, list) else _text(each, where=where) for each in given]
         return texts if many else ",".join(texts)
-    if not switch:
-        return [_text(given, where=where)] if many else _text(given, where=where)
-    raise FormatError(f"{where}: {_shown(given)} is not allowed", hint="it is a switch: true or false")
+    return [_text(given, where=where)] if many else _text(given, where=where)
 
 
 def _text(given: Any, *, where: str) -> str:
@@ -180,3 +182,39 @@ def _text(given: Any, *, where: str) -> str:
 
 def _shown(given: Any) -> str:
     return {True: "true", False: "false"}[given] if isinstance(given, bool) else str(given)
+
+
+def of_flags(group: Any) -> Iterator[tuple[str, Any, str | None]]:
+    """Every flag of every command: the command's name, the flag, and its variable; None: it has none."""
+    for name, command in group.commands.items():
+        prefix = command.context_settings.get("auto_envvar_prefix")
+        for param in command.params:
+            if param.param_type_name != "argument":
+                yield name, param, param.envvar or (f"{prefix}_{param.name.upper()}" if prefix else None)
+
+
+def speaks_for_all() -> bool:
+    """Whether this process is the one of a run's that says what concerns all of them."""
+    return f"{_PREFIX}CAUSES" not in os.environ and launched_rank() in (None, 0)
+
+
+def warn_of_unknown(group: Any) -> None:
+    """Say which variables with our prefix nobody reads, and what may have been meant."""
+    there = sorted(name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX))
+    if not there:
+        return
+    flags = list(of_flags(group))
+    read = {variable.removeprefix(_PREFIX) for _, _, variable in flags if variable} | {*OF_RUNS}
+    found = [f"{_PREFIX}{name}{_meant(name, flags, read)}" for name in there if name not in read | {*_OF_TESTS}]
+    if found and speaks_for_all():
+        console.notice(f"warning: assigner reads no variable of this name: {', '.join(found)}")
+
+
+def _meant(name: str, flags: list[tuple[str, Any, str | None]], read: set[str]) -> str:
+    """What a variable that is not read was meant to be, in brackets; empty: it is like none. Names without prefix."""
+    for command, param, variable in flags:
+        if variable is None and name in (param.name.upper(), f"{command}_{param.name}".upper()):
+            return f" ({max(param.opts, key=len)} of {command} has none)"
+    short = name.removeprefix("SOLVE_")  # whose variables have no command in their names
+    close = [short] if short in read else difflib.get_close_matches(name, sorted(read), n=1)
+    return f" (did you mean {_PREFIX}{close[0]}?)" if close else ""

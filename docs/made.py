@@ -68,7 +68,7 @@ def settings() -> str:
     """The environment variables that stand for flags, command by command."""
     import typer
     from assigner_cli.app import app
-    from assigner_cli.variables import of_flags
+    from assigner_cli.configuration import of_flags
 
     rows = [_row("command", "flag", "variable"), _row("---", "---", "---")]
     for name, param, variable in of_flags(typer.main.get_command(app)):

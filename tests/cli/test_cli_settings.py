@@ -6,8 +6,7 @@ import re
 
 import pytest
 from assigner_cli.app import app
-from assigner_cli.configuration import TABLES
-from assigner_cli.variables import OF_RUNS, of_flags
+from assigner_cli.configuration import OF_RUNS, TABLES, of_flags
 from typer.main import get_command
 
 from assigner.launch import ranks as launch
