@@ -167,8 +167,7 @@ def _end_of_options(args: Sequence[str]) -> int:
 def _global_first(args: list[str]) -> list[str]:
     """The global flags moved to the front: they may stand behind the command as well, up to a `--`."""
     end = _end_of_options(args)
-    flags = [arg for arg in args[:end] if arg in _ANYWHERE]
-    return [*flags, *(arg for arg in args[:end] if arg not in _ANYWHERE), *args[end:]]
+    return [*sorted(args[:end], key=lambda arg: arg not in _ANYWHERE), *args[end:]]
 
 
 def _next_step(ctx: Any, error: AssignerError) -> str:

@@ -124,6 +124,8 @@ def _plain(text: str) -> str:
 
 def _panels(command: Any, ctx: Any) -> dict[str, list[tuple[Text, Text]]]:
     """Rows of flags by panel, in the order in which panels are first named."""
+    from rich.text import Text
+
     found: dict[str, list[tuple[Text, Text]]] = {"Arguments": [], "Options": []}
     for param in command.get_params(ctx):
         if getattr(param, "hidden", False):
@@ -131,17 +133,12 @@ def _panels(command: Any, ctx: Any) -> dict[str, list[tuple[Text, Text]]]:
         named = "Arguments" if isinstance(param, TyperArgument) else "Options"
         found.setdefault(param.rich_help_panel or named, []).append(_row(param, ctx))
     for name, each in getattr(command, "commands", {}).items():
-        found.setdefault(each.rich_help_panel or "Commands", []).append(_command_row(name, each))
+        row = Text(name, "bold cyan"), Text((each.help or "").partition("\n")[0])
+        found.setdefault(each.rich_help_panel or "Commands", []).append(row)
     if ctx.parent is not None:
         shared = [param for param in ctx.parent.command.params if param.name in ("quiet", "verbose", "no_color")]
         found[EVERYWHERE] = [_row(param, ctx.parent) for param in shared]
     return {title: rows for title, rows in found.items() if rows}
-
-
-def _command_row(name: str, command: Any) -> tuple[Text, Text]:
-    from rich.text import Text
-
-    return Text(name, "bold cyan"), Text((command.help or "").partition("\n")[0])
 
 
 def _row(param: Any, ctx: Any) -> tuple[Text, Text]:

@@ -69,11 +69,10 @@ class SolveProgress:
 
         from assigner.report.solution import progress_text
 
-        if self._latest is None:
-            return Text(self._said, no_wrap=True, overflow="ellipsis")
-        elapsed = time.monotonic() - self._start
-        text = progress_text(self._latest, elapsed_s=elapsed, time_limit=self._time_limit)
-        return Text(text, no_wrap=True, overflow="ellipsis")
+        said, elapsed = self._said, time.monotonic() - self._start
+        if self._latest is not None:
+            said = progress_text(self._latest, elapsed_s=elapsed, time_limit=self._time_limit)
+        return Text(said, no_wrap=True, overflow="ellipsis")
 
     def __enter__(self) -> Self:
         if self._wanted:

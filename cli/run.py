@@ -1,6 +1,5 @@
 """`assigner run`: start a training script on the ranks of a plan."""
 
-import functools
 import shutil
 import sys
 from pathlib import Path
@@ -61,9 +60,11 @@ def run_command(
 
     with RanksWatch(ranks=where.ranks, threads=threads) as watch:
         variables = {"OMP_NUM_THREADS": str(threads), "ASSIGNER_PLAN": str(plan.resolve())}
-        found = launch(
-            program, where, variables, notice=console.notice, on_unused=functools.partial(_tell_unused, command[0])
+        unused = (
+            f"warning: no rank made a Pipeline: the plan was not used, and every rank ran {command[0]} by itself\n"
+            "hint: train with assigner.Pipeline(workload, plan): docs/porting.md goes through a script"
         )
+        found = launch(program, where, variables, notice=console.notice, on_unused=lambda: console.notice(unused))
     if found is not None:
         from assigner.formats.profilewarnings import busy_text
         from assigner.report.measured import step_times_text
@@ -88,10 +89,3 @@ def _tell_idle(plan: "Plan", where: "Layout") -> None:
     if idle:
         names = ", ".join(idle[:_MOST_NAMES]) + (", ..." if len(idle) > _MOST_NAMES else "")
         console.notice(f"warning: the plan has nothing to do for {names}: idle")
-
-
-def _tell_unused(script: str) -> None:
-    console.notice(
-        f"warning: no rank made a Pipeline: the plan was not used, and every rank ran {script} by itself\n"
-        "hint: train with assigner.Pipeline(workload, plan): docs/porting.md goes through a script"
-    )

@@ -16,7 +16,7 @@ from .options import Config, Force, Json, ProfileFile, written
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from assigner.formats.plan import Plan, ProfileReference
+    from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
     from assigner.solver import Solution
     from assigner.solver.robust.robustness import Robustness
@@ -86,9 +86,11 @@ def solve_command(
     """
     from dataclasses import replace
 
+    from assigner.formats.document import now
     from assigner.formats.plan import load_plan, reference, save_plan
     from assigner.formats.profile import load_profile
     from assigner.solver import completing
+    from assigner.version import __version__
 
     if output is None and not as_json:
         raise UsageError("no output is named", hint="-o plan.json writes the plan; --json prints it")
@@ -121,7 +123,8 @@ def solve_command(
                 "one worker a stage (--max-replicas 1): the integer program states no stages that are shared"
             )
     solution, robustness = _solved(loaded, asked, baseline=baseline, robust=robust, what_if=what_if)
-    solution = replace(solution, plan=_sign(solution.plan, origin))
+    signed = replace(solution.plan, created_at=now(), tool_version=__version__, profile=origin)
+    solution = replace(solution, plan=signed)
     if output is not None:
         save_plan(solution.plan, output, force=force)
     _show(solution, loaded, robustness, as_json=as_json)
@@ -221,13 +224,3 @@ def _show(solution: "Solution", profile: "Profile", robustness: "Robustness | No
     elif not console.settings().quiet:
         more = () if robustness is None else robustness_report(robustness)
         console.show((*solution_report(solution, profile=profile, everything=console.settings().verbose), *more))
-
-
-def _sign(plan: "Plan", origin: "ProfileReference") -> "Plan":
-    """The plan saying where it comes from."""
-    from dataclasses import replace
-
-    from assigner.formats.document import now
-    from assigner.version import __version__
-
-    return replace(plan, created_at=now(), tool_version=__version__, profile=origin)
