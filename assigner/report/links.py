@@ -22,7 +22,7 @@ from assigner.schedule.cost import CostModel, PartitionOutput, message_s
 from assigner.schedule.program import Payload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from assigner.formats.prediction import Prediction, TransferPrediction
     from assigner.formats.profile import Collective, Profile, Worker
@@ -82,22 +82,23 @@ def links(profile: Profile, *, everything: bool = False) -> Report:
 
 def _by_worker(profile: Profile, figure: Figure) -> Sheet:
     """One row per sender, one column per receiver; `-` where the two cannot talk."""
-    found = {(link.source, link.target): figure.unit.show(figure.value(link)) for link in profile.links}
-    workers = profile.workers
-    named = len(workers) <= _NAMED
-    rows = tuple(
-        (
-            source.name if named else str(source.rank),
-            *(found.get((source.name, target.name), fmt.NOTHING) for target in workers),
-        )
-        for source in workers
-    )
-    columns = (
-        Column("from", "name"),
-        *(Column(f"to {worker.rank}" if named else str(worker.rank)) for worker in workers),
-    )
+    number = {worker.name: n for n, worker in enumerate(profile.workers)}
+    values = {(number[link.source], number[link.target]): figure.value(link) for link in profile.links}
+    named, ranks = len(number) <= _NAMED, [str(worker.rank) for worker in profile.workers]
+    names, heads = (list(number), [f"to {rank}" for rank in ranks]) if named else (ranks, ranks)
     title = f"links: {figure.title}" + ("" if named else "; from a rank (row) to a rank")
-    return Sheet(title, columns, rows, instead=_by_group(profile, figure))
+    return _matrix(title, names, heads, figure, values, instead=_by_group(profile, figure))
+
+
+def _matrix(
+    title: str, names: Sequence[str], heads: Sequence[str], figure: Figure, values: Mapping[tuple[int, int], float],
+    *, instead: Sheet,
+) -> Sheet:  # fmt: skip
+    """A row for each sender and a column for each receiver; `values` by their positions."""
+    rows = tuple(
+        (name, *(figure.unit.show(values.get((a, b))) for b in range(len(heads)))) for a, name in enumerate(names)
+    )
+    return Sheet(title, (Column("from", "name"), *map(Column, heads)), rows, instead=instead)
 
 
 def _by_group(profile: Profile, figure: Figure) -> Sheet:
@@ -112,13 +113,10 @@ def _by_group(profile: Profile, figure: Figure) -> Sheet:
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
     for link in profile.links:
         found[number[link.source], number[link.target]].append(figure.value(link))
-    count = range(len(groups))
     names = [f"{n} {host}, {kind} (x{len(each)})" for n, ((host, kind), each) in enumerate(groups.items())]
-    rows = tuple(
-        (names[a], *(figure.unit.show(median(found[a, b]) if (a, b) in found else None) for b in count)) for a in count
-    )
-    columns = (Column("from", "name"), *(Column(f"to {n}") for n in count))
-    return Sheet(f"links between groups of workers, the median: {figure.title}", columns, rows, instead=pairs)
+    medians = {ends: median(values) for ends, values in found.items()}
+    title = f"links between groups of workers, the median: {figure.title}"
+    return _matrix(title, names, [f"to {n}" for n in range(len(names))], figure, medians, instead=pairs)
 
 
 def _by_kind(profile: Profile, figure: Figure) -> Sheet:
