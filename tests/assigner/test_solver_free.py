@@ -20,7 +20,7 @@ from assigner.schedule.simulate import overfull, predict, prediction_of, step_s,
 from assigner.solver import SolveOptions, solve
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.bounds import Bounds
-from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
+from assigner.solver.free.candidate import FreeCandidate
 from assigner.solver.free.exhaustive import Exhaustive, StageOrders
 from assigner.solver.free.pricing import Arrangement, StepPricing, again_s, held_stages, joined
 from assigner.solver.free.row_timing import row_step_s
@@ -33,7 +33,7 @@ from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.set_memory import SetMemory
 from assigner.solver.search.search import candidates_of
 
-KINDS = {"gpipe": ConvexCandidate, "interleaved": FreeCandidate}
+KINDS = ("gpipe", "interleaved")
 
 
 def state_of(profile, **options):
@@ -44,7 +44,7 @@ def state_of(profile, **options):
 def searched(profile, schedule, **options):
     """The state after one kind of candidate went through its phases."""
     state = state_of(profile, schedule=schedule, **options)
-    state.candidates = [KINDS[schedule](state, m) for m in state.options.counts(state.problem.cost)]
+    state.candidates = [FreeCandidate(state, schedule, m) for m in state.options.counts(state.problem.cost)]
     for phase in ("price", "start", "tighten", "prove"):
         for each in state.candidates:
             if not each.decided:
@@ -174,7 +174,7 @@ def test_bounds_hold(seed, schedule):
     state = searched(profile, schedule, micro_batches=2)
     optimum = state.best_value
     fresh = state_of(profile, micro_batches=2)
-    each = KINDS[schedule](fresh, 2)
+    each = FreeCandidate(fresh, schedule, 2)
     each.price()
     assert each.bound <= optimum * (1 + 1e-9)
     if each.decided:
@@ -195,7 +195,7 @@ def test_a_worker_without_any_room_holds_nothing(schedule):
     profile = replace(profile, workers=(profile.workers[0], empty, profile.workers[2]))
     state = searched(profile, schedule, micro_batches=2)
     assert set(state.best.plan.workers) == {"worker:0/cpu", "worker:2/cpu"}
-    each = KINDS[schedule](state_of(profile, micro_batches=2), 2)
+    each = FreeCandidate(state_of(profile, micro_batches=2), schedule, 2)
     model = each._model()
     outcome = state.backend.relax(model.problem, time_limit=20)
     assert 0 < outcome.bound * model.unit <= state.best_value * (1 + 1e-6)
@@ -399,7 +399,7 @@ def test_a_search_tells_of_its_progress(monkeypatch):
 
     resolved = resolve(random_instance(3, partitions=7, workers=4, graph=True), single(gap=0.0, micro_batches=2))
     state = SearchState(Problem(*resolved, CostModel(resolved[0])), watch)
-    state.candidates = [FreeCandidate(state, 2)]
+    state.candidates = [FreeCandidate(state, "interleaved", 2)]
     state.candidates[0].price()
     with pytest.raises(KeyboardInterrupt):
         state.candidates[0].prove()

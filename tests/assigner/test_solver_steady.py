@@ -20,7 +20,7 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import steady_s
 from assigner.schedule.simulate import overfull, predict, prediction_of
 from assigner.solver import solve
-from assigner.solver.free.branched import SteadyCandidate
+from assigner.solver.free.candidate import FreeCandidate
 from assigner.solver.free.pricing import SteadyPricing
 from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.limits import tuning
@@ -145,12 +145,12 @@ def test_a_search_that_is_not_whole_says_so(schedule, monkeypatch):
     """Beyond exhaustive search there are a plan and a bound below it, the same every time."""
     profile = random_instance(5, partitions=14, workers=3, graph=True, tight=True)
     monkeypatch.setattr(tuning, "NODES", 200)
-    monkeypatch.setattr(SteadyCandidate, "most_certain", 1)
+    monkeypatch.setattr(tuning, "CERTAIN_STEADY", 1)
     monkeypatch.setattr(tuning, "ANNEALING_TRIES", 300)
     found = []
     for _ in range(2):
         state = SearchState(problem_of(profile, schedule=schedule), lambda: None)
-        state.candidates = [candidate] = [SteadyCandidate(state, schedule, M)]
+        state.candidates = [candidate] = [FreeCandidate(state, schedule, M)]
         for phase in (candidate.price, candidate.start, candidate.tighten):
             phase()
         candidate.look_at_all()

@@ -1,6 +1,6 @@
 """Graphs with branches: convex stages beyond the intervals of one order.
 
-Throughput is that of convex stages themselves (free/). Of step time and latency the stages of simpler plans, and
+Of step time and latency (throughput is that of convex stages themselves: candidate.py) the stages of simpler plans, and
 intervals along an order where the dynamic program soon ends, are plans to begin with (on such a graph the program
 proves nothing), and convex stages tell whether anything fits at all, which intervals cannot prove. Of 1F1B's steps
 local search looks for better ones: over convex stages at the schedule's own warm-ups, all of them where they are few,
@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 from assigner.solver.free.annealing import Annealing
-from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
+from assigner.solver.free.candidate import FreeCandidate
 from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.pricing import SteadyPricing
-from assigner.solver.free.starts import of_plan, orders
+from assigner.solver.free.starts import along, of_plan
 from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime, SolveClock
@@ -30,50 +30,11 @@ from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.set_memory import SetMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Schedule
-    from assigner.solver.free.pricing import Arrangement, BoundedPricing, Stages
-
-
-class SteadyCandidate(FreeCandidate):
-    """Throughput under one schedule with M micro-batches, one convex stage a worker, on a graph with branches.
-
-    Args:
-        state: As of `CandidateSearch`.
-        schedule: "gpipe" or "1f1b".
-        micro_batches: As of `CandidateSearch`.
-    """
-
-    one_stage = True
-    most_placements = tuning.SMALL_CONVEX
-    most_certain = tuning.CERTAIN_STEADY
-
-    def __init__(self, state: SearchState, schedule: Schedule, micro_batches: int) -> None:
-        super().__init__(state, micro_batches)
-        self.schedule = schedule
-
-    @cached_property
-    def pricing(self) -> BoundedPricing:
-        """As of `FreeCandidate`."""
-        return SteadyPricing(self.memory, falling=self.schedule == "1f1b")
-
-    @property
-    def closable(self) -> bool:
-        """As `CandidateSearch` has it: where the search of all placements ends in a second or two."""
-        return self.placements <= tuning.CERTAIN
-
-    def _starting(self) -> Iterator[Stages]:
-        """The best pipeline along each of a few orders, and the best plan of all."""
-        for order in orders(self.memory.table):
-            along = replace(self.problem, sequence=tuple(self.problem.order[i] for i in order))
-            pipelines = PipelineCandidate(self.state, self.schedule, self.micro_batches, along)
-            pipelines.begin()
-            if pipelines.best is not None:
-                yield of_plan(self.problem, pipelines.best.plan)
-        if self.state.best is not None:
-            yield of_plan(self.problem, self.state.best.plan)
+    from assigner.solver.free.pricing import Arrangement, Stages
 
 
 class _SimulatedPricing(SteadyPricing):
@@ -180,9 +141,8 @@ class BranchedCandidate(PipelineCandidate):
 
     def _go_along(self, stages: Stages) -> None:
         """Offer stages, and the best of the intervals near them in an order of which they are intervals."""
-        positions = [i for _, mask in stages for i in bits(mask)]
-        along = replace(self.problem, sequence=tuple(self.problem.order[i] for i in positions))
-        pipelines = PipelineCandidate(self.state, self.schedule, self.micro_batches, along)
+        problem = along(self.problem, (i for _, mask in stages for i in bits(mask)))
+        pipelines = PipelineCandidate(self.state, self.schedule, self.micro_batches, problem)
         pipelines.improve_from([(self.problem.workers[w].name, mask.bit_count()) for w, mask in stages])
         if pipelines.best is not None:
             best = pipelines.best
@@ -219,7 +179,7 @@ class BranchedCandidate(PipelineCandidate):
         )  # fmt: skip
         clock = SolveClock(tuning.FITS_S, within=problem.clock)
         state = SearchState(Problem(problem.profile, asked, problem.cost, clock=clock), self.state.watch)
-        candidate = ConvexCandidate(state, least)
+        candidate = FreeCandidate(state, "gpipe", least)
         state.candidates = [candidate]
         with suppress(OutOfTime):
             for phase in (candidate.price, candidate.start, candidate.tighten, candidate.prove):

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
-from assigner.solver.free.pricing import StepPricing
-from assigner.solver.free.starts import starts
+from assigner.solver.free.pricing import SteadyPricing, StepPricing
+from assigner.solver.free.starts import along, of_plan, orders, starts
 from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.limits import tuning
 from assigner.solver.methods.candidate import EXHAUSTIVE, LOCAL, TOTAL_WORK, CandidateSearch
+from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.problem.set_memory import SetMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from assigner.formats.terms import Schedule
     from assigner.solver.free.pricing import Arrangement, BoundedPricing, Stages
@@ -29,26 +30,25 @@ if TYPE_CHECKING:
 
 
 class FreeCandidate(CandidateSearch):
-    """The breadth-first schedule with M micro-batches, any number of stages a worker.
+    """M micro-batches breadth first, any number of stages a worker; under another schedule one convex stage a worker.
+
+    The last for the step under GPipe, and for the steady state under GPipe or 1F1B.
 
     Attributes:
-        memory: Prices and memory.
-        placements: How many ways there are to put the partitions on workers.
-        small: Few enough for exhaustive search.
+        one_stage: A worker has at most one stage.
+        small: There are few enough placements for exhaustive search.
         certain: So few that it is sure to end.
     """
 
-    schedule: Schedule = "interleaved"
-    one_stage = False
-    most_placements = tuning.SMALL
-    most_certain = tuning.CERTAIN
-
-    def __init__(self, state: SearchState, micro_batches: int) -> None:
+    def __init__(self, state: SearchState, schedule: Schedule, micro_batches: int) -> None:
         super().__init__(state, micro_batches)
+        self.schedule, self.one_stage = schedule, schedule != "interleaved"
+        self._steady = self.problem.options.objective == "throughput"
         self.memory = SetMemory(self.problem, micro_batches)
         self._starts: list[Arrangement] = []
-        self.placements = math.prod(max(1, len(homes)) for homes in self.memory.table.homes)
-        self.small, self.certain = self.placements <= self.most_placements, self.placements <= self.most_certain
+        self._placements = math.prod(max(1, len(homes)) for homes in self.memory.table.homes)
+        self.small = self._placements <= (tuning.SMALL_CONVEX if self.one_stage else tuning.SMALL)
+        self.certain = self._placements <= (tuning.CERTAIN_STEADY if self._steady else tuning.CERTAIN)
 
     def _take(self, found: Arrangement, found_by: str = LOCAL) -> float:
         self.offer(found.value_s, lambda: found.plan(self.schedule), found_by)
@@ -56,17 +56,29 @@ class FreeCandidate(CandidateSearch):
 
     @property
     def closable(self) -> bool:
-        """As `CandidateSearch` has it: where every placement can be looked at."""
-        return self.small
+        """As `CandidateSearch` has it: all placements can be looked at, of the steady state in a second or two."""
+        return self._placements <= tuning.CERTAIN if self._steady else self.small
 
     @cached_property
     def pricing(self) -> BoundedPricing:
         """What a placement is worth."""
+        if self._steady:
+            return SteadyPricing(self.memory, falling=self.schedule == "1f1b")
         return StepPricing(self.memory, one_stage=self.one_stage)
 
-    def _starting(self) -> Iterable[Stages]:
+    def _starting(self) -> Iterator[Stages]:
         """Placements to start from, some of which may not fit."""
-        return starts(self.state, self.memory.table, loops=not self.one_stage)
+        state, table = self.state, self.memory.table
+        if not self._steady:
+            yield from starts(state, table, loops=not self.one_stage)
+            return
+        for order in orders(table):
+            pipelines = PipelineCandidate(state, self.schedule, self.micro_batches, along(self.problem, order))
+            pipelines.begin()
+            if pipelines.best is not None:
+                yield of_plan(self.problem, pipelines.best.plan)
+        if state.best is not None:
+            yield of_plan(self.problem, state.best.plan)
 
     def price(self) -> None:
         """Bound by the longest path and the perfect split."""
@@ -123,13 +135,5 @@ class FreeCandidate(CandidateSearch):
     def _model(self) -> PlacementModel | None:
         return PlacementModel.within(
             self.memory, one_stage=self.one_stage, unit=self.state.unit, turns=self.schedule != "1f1b",
-            steady=self.problem.options.objective == "throughput",
+            steady=self._steady,
         )  # fmt: skip
-
-
-class ConvexCandidate(FreeCandidate):
-    """GPipe with M micro-batches, one stage a worker, of a graph whose stages need not follow one order."""
-
-    schedule: Schedule = "gpipe"
-    one_stage = True
-    most_placements = tuning.SMALL_CONVEX

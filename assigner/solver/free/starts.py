@@ -19,7 +19,7 @@ from assigner.solver.methods.candidate import SearchState
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from assigner.formats.plan import Plan
     from assigner.solver.free.pricing import Stages
@@ -28,18 +28,17 @@ if TYPE_CHECKING:
 
 
 def starts(state: SearchState, table: PriceTable, *, loops: bool) -> Iterator[Stages]:
-    """Placements worth a look, some of which may not fit.
-
-    Args:
-        state: Its best plan so far is one, and those given; pipelines are looked for where that is soon done.
-        table: The prices.
-        loops: Whether workers may have several stages.
-    """
+    """Placements worth a look, some of which may not fit: plans known, pipelines where those soon end, and loops."""
     known = [*state.given, *([] if state.best is None else [state.best])]
     yield from (of_plan(table.problem, each.plan) for each in known)
     seconds = max(state.share_s / 4, 0.1)
     for order in orders(table) if table.visits <= tuning.KNOWN_VISITS or not known else ():
-        yield from _pipelines(state, table, order, seconds)
+        ordered = replace(along(table.problem, order), clock=SolveClock(seconds, within=table.problem.clock))
+        candidate = GPipeCandidate(SearchState(ordered, state.watch), table.micro_batches)
+        candidate.state.candidates = [candidate]
+        candidate.begin()
+        if candidate.best is not None:
+            yield of_plan(table.problem, candidate.best.plan)
     for times in (1, 2, 3) if loops else (1,):
         yield loop(table, times)
 
@@ -50,6 +49,11 @@ def of_plan(problem: Problem, plan: Plan) -> Stages:
     return tuple(
         (number[stage.worker], sum(1 << problem.position[name] for name in stage.partitions)) for stage in plan.stages
     )
+
+
+def along(problem: Problem, positions: Iterable[int]) -> Problem:
+    """The problem along another order of its positions."""
+    return replace(problem, sequence=tuple(problem.order[i] for i in positions))
 
 
 def orders(table: PriceTable) -> list[tuple[int, ...]]:
@@ -80,19 +84,6 @@ def _by_branches(table: PriceTable, *, backwards: bool) -> tuple[int, ...]:
                     freed.append(j)
         ready.extend(freed if backwards else reversed(freed))
     return tuple(order)
-
-
-def _pipelines(state: SearchState, table: PriceTable, order: Sequence[int], seconds: float) -> Iterator[Stages]:
-    """The pipeline solver's first plan of those whose stages are intervals of an order."""
-    problem = table.problem
-    ordered = replace(
-        problem, sequence=tuple(problem.order[i] for i in order), clock=SolveClock(seconds, within=problem.clock)
-    )
-    candidate = GPipeCandidate(SearchState(ordered, state.watch), table.micro_batches)
-    candidate.state.candidates = [candidate]
-    candidate.begin()
-    if candidate.best is not None:
-        yield of_plan(problem, candidate.best.plan)
 
 
 def loop(table: PriceTable, times: int) -> Stages:

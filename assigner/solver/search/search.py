@@ -10,9 +10,9 @@ plans, and what proves how good they are (who "closes" has the last word, where 
       1F1B along an order;      PipelineCandidate  dynamic program, or      the same, and depths by  the ILP
         throughput, latency                        kinds                    branch and bound
                                                    (fleet/kind_sweeps)      (pipelines/depth_search)
-      branched graph, GPipe     ConvexCandidate    annealing of convex      relaxation               all placements
+      branched graph, GPipe     FreeCandidate      annealing of convex      relaxation               all placements
         1F1B, latency           BranchedCandidate  stages; along orders     (ilp/placements)         if few
-        throughput              SteadyCandidate    annealing                the same                 the same
+        throughput              FreeCandidate      annealing                the same                 the same
     several workers a stage     SharedCandidate    dynamic program of sets  pipelines/share_search   the same
     several stages a worker
       breadth first             FreeCandidate      annealing                relaxation               all placements
@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from assigner.errors import UsageError
 from assigner.schedule.cost import CostModel
-from assigner.solver.free.branched import BranchedCandidate, SteadyCandidate
-from assigner.solver.free.candidate import ConvexCandidate, FreeCandidate
+from assigner.solver.free.branched import BranchedCandidate
+from assigner.solver.free.candidate import FreeCandidate
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime, SolveClock
 from assigner.solver.methods.candidate import BASELINE, LOCAL, PROVEN, Proposal, SearchState
@@ -82,7 +82,7 @@ def _step_candidates(state: SearchState, counts: Sequence[int]) -> list[Candidat
     """
     wanted = state.options.schedule
     if wanted == "interleaved":
-        return [FreeCandidate(state, count) for count in counts]
+        return [FreeCandidate(state, wanted, count) for count in counts]
     gpipe = [each for count in counts for each in _gpipe(state, count)] if wanted != "1f1b" else []
     pipelines = [each for count in counts for each in _pipelines(state, "1f1b", count)] if wanted != "gpipe" else []
     shared = _shared(state, counts)
@@ -97,7 +97,7 @@ def _gpipe(state: SearchState, count: int) -> Sequence[CandidateSearch]:
     """
     if state.problem.exact:
         return [GPipeCandidate(state, count)]
-    convex = ConvexCandidate(state, count)
+    convex = FreeCandidate(state, "gpipe", count)
     if convex.certain or state.problem.branched:
         return [convex]
     return [GPipeCandidate(state, count, problem) for problem in state.problem.ordered]
@@ -124,7 +124,7 @@ def _shared(state: SearchState, counts: Sequence[int]) -> list[CandidateSearch]:
 def _pipelines(state: SearchState, schedule: Schedule, count: int) -> Sequence[CandidateSearch]:
     """One for each order of the graph, whose intervals together are all stages there are; else one for all."""
     if state.problem.branched and state.options.objective == "throughput":
-        return [SteadyCandidate(state, schedule, count)]
+        return [FreeCandidate(state, schedule, count)]
     if state.problem.branched:
         return [BranchedCandidate(state, schedule, count)]
     return [PipelineCandidate(state, schedule, count, problem) for problem in state.problem.ordered]
