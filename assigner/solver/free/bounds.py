@@ -92,11 +92,7 @@ class _Nodes(NamedTuple):
 
 
 class Bounds:
-    """Bounds of one table.
-
-    Args:
-        memory: Prices and memory.
-    """
+    """Bounds of one table."""
 
     def __init__(self, memory: SetMemory) -> None:
         self.memory, self.table = memory, memory.table
@@ -109,21 +105,14 @@ class Bounds:
         self._sinks = [i for i in range(self.n) if not table.behind[i]]
 
     def least(self, where: Sequence[int], masks: Sequence[int]) -> tuple[float, list[Turn]]:
-        """The bound, in seconds, and its turns.
-
-        Args:
-            where: Worker of each position, -1: not placed. Whatever a placed position reads is placed.
-            masks: Positions of each worker.
-        """
+        """The bound, in seconds, and its turns; arguments as of `StepPricing.least`."""
         table, times = self.table, self.table.micro_batches
         forward, backward = list(self._forward), list(self._backward)
         update, total, bound = [0.0] * len(masks), 0.0, 0.0
         for i, w in enumerate(where):
             if w >= 0:
-                price = table.prices[w][i]
-                assert price is not None
-                forward[i], backward[i] = price.forward_s, price.backward_s
-                update[w] += price.update_s
+                forward[i], backward[i] = table.forward_s[w][i], table.backward_s[w][i]
+                update[w] += table.update_s[w][i]
             else:
                 total += self._share[i]
         held = [(w, list(bits(mask)), self.memory.least_s(w, mask)) for w, mask in enumerate(masks) if mask]

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from assigner.solver.free.pricing import Arrangement, again_s, held_stages, joined
-from assigner.solver.free.row_timing import RowTiming
+from assigner.solver.free.row_timing import RowTiming, union
 from assigner.solver.problem.prices import bits
 
 if TYPE_CHECKING:
@@ -25,18 +25,15 @@ if TYPE_CHECKING:
     from assigner.solver.free.bounds import Turn
     from assigner.solver.free.pricing import BoundedPricing
     from assigner.solver.problem.prices import TravellingValue
-    from assigner.solver.problem.set_memory import Masks, SetMemory
+    from assigner.solver.problem.set_memory import Masks
 
 
 class Exhaustive:
     """One search.
 
     Args:
-        pricing: Bounds and values.
         limit: What a plan must beat, in seconds.
         take: Takes a better plan; returns what the next one must beat.
-        nodes: So many nodes are looked at: the same answer every time.
-        stop: True: the time is over.
 
     Attributes:
         floor: No placement takes less than the lesser of this and `limit`, whatever it rematerialises.
@@ -133,10 +130,8 @@ class Exhaustive:
                 if found.value_s < self.limit:
                     self.limit = self._take(found)
             return
-        rows = StageOrders(
-            self._memory, self._where, self._masks, values, turns, take=self._take, limit=self.limit, tick=self._tick
-        )
-        self.limit = rows.search()
+        rows = StageOrders(self, values, turns)
+        rows.run()
         self.floor = min(self.floor, max(bound, rows.floor) if rows.finished else bound)
         self._ended = self._ended and rows.finished
 
@@ -150,37 +145,21 @@ class StageOrders:
     where that cannot help: where the first part sends nothing to other workers and the second part receives nothing
     from them, running them as one is never later, forward or backward, and needs no more memory.
 
-    Args:
-        memory: Prices and memory.
-        where: The worker of each position.
-        masks: The positions of each worker.
-        values: The values that travel.
-        turns: Bounds of the assignment.
-        take: Takes a better row; returns what the next one must beat.
-        limit: What a row must beat, in seconds.
-        tick: Counts a stage added; False: stop.
-
     Attributes:
         finished: Whether all rows below the limit were looked at, with all that they may rematerialise.
         floor: If all were, no row takes less than the lesser of this and the limit, whatever it rematerialises.
     """
 
-    def __init__(
-        self, memory: SetMemory, where: Sequence[int], masks: Sequence[int], values: Sequence[TravellingValue],
-        turns: Sequence[Turn], *, take: Callable[[Arrangement], float], limit: float, tick: Callable[[], bool],
-    ) -> None:  # fmt: skip
-        self._memory, self._table, self._masks, self._values, self._turns = memory, memory.table, masks, values, turns
-        self._take, self._limit, self._tick = take, limit, tick
+    def __init__(self, search: Exhaustive, values: Sequence[TravellingValue], turns: Sequence[Turn]) -> None:
+        memory, where, masks = search._memory, search._where, search._masks
+        self._search, self._memory, self._table = search, memory, memory.table
+        self._masks, self._turns = masks, turns
         self._sweep = RowTiming(memory.table, where, values)
-        self._sends = [sum(1 << n for n, way in enumerate(values) if way.maker == i) for i in range(len(where))]
-        self._reads = [sum(1 << n for n, way in enumerate(values) if i in way.readers) for i in range(len(where))]
-        self._grades = [sum(1 << n for n, way in enumerate(values) if i in way.graded) for i in range(len(where))]
         self._row: list[tuple[int, int]] = []
         self._all = sum(masks)
         self.finished = self._more = True
         self.floor = math.inf
         times = memory.table.micro_batches
-        self._forward = [times * self._seconds(w, mask, backward=False) for w, mask in enumerate(masks)]
         self._behind = [
             times * (self._seconds(w, mask, backward=True) + memory.least_s(w, mask))
             + sum([self._table.update_s[w][i] for i in bits(mask)])
@@ -192,28 +171,27 @@ class StageOrders:
         row = (self._table.backward_s if backward else self._table.forward_s)[worker]
         return sum([row[i] for i in bits(mask)])
 
-    def search(self) -> float:
-        """Look at every row; returns what is to be beaten afterwards. `finished` says whether all were looked at."""
+    def run(self) -> None:
+        """Look at every row. `finished` says whether all were looked at."""
         self._extend(0, 0)
-        return self._limit
 
     def _extend(self, done: int, received: int) -> None:
         if done == self._all:
             self._price()
             return
         for worker, stage in self._next(done):
-            receives = self._ways_of(self._reads, stage) & ~received
+            receives = union(self._sweep.reads, bits(stage)) & ~received
             if not self._is_normal(worker, stage) or self._is_cut_in_vain(worker, stage, done, receives):
                 continue
-            if not self._tick():
+            if not self._search._tick():
                 self.finished = self._more = False
                 return
             sweep = self._sweep
             free, links = sweep.free[worker], list(sweep.links[worker])
-            sends = list(bits(self._ways_of(self._sends, stage)))
+            sends = list(bits(union(sweep.sends, bits(stage))))
             end = sweep.forward(worker, tuple(bits(stage)), list(bits(receives)), sends)
             self._row.append((worker, stage))
-            if self._bound(worker, stage, done | stage, end) < self._limit:
+            if self._bound(worker, stage, done | stage, end) < self._search.limit:
                 self._extend(done | stage, received | receives)
             self._row.pop()
             sweep.free[worker], sweep.links[worker] = free, links
@@ -243,17 +221,8 @@ class StageOrders:
                 found = max(found, i if missing & ~rest else min(i, missing.bit_length() - 1))
         return found
 
-    @staticmethod
-    def _ways_of(table: Sequence[int], stage: int) -> int:
-        found = 0
-        for i in bits(stage):
-            found |= table[i]
-        return found
-
     def _is_normal(self, worker: int, stage: int) -> bool:
-        needs = 0
-        for i in bits(stage):
-            needs |= self._table.before[i]
+        needs = union(self._table.before, bits(stage))
         for other, mask in reversed(self._row):
             if other == worker or needs & mask:
                 return True
@@ -267,10 +236,11 @@ class StageOrders:
         It waits for no value of its own, nobody waits for one of that stage, and no gradient leaves with its backward:
         that leaves with the first stage that adds to it, whose backward comes last.
         """
-        if receives or self._ways_of(self._grades, stage) & ~self._ways_of(self._grades, done):
+        grades, sends = self._sweep.grades, self._sweep.sends
+        if receives or union(grades, bits(stage)) & ~union(grades, bits(done)):
             return False
         before = next((mask for other, mask in reversed(self._row) if other == worker), 0)
-        return before != 0 and self._ways_of(self._sends, before) == 0
+        return before != 0 and union(sends, bits(before)) == 0
 
     def _bound(self, worker: int, stage: int, done: int, end: float) -> float:
         left = self._seconds(worker, self._masks[worker] & ~done, backward=False) * self._table.micro_batches
@@ -293,18 +263,18 @@ class StageOrders:
         exactness = min(self._memory.exactness(worker, masks) for worker, masks in held)
         if many > 1 or not listed:
             least = self._least_again(choices, held) if listed else [0.0] * len(stages)
-            if self._sweep.finish(rows, least) * exactness >= self._limit:
+            if self._sweep.finish(rows, least) * exactness >= self._search.limit:
                 return
             self.finished = self.finished and listed
         for chosen in itertools.product(*choices):
-            if many > 1 and not self._tick():
+            if many > 1 and not self._search._tick():
                 self.finished = self._more = False
                 return
             again = joined(stages, chosen)
             step = self._sweep.finish(rows, again_s(self._memory, stages, again))
             self.floor = min(self.floor, step * exactness)
-            if step < self._limit:
-                self._limit = self._take(Arrangement(self._table, stages, again, step))
+            if step < self._search.limit:
+                self._search.limit = self._search._take(Arrangement(self._table, stages, again, step))
 
     def _least_again(self, choices: Sequence[Sequence[Masks]], held: Sequence[tuple[int, Masks]]) -> list[float]:
         """The least seconds that each stage can be made longer, whatever the others are."""

@@ -7,8 +7,10 @@ is the simulator's to the last bit, with a wire for each link.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from assigner.solver.problem.prices import bits
 
 if TYPE_CHECKING:
     from assigner.schedule.cost import MessageTime
@@ -27,15 +29,11 @@ Sent = tuple[list[float], int, float]
 class RowTiming:
     """The state of a step while its stages are timed.
 
-    Args:
-        table: The prices.
-        where: The worker of each position.
-        values: The values that travel (`PriceTable.travelling`).
-
     Attributes:
         free: When each worker is free.
         links: When each link is free, by sender and receiver.
         there: When each activation arrives, by way and micro-batch.
+        sends, reads, grades: By position the mask of the ways whose value it makes, reads, and adds to the gradient of.
     """
 
     def __init__(self, table: PriceTable, where: Sequence[int], values: Sequence[TravellingValue]) -> None:
@@ -44,6 +42,13 @@ class RowTiming:
         self.free = [0.0] * count
         self.links = [[0.0] * count for _ in range(count)]
         self.there: list[list[float]] = [[] for _ in values]
+        self.sends, self.reads, self.grades = ([0] * len(where) for _ in range(3))
+        for n, way in enumerate(values):
+            self.sends[way.maker] |= 1 << n
+            for i in way.readers:
+                self.reads[i] |= 1 << n
+            for i in way.graded:
+                self.grades[i] |= 1 << n
 
     def forward(self, worker: int, positions: Sequence[int], receives: Sequence[int], sends: Sequence[int]) -> float:
         """Time a stage's forwards; returns the end of the last one.
@@ -140,13 +145,7 @@ class RowTiming:
 
 
 def row_step_s(table: PriceTable, stages: Row, again_s: Sequence[float]) -> float | None:
-    """The step time of a whole row, in seconds; None: a link is missing.
-
-    Args:
-        table: The prices.
-        stages: The row.
-        again_s: Seconds of each stage that its backward takes longer because of rematerialisation.
-    """
+    """The step time of a whole row, in seconds, with those of recomputing in each stage; None: a link is missing."""
     where = [0] * len(table.problem.order)
     for worker, positions in stages:
         for i in positions:
@@ -154,20 +153,20 @@ def row_step_s(table: PriceTable, stages: Row, again_s: Sequence[float]) -> floa
     values = table.travelling(where)
     if values is None:
         return None
-    sweep = RowTiming(table, where, values)
-    got: set[int] = set()
-    makes: dict[int, list[int]] = {}
-    reads: dict[int, list[int]] = {}
-    for n, way in enumerate(values):
-        makes.setdefault(way.maker, []).append(n)
-        for i in way.readers:
-            reads.setdefault(i, []).append(n)
+    sweep, got = RowTiming(table, where, values), 0
     for worker, positions in stages:
-        receives = sorted({n for i in positions for n in reads.get(i, ())} - got)
-        sends = sorted(n for i in positions for n in makes.get(i, ()))
-        got.update(receives)
-        sweep.forward(worker, positions, receives, sends)
+        receives = union(sweep.reads, positions) & ~got
+        got |= receives
+        sweep.forward(worker, positions, list(bits(receives)), list(bits(union(sweep.sends, positions))))
     return sweep.finish(stages, again_s)
+
+
+def union(masks: Sequence[int], positions: Iterable[int]) -> int:
+    """What any of these positions has in its mask."""
+    found = 0
+    for i in positions:
+        found |= masks[i]
+    return found
 
 
 def _play(  # noqa: PLR0917 - called for every stage of every placement
