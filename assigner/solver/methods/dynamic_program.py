@@ -86,7 +86,6 @@ class _OptionArrays:
         alone = shared_s == 0
         promised = np.array([float(option.bound_depth) for option in options])
         ends = exact | (times[:, 1] > 0)  # its update may be the last of a way
-        self.number = np.arange(len(options))
         self.first = np.array([c.first for c in options], dtype=np.int64)
         self.front = FrontStages(
             times[:, 0], times[:, 1],
@@ -103,13 +102,7 @@ class _OptionArrays:
 class DynamicProgram:
     """The dynamic program of one instance.
 
-    Args:
-        table: Prices and links.
-        stage_options: Its stages.
-        objective: What a pipeline costs.
-
     Attributes:
-        table: Prices and links.
         work: Labels that its runs have tried to make so far, and what each visit of a position and a set takes besides.
     """
 
@@ -208,32 +201,26 @@ class DynamicProgram:
         self._ending = {at: [n for n in which if alone[n]] for at, which in self._options.ending.items()}
         self._front = self._front_sums()
         width = int(max(50, min(width, made / max(1, alone.sum()))))
-        self._serial, lost = 0, math.inf
-        buckets: list[list[_Labels]] = [[] for _ in range(self._n + 1)]
-        self._start(buckets, cutoff)
+        self._serial, self._cutoff, lost = 0, cutoff, math.inf
+        self._buckets: list[list[_Labels]] = [[] for _ in range(self._n + 1)]
+        self._start()
         for position in range(self._n - 1, 0, -1):
-            if not buckets[position]:
+            if not self._buckets[position]:
                 continue
-            labels, least = self._cut(_Labels.join(buckets[position]), position, width, dominance=dominance)
+            labels, least = self._cut(_Labels.join(self._buckets[position]), position, width, dominance=dominance)
             lost = min(lost, least)
-            buckets[position] = []
-            self._history.update(
-                zip(
-                    labels.serial.tolist(),
-                    zip(labels.option.tolist(), labels.parent.tolist(), strict=True),
-                    strict=True,
-                )
-            )
+            self._buckets[position] = []
+            whence = zip(labels.option.tolist(), labels.parent.tolist(), strict=True)
+            self._history.update(zip(labels.serial.tolist(), whence, strict=True))
             for stages in np.unique(labels.stages):
                 if stages < self._most:
                     behind = labels.take(labels.stages == stages)
                     for left in range(len(self._uses)):
-                        self._extend(
-                            behind, position=position, left=left, stage=int(stages) + 1, buckets=buckets, cutoff=cutoff
-                        )
-        if not buckets[0]:
+                        self._extend(behind, position, left)
+        ends = self._buckets.pop(0)
+        if not ends:
             return PricedPipelines((), lost)
-        whole = _Labels.join(buckets[0])
+        whole = _Labels.join(ends)
         if self._stage_options.only_shared:
             whole = whole.take(whole.workers > whole.stages)
         price = self._objective.whole(whole.marks)
@@ -274,7 +261,7 @@ class DynamicProgram:
                 )
         return found
 
-    def _start(self, buckets: list[list[_Labels]], cutoff: float) -> None:
+    def _start(self) -> None:
         options = self._options
         for number, uses in enumerate(self._uses):
             which = self._ending.get((self._n, number))
@@ -283,14 +270,12 @@ class DynamicProgram:
                 count = len(which)
                 labels = _Labels(
                     self._objective.last(front), front.least_depth, np.full(count, uses @ self._place),
-                    np.full(count, uses.sum()), np.full(count, number), np.full(count, 1), options.number[which],
+                    np.full(count, uses.sum()), np.full(count, number), np.full(count, 1), np.array(which),
                     np.full(count, -1), self._serials(count),
                 )  # fmt: skip
-                self._scatter(labels, options.first[which], buckets, cutoff)
+                self._scatter(labels, options.first[which])
 
-    def _extend(
-        self, labels: _Labels, *, position: int, left: int, stage: int, buckets: list[list[_Labels]], cutoff: float
-    ) -> None:
+    def _extend(self, labels: _Labels, position: int, left: int) -> None:
         """Put every stage of replica set `left` that ends before `position` in front of every label."""
         self._clock.check()
         hop_s = self._hops(position, left)
@@ -304,7 +289,7 @@ class DynamicProgram:
         for start in range(0, len(labels.used), at_once):
             self._clock.check()
             some = labels.take(np.arange(start, min(start + at_once, len(labels.used))))
-            self._grow(some, hop_s, which, left=left, stage=stage, buckets=buckets, cutoff=cutoff)
+            self._grow(some, hop_s, which, left)
 
     def _has(self, used: Ints, number: int) -> Flags:
         """Whether the workers of a replica set are left where so many of each group are used."""
@@ -312,12 +297,9 @@ class DynamicProgram:
         fits: Flags = (taken + self._uses[number][:, None] <= self._count[:, None]).all(axis=0)
         return fits
 
-    def _grow(
-        self, labels: _Labels, hop_s: Floats, which: Sequence[int], *, left: int, stage: int,
-        buckets: list[list[_Labels]], cutoff: float,
-    ) -> None:  # fmt: skip
-        """Put each of these options of replica set `left` in front of every label."""
-        options, uses = self._options, self._uses[left]
+    def _grow(self, labels: _Labels, hop_s: Floats, which: Sequence[int], left: int) -> None:
+        """Put each of these options of replica set `left` in front of every label; all have as many stages."""
+        options, uses, stage = self._options, self._uses[left], int(labels.stages[0]) + 1
         hop = FrontHops(*(column[:, None] for column in hop_s[labels.set].T))
         front = options.front.take(which)
         marks = self._objective.grow(labels.marks[:, :, None], hop, front)
@@ -329,17 +311,17 @@ class DynamicProgram:
             marks.reshape(len(marks), -1), np.maximum(need, front.least_depth).ravel(),
             np.repeat(labels.used + uses @ self._place, many), np.repeat(labels.workers + uses.sum(), many),
             np.full(many * count, left),
-            np.full(many * count, stage), np.tile(options.number[which], count), np.repeat(labels.serial, many),
+            np.full(many * count, stage), np.tile(which, count), np.repeat(labels.serial, many),
             self._serials(many * count),
         )  # fmt: skip
-        self._scatter(grown, np.tile(options.first[which], count), buckets, cutoff)
+        self._scatter(grown, np.tile(options.first[which], count))
 
-    def _scatter(self, labels: _Labels, first: Ints, buckets: list[list[_Labels]], cutoff: float) -> None:
+    def _scatter(self, labels: _Labels, first: Ints) -> None:
         """Hand labels on to their positions, but for those that cannot end below the cutoff."""
-        keep = self._least(labels, first) < cutoff
+        keep = self._least(labels, first) < self._cutoff
         labels, first = labels.take(keep), first[keep]
         for position in np.unique(first):
-            buckets[position].append(labels.take(first == position))
+            self._buckets[position].append(labels.take(first == position))
 
     def _least(self, labels: _Labels, first: Ints) -> Floats:
         """The least price that a pipeline with each suffix can have; inf: the rest cannot be placed."""
@@ -378,16 +360,11 @@ class DynamicProgram:
         return tuple(found)
 
 
-def _homes(state: Ints) -> tuple[Ints, Ints]:
-    """Where the first label of each one's state stands, and how many the state has; sorted by state."""
-    starts = np.flatnonzero(np.concatenate([[True], state[1:] != state[:-1]]))
-    sizes = np.diff(np.concatenate([starts, [len(state)]]))
-    return np.repeat(starts, sizes), np.repeat(sizes, sizes)
-
-
 def _dominated(labels: _Labels, state: Ints) -> Flags:
     """True where another label of the same state is at least as good in every mark; sorted by state."""
-    home, sizes = _homes(state)
+    starts = np.flatnonzero(np.concatenate([[True], state[1:] != state[:-1]]))
+    counts = np.diff(np.concatenate([starts, [len(state)]]))
+    home, sizes = np.repeat(starts, counts), np.repeat(counts, counts)  # of each one's state
     index = np.arange(len(state))
     gone = np.zeros(len(state), bool)
     for rank in range(min(tuning.CHAMPIONS, int(sizes.max()))):
