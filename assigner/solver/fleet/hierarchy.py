@@ -1,8 +1,5 @@
 """Placement from the coarse to the fine, with a proven bound: kinds and hosts, then workers.
 
-    relaxation.py    which kind of worker runs which partitions, host by host: a path, and a bound for all plans
-    assignment.py    which workers those are: the links between neighbours at their least
-
 A plan that this finds is a plan of the real workers, priced exactly; the bound comes from the first level alone, and
 holds for every plan with one stage a worker.
 """

@@ -37,14 +37,11 @@ if TYPE_CHECKING:
 
 
 class KindSweeps:
-    """The sweeps of one micro-batch count, over a chain.
+    """The sweeps of one micro-batch count, over a chain; OutOfTime where the time is over.
 
     Args:
-        table: What is to be placed.
-        objective: What is made small: "step", "throughput" or "latency".
         place: Takes pipelines that are worth a look: where each stage starts, with the group of its worker, and the
             micro-batches in flight that would do; none: nothing is said of them.
-        large: It is so large that less is told apart.
     """
 
     def __init__(
@@ -100,7 +97,7 @@ class KindSweeps:
 
     def _least_limit(self, below: float) -> float:
         """As `bound`, of throughput."""
-        low, high, best = self._fleet.level, below / self._many, None
+        low, high, best = self._fleet.work.level, below / self._many, None
         prices = self._prices(high)
         servers = self._servers(prices)
         while high > low * tuning.NEAR_LIMIT and low:
@@ -115,19 +112,13 @@ class KindSweeps:
         return min(below, self._many * low * (1 - ROUNDING))
 
     def start(self, below: Callable[[], float]) -> None:
-        """Hand on a pipeline for each of several warm-up depths, with these; for the step alone.
+        """Hand on a pipeline for each of several warm-up depths, with these, below a value; for the step alone.
 
         A stage with n stages behind it keeps 1 + a n micro-batches in flight: a = 1 is the schedule's own.
-
-        Args:
-            below: Plans of so many seconds or more are of no interest by now; inf: any is.
-
-        Raises:
-            OutOfTime: the time is over.
         """
         if self._objective != "step":
             return
-        wide, wider = self._fleet.level * tuning.START_LIMIT, tuning.WIDER_STARTS
+        wide, wider = self._fleet.work.level * tuning.START_LIMIT, tuning.WIDER_STARTS
         for more in tuning.DEEPER[: 1 if self._large else None]:
             limit = below() * (1 + ROUNDING) / self._many
             while not self._start(limit if math.isfinite(limit) else wide, more) and math.isinf(limit):
@@ -191,7 +182,6 @@ class StepLoads:
     Args:
         stages: Their prices at several depths.
         depths: Micro-batches in flight: the most that each of these stands for.
-        trips: The least that lies behind.
         chosen: Number of the depth, by what counts as one number of workers in `trips`; None: of the least load.
     """
 
@@ -210,10 +200,14 @@ class StepLoads:
         )
 
     def __call__(self, kind: int, first: int, length: int, numbers: slice) -> Floats:
-        """As `StageLoads`."""
-        trips = self._trips.behind(first, length)
+        """Seconds [length, number] that a step takes for stages of up to so many partitions, and those behind them.
+
+        By the numbers of workers used from the stage on, with it.
+        """
+        trips = self._trips.seconds[first + 1 : first + 1 + length]
         loads = (self._with_waits(kind, first, each, trips) for each in self._chosen)
-        return self._trips.each(functools.reduce(np.minimum, loads), numbers)
+        least: Floats = functools.reduce(np.minimum, loads)
+        return least[:, self._trips.alike[numbers]]
 
     def _with_waits(self, kind: int, first: int, numbers: Ints | int, trips: Floats) -> Floats:
         """Seconds [length, trip] of stages from a position on, each with its own trip behind it and depth's number."""

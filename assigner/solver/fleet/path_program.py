@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from assigner.solver.problem.arrays import Floats, Ints
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from assigner.solver.fleet.kind_sweeps import StepLoads
     from assigner.solver.limits.clock import SolveClock
 
 
@@ -59,34 +59,18 @@ class ServerPrices:
         return float(self.forward[at].max()), float(self.backward[at].max())
 
 
-StageLoads = Callable[[int, int, int, slice], Floats]
-"""Seconds [length, number] that a step takes for stages and those behind them, from what these are: the kind of their
-worker, where they start, partitions of the longest, and numbers of the workers used by kind from the stage on, with it.
-"""
-
-
-class LeastTrips:
+class LeastTrips(NamedTuple):
     """The least seconds of everything behind a stage, the message between included, by the workers used from it on.
 
     Args:
-        seconds: [position behind the stage, number of the workers used].
-        alike: By number, what it counts as: numbers that differ little are one.
+        seconds: [position behind the stage, what numbers of workers that differ little count as].
+        alike: By number of the workers used, what it counts as.
         workers: How many workers each of these has, on average.
     """
 
-    def __init__(self, seconds: Floats, alike: Ints, workers: Ints) -> None:
-        order = np.argsort(alike, kind="stable")
-        starts = np.searchsorted(alike[order], np.arange(len(workers)))
-        self._seconds: Floats = np.minimum.reduceat(seconds[:, order], starts, axis=1)
-        self._alike, self.workers = alike, workers
-
-    def behind(self, first: int, length: int) -> Floats:
-        """Seconds [length, number that counts as one] behind stages of up to so many positions from `first` on."""
-        return self._seconds[first + 1 : first + 1 + length]
-
-    def each(self, values: Floats, numbers: slice) -> Floats:
-        """What is said of numbers that count as one, of each: [length, number]."""
-        return values[:, self._alike[numbers]]
+    seconds: Floats
+    alike: Ints
+    workers: Ints
 
 
 @dataclass(frozen=True)
@@ -115,24 +99,28 @@ class WorkSplit:
     Args:
         weights: One of each kind.
         behind: By position: the weighted seconds of a forward from there on.
+        total: The weights of all workers.
     """
 
     weights: Floats
     behind: Floats
+    total: float
+
+    @property
+    def level(self) -> float:
+        """No slowest server is faster, in seconds."""
+        return float(self.behind[0]) / self.total if self.total else 0.0
 
 
 class PathProgram:
-    """The dynamic program of one micro-batch count.
+    """The dynamic program of one micro-batch count; OutOfTime where the time is over.
 
     Args:
-        counts: Workers of each kind.
-        most: No more workers in all.
         work: What they must do.
         between: Messages between any two workers, or, with `hosts`, between two hosts.
         inside: Messages inside a host; None: no difference is made.
         hosts: The workers of each kind on each host.
         toll: Without visits: what a message between two hosts takes longer than `between`, at least.
-        clock: When the search has to end.
     """
 
     def __init__(
@@ -143,7 +131,6 @@ class PathProgram:
         self.clock = clock
         self._kinds, self._work = len(counts), work
         self._between, self._inside = between, inside
-        self._all = float(work.weights @ np.array(counts))
         used, self._less = _numbers(counts, most, work.weights)
         self._used = used
         self._weight = used @ work.weights
@@ -180,39 +167,32 @@ class PathProgram:
         return len(self._classes) * len(self._weight)
 
     def least(
-        self, stages: ServerPrices, limit_f: float, limit_b: float, *, loads: StageLoads | None = None
+        self, stages: ServerPrices, limit_f: float, limit_b: float, *, loads: StepLoads | None = None
     ) -> KindPipeline | None:
-        """The pipeline with the least sum of which no server is above its limit; None: there is none.
+        """The pipeline with the least sum of which no server is above its limit, in seconds; None: there is none.
 
-        Args:
-            stages: What intervals take.
-            limit_f: Of each server forward, in seconds.
-            limit_b: Likewise backward.
-            loads: Seconds that a step takes for each stage: what is least is then the largest of each stage's load with
-                the sum of what stands in front of that stage. There is no toll.
-
-        Raises:
-            OutOfTime: the time is over.
+        With `loads` what is least is the largest of each stage's load with the sum in front of it, without a toll.
         """
-        return _PathRun(self, stages, limit_f, limit_b, loads).run()
+        run = _PathRun(self, stages, limit_f, limit_b, loads)
+        run.fill()
+        return run.trace()
 
     def trips(self, stages: ServerPrices, limit_f: float, limit_b: float) -> LeastTrips:
-        """The least that lies behind stages where no server is above its limit; arguments as of `least`.
-
-        Raises:
-            OutOfTime: the time is over.
-        """
+        """The least that lies behind stages where no server is above its limit; arguments as of `least`."""
         run = _PathRun(self, stages, limit_f, limit_b, None)
         run.fill()
         seconds = run.least_behind()
-        return LeastTrips(seconds, *_alike(self._used, tuning.ALIKE_NUMBERS // len(seconds)))
+        alike, workers = _alike(self._used, tuning.ALIKE_NUMBERS // len(seconds))
+        order = np.argsort(alike, kind="stable")
+        starts = np.searchsorted(alike[order], np.arange(len(workers)))
+        return LeastTrips(np.minimum.reduceat(seconds[:, order], starts, axis=1), alike, workers)
 
 
 class _PathRun:
     """One run of a sweep, within two limits."""
 
     def __init__(
-        self, sweep: PathProgram, stages: ServerPrices, limit_f: float, limit_b: float, loads: StageLoads | None
+        self, sweep: PathProgram, stages: ServerPrices, limit_f: float, limit_b: float, loads: StepLoads | None
     ) -> None:
         self._sweep, self._loads = sweep, loads
         self._toll = sweep._toll if loads is None else np.zeros_like(sweep._toll)
@@ -222,19 +202,15 @@ class _PathRun:
         self._lengths = _lengths(self._cost)
         self._n = self._cost.shape[1]
         behind = sweep._work.behind
-        slack = 1e-9 * sweep._all
+        slack = 1e-9 * sweep._work.total
         self._low = np.searchsorted(sweep._weight, behind / limit_f - slack)
-        room = sweep._all - (behind[0] - behind) / limit_f + slack
+        room = sweep._work.total - (behind[0] - behind) / limit_f + slack
         self._high = np.searchsorted(sweep._weight, room, side="right")
         # by position and class of the stage before it, whose worker counts as used already; only what is read is filled
         self._longest = int(self._lengths.max(initial=1))
         self._behind = np.empty((self._n + 1, len(sweep._classes), len(sweep._weight)))
         self._clear(self._n)
         self._put(self._n, slice(None), np.zeros((len(sweep._classes), 1)), 0, 1)
-
-    def run(self) -> KindPipeline | None:
-        self.fill()
-        return self._trace()
 
     def fill(self) -> None:
         """Go over every boundary, the last first."""
@@ -294,7 +270,8 @@ class _PathRun:
             seconds = self._inside[i, sweep._classes[number][0], kinds, None]
             self._put(i, np.array([number]), (here[after] + seconds).min(axis=0)[None], *band)
 
-    def _trace(self) -> KindPipeline | None:
+    def trace(self) -> KindPipeline | None:
+        """The best pipeline; None: there is none."""
         here, steps = self._start(0) + self._toll[self._low[0] : self._high[0]], []
         if not here.size or not np.isfinite(here).any():
             return None

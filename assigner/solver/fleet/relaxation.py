@@ -30,7 +30,6 @@ class KindRelaxation:
     """The relaxation of one instance, and what it says without looking at intervals.
 
     Args:
-        table: What is to be placed.
         server: What a worker is limited by: its forwards and its backwards, "each" as under GPipe, or "both" together
             as under 1F1B; "forward": by its forwards, and messages count forward alone.
     """
@@ -108,7 +107,8 @@ class KindRelaxation:
     def _work(self, seconds: Floats) -> WorkSplit:
         """Forwards, backwards or both, weighted by how fast each kind does all of them."""
         speed, least = perfect_split(seconds)
-        return WorkSplit(speed, np.concatenate([np.cumsum(least[::-1])[::-1], [0.0]]))
+        behind = np.concatenate([np.cumsum(least[::-1])[::-1], [0.0]])
+        return WorkSplit(speed, behind, float(speed @ np.array(self.counts)))
 
     @cached_property
     def work(self) -> WorkSplit:
@@ -118,16 +118,7 @@ class KindRelaxation:
     @cached_property
     def low(self) -> tuple[float, float]:
         """Of GPipe: no slowest server forward, backward is faster; all is shared out perfectly among all workers."""
-        return self.level, self._level(self._work(self._seconds[:, :, 1]))
-
-    @property
-    def level(self) -> float:
-        """No slowest server is faster, by what `work` has of it."""
-        return self._level(self.work)
-
-    def _level(self, work: WorkSplit) -> float:
-        total = float(work.weights @ np.array(self.counts))
-        return float(work.behind[0]) / total if total else 0.0
+        return self.work.level, self._work(self._seconds[:, :, 1]).level
 
     @cached_property
     def sums(self) -> float:
