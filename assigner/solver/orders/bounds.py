@@ -55,7 +55,7 @@ def least_step_s(tasks: PlacedTasks) -> float:
     spare: dict[int, float] = defaultdict(float)  # the longest that messages keep a worker behind a task
     for lane, count in times.items():
         rows = tasks.lanes[lane]
-        heads, tails = _heads(rows), _tails(rows, update)
+        heads, tails = _heads_and_tails(rows, update)
         for row, head, tail in zip(rows, heads, tails, strict=True):
             # behind its last task a worker is busy with messages before the update, yet the step may end elsewhere
             seconds = row.seconds + row.busy_s
@@ -130,28 +130,17 @@ def _one_machine(loads: Sequence[RowLoad]) -> float:
     return best
 
 
-def _heads(rows: Sequence[TaskRow]) -> list[float]:
-    """When the first micro-batch can start in each row, if nothing else is in its way."""
-    heads = [0.0] * len(rows)
-    for n in along(rows):
-        row = rows[n]
-        end = heads[n] + row.seconds
-        for _, wire_s, reader in row.sends:
-            heads[reader] = max(heads[reader], end + wire_s)
-        for reader in row.before:
-            heads[reader] = max(heads[reader], end + row.busy_s)
-    return heads
+def _heads_and_tails(rows: Sequence[TaskRow], update: Sequence[float]) -> tuple[list[float], list[float]]:
+    """When the first micro-batch can start in each row, if nothing else is in its way; and what must follow, at least.
 
-
-def _tails(rows: Sequence[TaskRow], update: Sequence[float]) -> list[float]:
-    """What must follow the end of a task in each row, at least: its worker's update, if nothing else."""
-    tails = [0.0] * len(rows)
-    for n in reversed(list(along(rows))):
+    That is its worker's update, if nothing else.
+    """
+    order, heads, tails = list(along(rows)), [0.0] * len(rows), [0.0] * len(rows)
+    for n in order:
+        for wait_s, reader in rows[n].readers:
+            heads[reader] = max(heads[reader], heads[n] + rows[n].seconds + wait_s)
+    for n in reversed(order):
         row = rows[n]
-        tail = row.busy_s + update[row.worker]
-        for _, wire_s, reader in row.sends:
-            tail = max(tail, wire_s + rows[reader].seconds + tails[reader])
-        for reader in row.before:
-            tail = max(tail, row.busy_s + rows[reader].seconds + tails[reader])
-        tails[n] = tail
-    return tails
+        ways = [wait_s + rows[reader].seconds + tails[reader] for wait_s, reader in row.readers]
+        tails[n] = max([row.busy_s + update[row.worker], *ways])
+    return heads, tails

@@ -35,19 +35,13 @@ class _Move(NamedTuple):
 
 
 class Exchanges:
-    """Local search over the orders of one placement.
-
-    Args:
-        tasks: The placement.
-        most: So many tasks are timed at most.
-        stop: True: the time is over.
-    """
+    """Local search over the orders of one placement, of whose tasks so many are timed at most."""
 
     def __init__(self, tasks: PlacedTasks, *, most: int, stop: Callable[[], bool] = lambda: False) -> None:
         self._tasks, self._left, self._stop = tasks, most, stop
         self._behind = tasks.behind
         self._seen: set[int] = set()
-        self._log: dict[int, list[Timed]] = {}
+        self._log: list[Timed] = []  # of the order that was timed last
 
     def run(self, orders: Orders, value: float, *, enough: float = 0.0) -> tuple[Orders, float]:
         """The best order met on the way from one, and its step in seconds.
@@ -86,16 +80,12 @@ class Exchanges:
             value = self._tasks.step_s(orders, log)
         except FormatError:  # it waits for itself
             return math.inf
-        self._log = {id(orders): log}
+        self._log = log
         return value
 
     def _neighbours(self, orders: Orders) -> Iterator[Orders]:
-        log = self._log.get(id(orders))
-        if log is None:
-            log = []
-            self._tasks.step_s(orders, log)
         tried: set[_Move] = set()
-        for worker, first, last in _blocks(self._tasks, orders, log):
+        for worker, first, last in _blocks(self._tasks, orders, self._log):
             for move in self._moves(worker, first, last):
                 if move not in tried:
                     tried.add(move)
@@ -135,14 +125,13 @@ def _blocks(tasks: PlacedTasks, orders: Orders, log: Sequence[Timed]) -> Iterato
     if last.worker >= tasks.workers:
         return
     worker, k = last.worker, min(last.job, len(orders[last.worker]) - 1)
-    senders = _senders(tasks)
     while k >= 0:
         high, order = k, orders[worker]
         while k and start[order[k]] <= end[order[k - 1]] + tasks.row(order[k - 1]).busy_s + TIE * step:
             k -= 1
         if high > k:
             yield worker, k, high
-        before = max(senders.get(order[k], ()), key=lambda each: end[each], default=None)
+        before = max(tasks.senders[order[k]], key=lambda each: end[each], default=None)
         if before is None:
             return
         worker = tasks.row(before).worker
@@ -152,30 +141,15 @@ def _blocks(tasks: PlacedTasks, orders: Orders, log: Sequence[Timed]) -> Iterato
 def _times(tasks: PlacedTasks, orders: Orders, log: Sequence[Timed]) -> tuple[list[float], list[float]]:
     """Of each task its start and its end, in seconds; 0 where it was not timed."""
     start, end = [0.0] * tasks.count, [0.0] * tasks.count
-    kept = (
-        [[k for k, step in enumerate(steps) if step[0] is not ActionKind.REDUCE] for steps in tasks.steps(orders)]
-        if tasks.plan.is_replicated
-        else None
-    )
-    number = [{job: k for k, job in enumerate(jobs)} for jobs in kept] if kept else None
+    timed_as = [
+        dict(zip((job for job, step in enumerate(steps) if step[0] is not ActionKind.REDUCE), order, strict=True))
+        for steps, order in zip(tasks.steps(orders), orders, strict=True)
+    ]
     for timed in log:
-        if timed.worker >= tasks.workers:
-            continue
-        k = number[timed.worker].get(timed.job, -1) if number else timed.job
-        if 0 <= k < len(orders[timed.worker]):
-            task = orders[timed.worker][k]
+        task = timed_as[timed.worker].get(timed.job) if timed.worker < tasks.workers else None
+        if task is not None:
             start[task], end[task] = timed.start_s, timed.end_s
     return start, end
-
-
-def _senders(tasks: PlacedTasks) -> dict[int, list[int]]:
-    """Of each task those whose messages it waits for."""
-    found: dict[int, list[int]] = {}
-    for task in range(tasks.count):
-        m = task % tasks.micro_batches
-        for _, _, reader in tasks.row(task).sends:
-            found.setdefault(reader * tasks.micro_batches + m, []).append(task)
-    return found
 
 
 class EveryOrder:

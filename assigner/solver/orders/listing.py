@@ -161,11 +161,6 @@ def _in_v(stage: int, stages: int, count: int) -> Iterator[Step]:
 class _Listing:
     """One pass.
 
-    Attributes:
-        ready: By worker, what could start, by priority.
-        coming: By worker, what will be ready, by time.
-        blocked: By worker, forwards that wait for memory.
-
     What a stage has kept at once on a worker stays its own (`_claims`): the simulator adds up the most of each stage.
     """
 
@@ -173,12 +168,12 @@ class _Listing:
         self._tasks, self._patience, self._rank = tasks, rule.patience, rank
         self._most = _depths(tasks, rule)
         workers = range(tasks.workers)
-        self.ready: list[list[tuple[float, int]]] = [[] for _ in workers]
-        self.coming: list[list[tuple[float, int]]] = [[] for _ in workers]
-        self.blocked: list[list[int]] = [[] for _ in workers]
+        self.ready: list[list[tuple[float, int]]] = [[] for _ in workers]  # by priority
+        self.coming: list[list[tuple[float, int]]] = [[] for _ in workers]  # by time
+        self.blocked: list[list[int]] = [[] for _ in workers]  # for want of memory
         self._inputs, self._graphs = dict.fromkeys(tasks.kept, 0.0), dict.fromkeys(tasks.kept, 0.0)
         self._flying = dict.fromkeys(tasks.kept, 0)
-        self._claims = {where: (tasks.kept[where] - graph, self._of_graphs(where, graph))
+        self._claims = {where: (tasks.kept[where] - graph, graph + tasks.waiting[where])
                         for where, graph in tasks.graph.items()}  # fmt: skip
         self._room = list(tasks.room)
         for (_, worker), least in tasks.least.items():
@@ -271,14 +266,10 @@ class _Listing:
         inputs, graphs = self._claims[where]
         now, graph = self._graphs[where] + row.bytes - row.inputs, self._tasks.graph[where]
         if row.kind is ActionKind.FORWARD:
-            now = max(now, self._of_graphs(where, (self._flying[where] + 1) * graph))
+            now = max(now, (self._flying[where] + 1) * graph + self._tasks.waiting[where])
         elif row.kind is ActionKind.BACKWARD_INPUT:
             now += graph
         return max(inputs, self._inputs[where] + row.inputs), max(graphs, now)
-
-    def _of_graphs(self, where: tuple[int, int], graphs: float) -> float:
-        """The same while the first part of a backward runs, where they are split."""
-        return graphs + self._tasks.waiting[where] if self._tasks.split else graphs
 
     def _keep(self, row: TaskRow) -> None:
         """Count what a task keeps, or frees."""

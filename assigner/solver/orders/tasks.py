@@ -13,6 +13,7 @@ forwards go in the order of their micro-batches, as they run without a plan.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -67,8 +68,6 @@ class TaskRow(NamedTuple):
     """What the micro-batches of a lane have in common in one action of one stage.
 
     Args:
-        kind: What it does.
-        stage: Whose action it is.
         worker: The number of who does it.
         seconds: How long it computes.
         busy_s: How long its messages keep the worker from its next task.
@@ -90,18 +89,20 @@ class TaskRow(NamedTuple):
     bytes: float
     inputs: float
 
+    @property
+    def readers(self) -> Iterator[tuple[float, int]]:
+        """Each row that waits for it, behind the least seconds from the end of this one to its start."""
+        yield from ((seconds, reader) for _, seconds, reader in self.sends)
+        yield from ((self.busy_s, reader) for reader in self.before)
+
 
 class PlacedTasks:
     """The tasks of a plan's stages; its schedule plays no part.
 
     Args:
-        plan: Who has what, and what is rematerialised.
-        cost: The prices.
         split: Every backward runs in two parts.
 
     Attributes:
-        micro_batches: M.
-        kinds: The actions of a stage.
         lanes: The rows of each lane, by stage and kind.
         lane_of: The lane of each micro-batch.
         room: Bytes that each worker has for what it keeps; below 0: its stages do not fit.
@@ -132,7 +133,7 @@ class PlacedTasks:
     @cached_property
     def least(self) -> dict[tuple[int, int], float]:
         """What one micro-batch of a stage takes at most on a worker: with parts, while the first one runs."""
-        return {where: kept + (self.waiting[where] if self.split else 0.0) for where, kept in self.kept.items()}
+        return {where: kept + self.waiting[where] for where, kept in self.kept.items()}
 
     @property
     def workers(self) -> int:
@@ -154,12 +155,6 @@ class PlacedTasks:
         row, m = divmod(task, self.micro_batches)
         return self.lanes[self.lane_of[m]][row]
 
-    def step(self, task: int) -> Step:
-        """A task as a program has it."""
-        row, m = divmod(task, self.micro_batches)
-        stage, kind = divmod(row, len(self.kinds))
-        return self.kinds[kind], stage, m
-
     def task(self, kind: ActionKind, stage: int, micro_batch: int) -> int:
         """The number of a task."""
         return (stage * len(self.kinds) + self.kinds.index(kind)) * self.micro_batches + micro_batch
@@ -174,7 +169,9 @@ class PlacedTasks:
 
     @cached_property
     def _steps(self) -> list[Step]:
-        return [self.step(task) for task in range(self.count)]
+        """Each task as a program has it."""
+        stages, counts = range(len(self.plan.stages)), range(self.micro_batches)
+        return [(kind, stage, m) for stage, kind, m in itertools.product(stages, self.kinds, counts)]
 
     def listed(self, orders: Orders) -> Plan:
         """The plan with these orders written out."""
@@ -244,6 +241,15 @@ class PlacedTasks:
             found.append(frozenset(later))
         return found
 
+    @cached_property
+    def senders(self) -> list[list[int]]:
+        """Of each task those whose messages it waits for."""
+        found: list[list[int]] = [[] for _ in range(self.count)]
+        for task in range(self.count):
+            for _, _, reader in self.row(task).sends:
+                found[reader * self.micro_batches + task % self.micro_batches].append(task)
+        return found
+
     def _held(self, worker: str, flying: int | None = None) -> float:
         """Bytes of a worker with one micro-batch in flight of one of its stages; None: of none."""
         plan, cost = self.plan, self.cost
@@ -272,7 +278,9 @@ class PlacedTasks:
 
     @cached_property
     def waiting(self) -> dict[tuple[int, int], float]:
-        """Bytes that one micro-batch keeps between the parts of its backward, its inputs left out."""
+        """Bytes that a micro-batch keeps between the parts of its backward, inputs left out; 0 without parts."""
+        if not self.split:
+            return dict.fromkeys(self.kept, 0.0)
         found, size = {}, self.plan.micro_batch_size
         for stage, number in self.kept:
             held, worker = self.plan.stages[stage], self.plan.workers[number]
@@ -348,7 +356,7 @@ def along(rows: Sequence[TaskRow]) -> Iterator[int]:
     while ready:
         n = ready.pop()
         yield n
-        for reader in (*(reader for _, _, reader in rows[n].sends), *rows[n].before):
+        for _, reader in rows[n].readers:
             waits[reader] -= 1
             if not waits[reader]:
                 ready.append(reader)
