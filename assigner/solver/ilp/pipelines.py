@@ -53,14 +53,7 @@ RIGHT, LEFT = SIDES = 0, 1  # of a stage: where it is the left worker of a bound
 
 
 class PipelineModel(LinearModel):
-    """The ILP over some of an instance's columns.
-
-    Args:
-        table: Prices.
-        columns: The columns that may be used.
-        deep: As under 1F1B; False: as under GPipe.
-        unit, clock: As of `LinearModel`.
-    """
+    """The ILP over some of an instance's columns, as under 1F1B (`deep`) or under GPipe."""
 
     def __init__(
         self, table: PriceTable, columns: Sequence[StageOption], *, deep: bool, unit: float,
@@ -102,17 +95,10 @@ class PipelineModel(LinearModel):
         entering: dict[tuple[int, int], Terms] = defaultdict(dict)
         for (i, left, right), variable in self.y.items():
             leaving[i, left][variable] = entering[i, right][variable] = -1.0
-        for i in range(1, self.n):
-            for k in groups:
-                self.add_row(
-                    {**leaving[i, k], **{self.x[j]: 1.0 for j in self._ending.get((i, k), ())}},
-                    pulp.LpConstraintEQ,
-                    0.0,
-                )
-                self.add_row(
-                    {**entering[i, k], **{self.x[j]: 1.0 for j in self._starting.get((i, k), ())}},
-                    pulp.LpConstraintEQ, 0.0,
-                )  # fmt: skip
+        sides = (leaving, self._ending), (entering, self._starting)
+        for i, k, (hops, stages) in itertools.product(range(1, self.n), groups, sides):
+            used = {self.x[j]: 1.0 for j in stages.get((i, k), ())}
+            self.add_row({**hops[i, k], **used}, pulp.LpConstraintEQ, 0.0)
         for k in groups:
             members = {self.x[j]: 1.0 for j, column in enumerate(self.columns) if column.group == k}
             self.add_row(members, pulp.LpConstraintLE, float(len(self.table.groups[k])))
