@@ -201,5 +201,4 @@ class BranchedCandidate(PipelineCandidate):
             ),
         )  # fmt: skip
         if problem.fits(adapted):
-            value, _ = self.worth(adapted)  # inf where a gradient or a tie needs a link that is missing
-            self.offer(value, lambda: adapted, EXHAUSTIVE)
+            self.offer_priced(adapted, EXHAUSTIVE)  # inf where a gradient or a tie needs a link that is missing

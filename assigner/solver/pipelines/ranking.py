@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from assigner.solver.fleet.kind_sweeps import KindSweeps
@@ -39,12 +39,6 @@ class PipelineCandidate(SimulatedCandidate):
 
     Attributes:
         cuts: Pipelines with the seconds that they take at least, where the ILP says less.
-
-    Args:
-        state: What it shares with the other candidates.
-        schedule: "gpipe" or "1f1b".
-        micro_batches: M.
-        problem: As of `CandidateSearch`.
     """
 
     def __init__(
@@ -224,9 +218,7 @@ class PipelineCandidate(SimulatedCandidate):
 
     def _least_at(self, bound: float, pipeline: Sequence[StageOption], depths: Depths) -> float:
         """No plan of a pipeline with these depths is left that has a lower value than this; the best is offered."""
-        value, _ = self.worth(self.plan_of(pipeline, depths))
-        self._check(bound, value, pipeline)
-        self.offer(value, partial(self.plan_of, pipeline, depths), ENUMERATION)
+        self._check(bound, self.offer_priced(self.plan_of(pipeline, depths), ENUMERATION), pipeline)
         return math.inf
 
     def _simulate_all(self, ranked: PricedPipelines) -> None:

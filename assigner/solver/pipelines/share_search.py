@@ -39,7 +39,6 @@ class ShareSearch:
 
     Args:
         candidate: Whose pipeline it is: it prices, simulates and takes plans.
-        pipeline: Its stages.
         actions: Simulated actions of workers that it may take.
 
     Attributes:
@@ -153,18 +152,13 @@ class ShareSearch:
         tried = [each.sets if every else each.sets[:1] for each in choices.values()]
         value = math.inf
         for again in itertools.product(*tried):
-            value = min(value, self._offered(with_remat(bare, dict(zip(choices, again, strict=True)))))
+            plan = with_remat(bare, dict(zip(choices, again, strict=True)))
+            value = min(value, candidate.offer_priced(plan, ENUMERATION))
             self.actions -= self._each
         self.actions += self._each
         if every and value < math.inf:
             return max(least, value * exactness(shared))
         return value if value <= least * (1 + TIE) else least
-
-    def _offered(self, plan: Plan) -> float:
-        """The value of a plan, which is offered."""
-        value, _ = self._candidate.worth(plan)
-        self._candidate.offer(value, lambda: plan, ENUMERATION)
-        return value
 
     def _alone(self, shared: Pipeline, bare: Plan, choices: Mapping[int, RematChoices]) -> Instead:
         """Backwards in which each worker recomputes what it must, and not what others must."""

@@ -50,11 +50,11 @@ class SharedCandidate(PipelineCandidate):
     most_depths = tuning.SHARED_DEPTHS
     options: ReplicaOptions
 
-    def _stage_options(self, *, deep: bool) -> ReplicaOptions:
+    def _stage_options(self) -> ReplicaOptions:
         self._below = math.inf  # what is left out of the options takes so long
         self._proven: dict[tuple[object, ...], float] = {}  # by pipeline, of all its shares and depths
         self._memory = StageRemat(self.problem)
-        return ReplicaOptions(self.table, deep=deep, below=self._limit)
+        return ReplicaOptions(self.table, deep=self.schedule == "1f1b", below=self._limit)
 
     def _limit(self) -> float:
         self._below = self.state.best_value

@@ -51,19 +51,7 @@ _UNKNOWN: Depths = ()
 
 
 class SimulatedCandidate(CandidateSearch):
-    """Pipelines with M micro-batches, whose stages are intervals of one order.
-
-    Attributes:
-        table: The prices.
-        objective: What is made small.
-        options: The stages that can be placed.
-
-    Args:
-        state: What it shares with the other candidates.
-        schedule: "gpipe" or "1f1b".
-        micro_batches: M.
-        problem: As of `CandidateSearch`.
-    """
+    """Pipelines with M micro-batches, whose stages are intervals of one order."""
 
     most_depths = tuning.MOST_DEPTHS
 
@@ -74,15 +62,15 @@ class SimulatedCandidate(CandidateSearch):
         self.schedule = schedule
         self.table = self.problem.prices(micro_batches)
         self.objective: Objective = self.problem.options.objective
-        self.options = self._stage_options(deep=schedule == "1f1b")
+        self.options = self._stage_options()
         self._seen: dict[_Key, tuple[float, Depths]] = {}  # the best that was simulated
         self._deepened: set[_Key] = set()
         self._deep: dict[int, Depths] = {}  # by the number of stages: what the search for depths made of the best plan
         self._actions = tuning.SIMULATED_ACTIONS
         self._priced = 0  # plans, by the simulator
 
-    def _stage_options(self, *, deep: bool) -> StageOptions:
-        return self.table.one_f_one_b if deep else self.table.gpipe
+    def _stage_options(self) -> StageOptions:
+        return self.table.one_f_one_b if self.schedule == "1f1b" else self.table.gpipe
 
     def _additive(self) -> PipelineObjective:
         if self.objective == "throughput":
@@ -133,6 +121,12 @@ class SimulatedCandidate(CandidateSearch):
             return compared_value(plan, self.objective, cost, step_s=step), step
         except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
             return math.inf, math.inf
+
+    def offer_priced(self, plan: Plan, found_by: str) -> float:
+        """Simulate and offer a plan; its value."""
+        value, _ = self.worth(plan)
+        self.offer(value, lambda: plan, found_by)
+        return value
 
     def _check(self, price: float, value: float, pipeline: Sequence[StageOption]) -> None:
         """Raise AssignerError if the dynamic program's price is no bound, or not the value where it should be."""
