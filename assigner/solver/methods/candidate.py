@@ -11,7 +11,7 @@ The search (search.py) takes every candidate through the same steps:
 
 All of that is with a wire for each link (`CostModel.apart`): a wire that links share only delays, so that bounds hold,
 and what is proven is proven of those prices. Where links do share wires, each plan that may be the best with them is
-priced so too when it is offered, and `price_wires` takes the best of these.
+priced so too when it is offered, and `Search.price_wires` takes the best of these.
 """
 
 from __future__ import annotations
@@ -154,14 +154,11 @@ class CandidateSearch(ABC):
     """A schedule with a number of micro-batches.
 
     Args:
-        state: What it shares with the others.
-        micro_batches: M.
         problem: What is to be placed, along one order of the graph; None: the search's.
 
     Attributes:
-        schedule: The plan's schedule, `gpipe`.
         shares: Its plans have stages that several workers share.
-        best: Its best plan so far.
+        turn: Those of a lower one are searched before.
         with_wires: The best of those offered at prices with wires; None: no links share one, or there is none.
         bound: No plan of this candidate has a lower value; inf: it has none.
         proof: How that was proven.
@@ -173,6 +170,7 @@ class CandidateSearch(ABC):
 
     schedule: Schedule
     shares = False
+    turn = 0
 
     def __init__(self, state: SearchState, micro_batches: int, problem: Problem | None = None) -> None:
         self.state, self.problem = state, problem or state.problem
@@ -219,11 +217,6 @@ class CandidateSearch(ABC):
         value = compared_value(plan, plan.objective, cost, step_s=step_s(plan, cost))
         if self.with_wires is None or value < self.with_wires.value * (1 - TIE):
             self.with_wires = replace(found, value=value)
-
-    def price_wires(self) -> None:
-        """The search is over: from here on plans are compared at prices with the wires that links share."""
-        if self.problem.cost.wires:
-            self.best = self.with_wires
 
     def raise_bound(self, bound: float, proof: str) -> None:
         """Take a bound; the candidate is decided once it reaches the target.

@@ -66,7 +66,7 @@ class PipelineCandidate(SimulatedCandidate):
     def price(self) -> None:
         """The perfect split of all work: no plan of any schedule is faster."""
         self.raise_bound(self.program.least(), TOTAL_WORK)
-        self.decided = math.isinf(self.bound)
+        self.decided |= math.isinf(self.bound)
 
     @cached_property
     def _sweeps(self) -> KindSweeps | None:

@@ -47,6 +47,7 @@ class SharedCandidate(PipelineCandidate):
 
     follower: SharedCandidate | None = None
     shares = True
+    turn = 1
     most_depths = tuning.SHARED_DEPTHS
     options: ReplicaOptions
 
@@ -80,11 +81,6 @@ class SharedCandidate(PipelineCandidate):
         super().raise_bound(bound, proof)
         if self.follower is not None and proof == DYNAMIC_PROGRAM:
             self.follower._raise(bound, proof)
-
-    def price(self) -> None:
-        """The perfect split of all work; stages are priced when they are asked for, below the best plan so far."""
-        self.raise_bound(self.program.least(), TOTAL_WORK)
-        self.decided |= math.isinf(self.bound)
 
     @cached_property
     def _kinds(self) -> DynamicProgram | None:

@@ -117,7 +117,7 @@ def _shared(state: SearchState, counts: Sequence[int]) -> list[CandidateSearch]:
         return [*first]
     then = [SharedCandidate(state, "gpipe", *each) for each in among]
     for leader, follower in zip(first, then, strict=True):
-        leader.follower = follower
+        leader.follower, follower.turn = follower, 2
     return [*first, *then]
 
 
@@ -131,12 +131,7 @@ def _pipelines(state: SearchState, schedule: Schedule, count: int) -> Sequence[C
 
 
 class Search:
-    """One run of `solve`.
-
-    Args:
-        profile: The measurements, resolved.
-        options: Resolved against the profile (hints.py).
-        progress: Called now and then.
+    """One run of `solve`, profile and options resolved (hints.py).
 
     Attributes:
         listed: Only plans with listed orders are asked for.
@@ -168,7 +163,6 @@ class Search:
         self._turn = self.candidates  # those whose turn it is
         self._at, self._done = self.candidates[0], 0
         self._first_plan = False
-        self._brief = False
 
     @property
     def bound(self) -> float:
@@ -242,19 +236,13 @@ class Search:
             brief: Of stages that workers share, know what a part of the first counts tells, and no more.
         """
         self._first_plan = first_plan
-        self._brief = brief
         if brief:
             self.state.shared_effort = tuning.WHAT_IF_EFFORT
         given = self.state.best
         try:
             self.price()
-            alone = [each for each in self.candidates if not each.shares]
-            shared = [each for each in self.candidates if each.shares]
-            leads: list[CandidateSearch] = [
-                each for each in shared if isinstance(each, SharedCandidate) and each.follower is not None
-            ]
-            for turn in (alone, leads, [each for each in shared if each not in leads]):
-                self._turn = turn
+            for turn in sorted({each.turn for each in self.candidates}):
+                self._turn = [each for each in self.candidates if each.turn == turn]
                 self._seek()
             self._turn = self.candidates
             self._go_on()
@@ -282,14 +270,12 @@ class Search:
     def price_wires(self, given: Proposal | None) -> None:
         """Where links share wires: take each candidate's best plan at prices with them; bounds hold as they are.
 
-        Workers that were alike without wires are exchanged in the best one, as long as that makes it better.
-
-        Args:
-            given: The plan that the search began with, at such prices.
+        `given` is the plan that the search began with, at such prices. Workers that were alike without wires are
+        exchanged in the best one, as long as that makes it better.
         """
         if self.problem.cost.wires:
             for candidate in self.candidates:
-                candidate.price_wires()
+                candidate.best = candidate.with_wires
             found = [each.best for each in self.candidates if each.best] + ([given] if given else [])
             best = min(found, key=lambda each: each.value, default=None)
             self.state.best = best and _exchanged(self.problem, best)
@@ -357,14 +343,9 @@ class Search:
     def _go_on(self) -> None:
         """Where counts were used up before the gap was proven and time is left: on, each time with more of them."""
         while self.state.clock.left_s > 0 and not self._enough:
-            short = [
-                each
-                for each in self.candidates
-                if not each.decided
-                and each.cut_short
-                and each.effort < each.most_effort
-                and not (self._brief and each.shares)
-            ]
+            brief = self.state.shared_effort < 1  # of shared stages, what the first counts tell is enough
+            open_ = [each for each in self.candidates if not each.decided and not (brief and each.shares)]
+            short = [each for each in open_ if each.cut_short and each.effort < each.most_effort]
             if not short:
                 return
             for candidate in sorted(short, key=lambda each: (each.bound, each.best_value)):
