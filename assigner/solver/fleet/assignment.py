@@ -32,7 +32,6 @@ class WorkerAssignment:
     """The workers of a fleet.
 
     Args:
-        fleet: Kinds, groups and links.
         real: Prices of intervals, for all groups of workers with the same prices.
         row: The number of each group there.
     """
@@ -45,11 +44,9 @@ class WorkerAssignment:
         self._backward = np.minimum(links.backward, FAR)
 
     def line(self, steps: Sequence[KindStage], slowest: tuple[float, float]) -> list[int]:
-        """A group for each stage.
+        """A group for each stage of a pipeline of kinds.
 
-        Args:
-            steps: The pipeline of kinds.
-            slowest: Its slowest servers forward and backward, in seconds: slower messages count for every micro-batch.
+        Messages slower than its slowest servers forward and backward, in seconds, count for every micro-batch.
         """
         if all(len(groups) == 1 for groups in self._groups):
             return [int(self._groups[step.kind][0]) for step in steps]

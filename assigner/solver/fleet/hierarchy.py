@@ -34,10 +34,8 @@ class Hierarchy:
     """The search of one micro-batch count.
 
     Args:
-        table: What is to be placed.
         price: Takes a pipeline, and says what it takes, in seconds; inf: it cannot be.
         target: Nothing at or above this value is of interest.
-        watch: Called between sweeps.
     """
 
     def __init__(
@@ -66,8 +64,7 @@ class Hierarchy:
     def start(self) -> bool:
         """Look for a first plan: limits on the slowest servers widen until there is a pipeline within them.
 
-        Returns:
-            False where there is no plan at all, however long a step may take.
+        False: there is no plan at all, however long a step may take.
         """
         (low_f, low_b), share = self.fleet.low, tuning.WIDER_LIMIT
         limit = tuning.START_LIMIT * low_f if self.fleet.more and low_f else math.inf
@@ -180,8 +177,6 @@ class BottleneckSearch:
 
     Args:
         sweep: Finds the least sum within two limits; None: there is none.
-        target: Nothing at or above this value is of interest.
-        more: M - 1.
         low: No slowest server forward, backward is below.
         high: No pipeline of interest has one above.
         above: No pipeline with a server above `high` has a lower value.

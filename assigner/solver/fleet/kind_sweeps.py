@@ -54,17 +54,7 @@ class KindSweeps:
         self._handed: set[tuple[tuple[tuple[int, int], ...], tuple[int, ...]]] = set()
 
     def bound(self, below: float) -> float:
-        """What no plan is below; the pipelines that say so are handed on.
-
-        Args:
-            below: Plans of this value or more are of no interest; inf: any is.
-
-        Returns:
-            A value, no more than `below`.
-
-        Raises:
-            OutOfTime: the time is over.
-        """
+        """What no plan is below, no more than `below`; the pipelines that say so are handed on."""
         if below > self._last[0] * tuning.NEAR_TARGET:
             return min(below, self._last[1])
         self._last = below, self._least_limit(below) if self._objective == "throughput" else self._least(below)

@@ -34,10 +34,7 @@ class OptionArrays:
     """Seconds of every interval up to some length: arrays [kind, first, length - 1], inf where there is none.
 
     Args:
-        table: What is to be placed.
         kinds: Workers that count as alike; each interval has the least of their prices.
-        longest: Partitions in the longest interval.
-        links: The messages.
         in_flight: Micro-batches that a stage keeps at least; None: all, as under GPipe.
 
     Attributes:
@@ -199,9 +196,6 @@ class HopArrays:
     Boundaries over which messages of the same sizes go are of one type and priced once, and so are links that were
     measured alike: a fleet of 64 workers with links of their own is priced in a moment.
 
-    Args:
-        table: What is to be placed.
-
     Attributes:
         type_of: The type of each boundary, by position; that of position 0 means nothing.
         forward, backward: Of the activations and of the gradients, as far as they lie on the spine.
@@ -264,12 +258,7 @@ class HopArrays:
         return self._swept[key]
 
     def between(self, kinds: Sequence[WorkerKind], *, where: Flags | None = None) -> ServerPrices:
-        """The least between two kinds, by position.
-
-        Args:
-            kinds: Groups that count as alike.
-            where: Only these pairs of groups are looked at; None: all.
-        """
+        """The least between two kinds, by position, of all pairs of their groups or of some."""
         found = []
         for seconds in (self.forward, self.backward):
             seen = seconds if where is None else np.where(where, seconds, np.inf)
@@ -280,8 +269,7 @@ class HopArrays:
     def busy(self, kinds: Sequence[WorkerKind]) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """The least seconds that messages keep a stage busy, whoever is at their other end.
 
-        Returns:
-            Forward and backward, each at the stage's left and at its right boundary: arrays [kind, position].
+        Forward and backward, each at the stage's left and at its right boundary: arrays [kind, position].
         """
         here = np.isfinite(self.forward)
         forward, backward = (
@@ -293,8 +281,7 @@ class HopArrays:
     def occupied(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """Seconds in which messages keep the left, the right worker from computing, as `Hop` has them.
 
-        Returns:
-            Forward and backward: arrays [type of boundary, left group, right group], 0 without a link.
+        Forward and backward: arrays [type of boundary, left group, right group], 0 without a link.
         """
         cost, groups = self._table.problem.cost, self._table.groups
         ends = np.zeros((2, 2, len(groups), len(groups)))  # what a message's sender and its receiver lose

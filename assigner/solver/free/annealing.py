@@ -28,13 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Point:
-    """Where the search stands.
-
-    Args:
-        order: The positions in a topological order.
-        worker: The worker of each, in that order.
-        ends: Whether a stage ends in front of each, in that order.
-    """
+    """Where the search stands."""
 
     order: tuple[int, ...]
     worker: tuple[int, ...]
@@ -64,9 +58,6 @@ class Annealing:
     """One local search.
 
     Args:
-        pricing: The values.
-        seed: Of its random choices.
-        stop: True: the time is over.
         actions: So many timed actions of stages are looked at; None: `tuning.ANNEALING_ACTIONS`.
         tries: So many neighbours at most; None: `tuning.ANNEALING_TRIES`.
     """

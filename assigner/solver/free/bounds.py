@@ -135,12 +135,7 @@ class Bounds:
         return bound, turns
 
     def convex(self, where: Sequence[int], stages: Sequence[tuple[int, int]]) -> float:
-        """The sharper bound where each worker has one stage, in seconds.
-
-        Args:
-            where: Worker of each position, -1: not placed. Whatever a placed position reads is placed.
-            stages: The workers' stages in a topological order.
-        """
+        """The sharper bound where each worker has one stage, these in a topological order, in seconds."""
         table, n, workers = self.table, self.n, len(self.table.names)
         # nodes: positions that are not placed, and n + w for the stage of worker w
         node = [n + w if w >= 0 else i for i, w in enumerate(where)]
@@ -161,12 +156,8 @@ class Bounds:
     ) -> tuple[_Nodes, _Nodes]:  # fmt: skip
         """Ways from the start of the step to a sink, and from there to its end.
 
-        Args:
-            where: Worker of each position; -1: not placed.
-            node: Of each position.
-            order: The nodes in a topological order.
-            seconds: Of each node, a forward and a backward.
-            update: Of each node, seconds of its worker's update.
+        `node` is that of each position, `order` has the nodes in a topological order, `seconds` a forward and a
+        backward of each, `update` the seconds of its worker's update.
         """
         forward, backward = seconds
         into: dict[int, list[tuple[int, float, float]]] = {each: [] for each in order}

@@ -38,13 +38,7 @@ if TYPE_CHECKING:
 
 
 class _SimulatedPricing(SteadyPricing):
-    """The value under a schedule of convex stages in the order of the best steady state, at its own warm-ups.
-
-    Args:
-        memory: Prices and memory.
-        schedule: "gpipe" or "1f1b".
-        worth: The value of a plan, and its step time.
-    """
+    """The value under a schedule of convex stages in the order of the best steady state, at its own warm-ups."""
 
     def __init__(self, memory: SetMemory, schedule: Schedule, worth: Callable[[Plan], tuple[float, float]]) -> None:
         super().__init__(memory, falling=schedule == "1f1b")

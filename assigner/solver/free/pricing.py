@@ -36,8 +36,6 @@ class Arrangement:
     """Stages, priced.
 
     Args:
-        table: The prices.
-        stages: The stages.
         again: Of each stage the mask of what it rematerialises.
         value_s: The step time, or that of M micro-batches in the steady state, in seconds.
         exactness: So many times that is no more than with anything else rematerialised; said of one stage a worker.
@@ -111,7 +109,6 @@ class Pricing(Protocol):
     """The value of placements under one objective.
 
     Attributes:
-        memory: Prices and memory.
         one_stage: True: at most one stage a worker; else any number.
     """
 
@@ -126,12 +123,7 @@ class Pricing(Protocol):
 
 
 class StepPricing:
-    """The step time, as the simulator has it.
-
-    Args:
-        memory: Prices and memory.
-        one_stage: True: at most one stage a worker; else any number.
-    """
+    """The step time, as the simulator has it."""
 
     def __init__(self, memory: SetMemory, *, one_stage: bool) -> None:
         self.memory, self.one_stage = memory, one_stage
@@ -194,7 +186,6 @@ class SteadyPricing:
     19, 1973.
 
     Args:
-        memory: Prices and memory.
         falling: A stage keeps no more micro-batches than its place from the end, as under 1F1B; else all M.
     """
 

@@ -51,14 +51,7 @@ class RowTiming:
                 self.grades[i] |= 1 << n
 
     def forward(self, worker: int, positions: Sequence[int], receives: Sequence[int], sends: Sequence[int]) -> float:
-        """Time a stage's forwards; returns the end of the last one.
-
-        Args:
-            worker: The stage's worker.
-            positions: What it runs.
-            receives: Ways whose value comes here first.
-            sends: Ways whose value is made here.
-        """
+        """Time a stage's forwards, with ways that first come to its worker, and those made here; the last one's end."""
         row, busy = self.table.forward_s[worker], 0.0
         seconds = sum([row[i] for i in positions])
         for n in receives:
@@ -77,11 +70,9 @@ class RowTiming:
         return end
 
     def finish(self, stages: Row, again_s: Sequence[float]) -> float:
-        """Time all backwards, ties and updates behind the forwards; the step time in seconds.
+        """Time all backwards, ties and updates behind the forwards, stages in the order of these; the step in seconds.
 
-        Args:
-            stages: In the order in which their forwards were timed.
-            again_s: Seconds of each stage that its backward takes longer because of rematerialisation.
+        `again_s` is what each stage's backward takes longer because of rematerialisation.
         """
         free, links = list(self.free), [list(row) for row in self.links]
         into, out = self._back_ways(stages)
@@ -173,19 +164,10 @@ def _play(  # noqa: PLR0917 - called for every stage of every placement
     order: range, free: float, seconds: float, busy: float, arrivals: Sequence[Sequence[float]],
     sends: Sequence[Sent], links: list[float],
 ) -> tuple[float, float]:  # fmt: skip
-    """Time one stage's forwards or backwards and the messages that they make.
+    """Time one stage's forwards or backwards and the messages that they make, which keep its worker busy behind each.
 
-    Args:
-        order: The micro-batches, as they are run.
-        free: When the worker is free.
-        seconds: Of one micro-batch.
-        busy: Seconds that its messages keep the worker busy afterwards.
-        arrivals: When each input is there, by micro-batch.
-        sends: What is made; its arrivals are filled in.
-        links: When the link to each worker is free; brought up to date.
-
-    Returns:
-        The end of the last micro-batch, and when the worker is free.
+    What is sent, and `links` by the worker at their other end, are brought up to date. The end of the last micro-batch,
+    and when the worker is free.
     """
     end = 0.0
     for m in order:

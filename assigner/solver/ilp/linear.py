@@ -52,12 +52,8 @@ class LinearModel:
     """A model that is minimised.
 
     Args:
-        name: Of the model.
         unit: Seconds of one unit of its objective; about a thousandth of the step time scales it well.
         clock: When it is of no use any more; None: never.
-
-    Attributes:
-        problem: The model as PuLP has it.
     """
 
     def __init__(self, name: str, *, unit: float, clock: SolveClock | None = None) -> None:
@@ -128,12 +124,8 @@ class Backend:
     """An ILP solver with its settings, which says only what is proven.
 
     After a time limit PuLP's status says "Optimal"; only `sol_status` 1 is a proof. The dual bound comes from HiGHS
-    itself; CBC does not hand its own over, so an unfinished CBC run proves nothing beyond the relaxation.
-
-    Args:
-        name: "highs" or "cbc".
-        seed: Of its random choices.
-        watch: Called often while HiGHS searches.
+    itself; CBC does not hand its own over, so an unfinished CBC run proves nothing beyond the relaxation, nor does it
+    tell of its search (`watch`).
     """
 
     name: SolverName

@@ -46,9 +46,7 @@ class PlacementModel(LinearModel):
     """The model of one table.
 
     Args:
-        memory: Prices and memory.
         one_stage: True: at most one stage a worker.
-        unit: Seconds of one unit of the model's objective.
         turns: All forwards come before all backwards; False: as under 1F1B.
         steady: Of the steady state, M micro-batches without an update: cover, load and memory alone.
     """

@@ -57,13 +57,7 @@ GIVEN, BASELINE = "the plan at hand", "a baseline"
 
 @dataclass(frozen=True)
 class Proposal:
-    """A plan, without a prediction, and its value of the objective (`objective.py` has the unit).
-
-    Args:
-        plan: The plan.
-        value: Its value.
-        found_by: How it was found, in the words above.
-    """
+    """A plan, without a prediction, and its value of the objective (`objective.py` has the unit)."""
 
     plan: Plan
     value: float
@@ -76,20 +70,11 @@ class SearchState:
     `target` is what a plan must beat: the best value less the gap asked for. A candidate whose bound reaches the target
     is decided.
 
-    Args:
-        problem: What is to be placed.
-        watch: Tells the user where the search stands.
-
     Attributes:
         problem: What is to be placed, with one worker a stage.
         sharing: The same where workers may share a stage; None: they may not.
-        best: The best plan so far; None: there is none.
         given: Plans of simpler ways, with one stage a worker: where the search of a branched graph begins.
         proofs: How bounds were proven, for the report.
-        interrupted: The user ended the search.
-        backend: The ILP solver.
-        clock: When the search has to end: the problem's.
-        candidates: All candidates of the search.
         gap: A plan within this share of the best one is good enough.
         nodes: The most that one ILP may look at; None: any number.
         shared_work: What the dynamic programs of all candidates with shared stages may still spend, in their own unit.
@@ -117,11 +102,7 @@ class SearchState:
         self.clock = problem.clock
 
     def watch(self, first: Callable[[], None] = lambda: None) -> None:
-        """Tell where the search stands, if it was not told just now: called as often as is convenient.
-
-        Args:
-            first: Called before it is told.
-        """
+        """Tell where the search stands, behind `first`, unless it was told just now: called whenever convenient."""
         now = self.clock.elapsed_s
         if now - self._told_s > tuning.TELL_S:
             self._told_s = now
@@ -198,13 +179,7 @@ class CandidateSearch(ABC):
         return best is not None and (best.plan.schedule, best.plan.micro_batches) == (self.schedule, self.micro_batches)
 
     def offer(self, value: float, plan: Callable[[], Plan], found_by: str) -> None:
-        """Take a plan that was found, if it is better than this candidate's best.
-
-        Args:
-            value: Its value of the objective, with a wire for each link; inf: it cannot run.
-            plan: Makes the plan.
-            found_by: What has found it.
-        """
+        """Take a plan if its value, with a wire for each link, is less than the best one's; inf: it cannot run."""
         if self.problem.cost.wires and value < (self.with_wires.value if self.with_wires else math.inf):
             self._offer_with_wires(Proposal(plan(), value, found_by))
         if value < self.best_value:
@@ -219,12 +194,7 @@ class CandidateSearch(ABC):
             self.with_wires = replace(found, value=value)
 
     def raise_bound(self, bound: float, proof: str) -> None:
-        """Take a bound; the candidate is decided once it reaches the target.
-
-        Args:
-            bound: No plan of this candidate has a lower value; inf: none is left below the target.
-            proof: How it was proven.
-        """
+        """Take a bound; the candidate is decided once it reaches the target. inf: no plan is left below the target."""
         target = self.state.target
         if bound == math.inf and not math.isinf(target):
             bound = target
@@ -236,12 +206,10 @@ class CandidateSearch(ABC):
             self.state.proofs.add(proof)
 
     def bound_by(self, model: LinearModel, *, relaxed: bool = False, most: float = math.inf) -> Outcome:
-        """Raise the bound to what a model proves of all plans, in seconds; returns what was proven.
+        """Raise the bound to what a model proves of all plans, in seconds, and return that.
 
-        Args:
-            model: What every plan is a solution of.
-            relaxed: By its linear relaxation, if that ends; else by the ILP, in this candidate's share of the time.
-            most: The model has only the plans below this value.
+        By its linear relaxation, if that ends; else by the ILP, in this candidate's share of the time. The model may
+        leave out plans of a value of `most` or more.
 
         Raises:
             OutOfTime: less is left than it takes to hand the model over.

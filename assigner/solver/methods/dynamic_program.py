@@ -146,11 +146,7 @@ class DynamicProgram:
         return _OptionArrays(self.table, self._stage_options.all, adds_up=self._objective.adds_up)
 
     def least(self, workers: Sequence[str] | None = None) -> float:
-        """A price that no pipeline has less than, without looking at any: all work split perfectly; inf: impossible.
-
-        Args:
-            workers: Those that may be used; None: all.
-        """
+        """No pipeline of these workers, None: of all, has a lower price: all work split perfectly; inf: impossible."""
         if not np.isfinite(self._rest.work[:, self._n]).all():
             return math.inf
         counts = [sum(workers is None or name in workers for name in members) for members in self.table.groups]
@@ -159,11 +155,7 @@ class DynamicProgram:
         return float(self._objective.least(self._objective.nothing, rest)[0])
 
     def price(self, pipeline: Sequence[StageOption]) -> float:
-        """What the objective says of one pipeline, of any stage options; inf: two neighbours have no way between them.
-
-        Args:
-            pipeline: Its stages, the first one first.
-        """
+        """What the objective says of a pipeline of any stage options; inf: two neighbours have no way between them."""
         marks = self.marks(pipeline)
         return math.inf if marks is None else float(self._objective.whole(marks)[0])
 
@@ -238,8 +230,7 @@ class DynamicProgram:
     def _front_sums(self) -> Floats | None:
         """Least seconds of one forward and one backward in front of a position, with the boundary at it.
 
-        Returns:
-            By [position, replica set behind it, workers used behind it]; None: there are too many.
+        By [position, replica set behind it, workers used behind it]; None: there are too many.
         """
         sets, states = len(self._uses), int(np.prod(self._count + 1))
         if not self.sharp:

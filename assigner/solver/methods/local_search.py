@@ -58,13 +58,9 @@ def local_search(
 def pipeline_moves(
     stages: Intervals, n: int, sizes: tuple[int, ...], sets: Sequence[tuple[int, ...]]
 ) -> Iterator[Intervals]:
-    """Pipelines one step away: a boundary moved, workers swapped or taken, stages merged or split.
+    """Pipelines of n positions one step away: a boundary moved, workers swapped or taken, stages merged or split.
 
-    Args:
-        stages: The pipeline; the number of a stage is that of its workers in `sets`.
-        n: How many positions there are.
-        sizes: Workers of each group.
-        sets: Who may have a stage, each as the groups of its workers.
+    `sizes` has the workers of each group, `sets` who may have a stage, each as the groups of its workers.
     """
     count = len(stages)
     taken = [group for _, number in stages for group in sets[number]]

@@ -44,13 +44,7 @@ class Exchanges:
         self._log: list[Timed] = []  # of the order that was timed last
 
     def run(self, orders: Orders, value: float, *, enough: float = 0.0) -> tuple[Orders, float]:
-        """The best order met on the way from one, and its step in seconds.
-
-        Args:
-            orders: Where to begin; it fits.
-            value: Its step.
-            enough: A step this short cannot be made shorter.
-        """
+        """The best order met on the way from one that fits, and its step in seconds; `enough` is the least there is."""
         best = value
 
         def may_go_on() -> bool:
@@ -160,11 +154,6 @@ class EveryOrder:
     still has to do, with the least that follows, cannot be over in time. Micro-batches of one lane are alike: they
     enter in their order. Starts are those without wires that links share, which only delay: what an order takes the
     simulator says.
-
-    Args:
-        tasks: The placement.
-        limit: A step of this many seconds or more is of no use.
-        nodes: So many are looked at, at most.
 
     Attributes:
         best: The best order found; None: none is below the limit.

@@ -53,14 +53,8 @@ def with_orders(
     """The plan to answer with, where several stages a worker and any order may be better.
 
     A named schedule, and one stage a worker above all, is simpler: what gains less than `tuning.LISTED_GAIN` is not
-    worth another plan, unless a baseline is faster.
-
-    Args:
-        search: What was found with one stage a worker, under schedule "auto" or "listed".
-        best: The plan chosen there, or a baseline; None: there is none.
-        simple: The baselines.
-        fastest_s: The fastest step found there, inf where none was; `best` may be preferred to it.
-        effort: A share of what may be spent.
+    worth another plan, unless a baseline is faster. `best` is the plan chosen there, or a baseline; it may have been
+    preferred to a faster one, of `fastest_s`, inf: there was none.
     """
     allowed = [each for each in simple if each.plan and _may_share(search, each.plan)]
     found = OrderSearch(search, simple, effort=effort).run()
@@ -94,13 +88,7 @@ def _named(plan: Plan) -> Plan:
 
 
 class OrderSearch:
-    """One search, after that of the named schedules.
-
-    Args:
-        search: What was found under these.
-        simple: The baselines.
-        effort: A share of what may be spent.
-    """
+    """One search, after that of the named schedules, with a share of what may be spent."""
 
     def __init__(self, search: Search, simple: Sequence[FoundBaseline], *, effort: float = 1.0) -> None:
         self._search, self._state, self._problem = search, search.state, search.problem
@@ -278,13 +266,7 @@ class OrderSearch:
 
 @dataclass(frozen=True)
 class FoundOrders:
-    """Orders of a placement, and how good they are.
-
-    Args:
-        orders: Of each worker.
-        step_s: Their step.
-        bound_s: No order of the placement takes less.
-    """
+    """Orders of a placement, their step, and what no order of it takes less than."""
 
     orders: Orders
     step_s: float
@@ -296,12 +278,8 @@ def best_orders(
 ) -> FoundOrders | None:
     """The best order that is found for a placement; None: none fits.
 
-    Args:
-        tasks: The placement.
-        starts: Orders to begin with, as a named schedule's: what is found is never worse than those that fit, and the
-            others are followed as far as there is room.
-        most: So many tasks are timed at most, by exchanges.
-        stop: True: the time is over.
+    It is never worse than those of `starts` that fit, as a named schedule's; the others are followed as far as there is
+    room. Exchanges time `most` tasks at most.
     """
     bound, seen = least_step_s(tasks), set[int]()
     found: list[tuple[float, int, Orders]] = []
@@ -383,11 +361,7 @@ class ListedPricing:
     """The step time with the order that list scheduling gives.
 
     It keeps what the worker has room for: so the choice of what to rematerialise is between holding few micro-batches
-    with little recomputing, and many with more.
-
-    Args:
-        memory: Prices and memory.
-        limit: Placements that cannot take less than about this many seconds are not priced.
+    with little recomputing, and many with more. Placements that cannot take less than about `limit` are not priced.
     """
 
     one_stage = False

@@ -48,10 +48,6 @@ def may_split(plan: Plan, cost: CostModel) -> bool:
     In two parts a backward runs the same products, but finds less in the caches, and its gradients have memory of their
     own. Where that costs more than it can bring, no order is offered it.
 
-    Args:
-        plan: Who has what.
-        cost: The prices.
-
     Raises:
         FormatError: the profile cannot price a partition where it is.
     """

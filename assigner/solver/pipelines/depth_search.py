@@ -114,7 +114,6 @@ class DepthSearch:
 
     Args:
         options: What the stages are of; of a chain.
-        micro_batches: M.
         pipelines: Lower bounds of what pipelines take, in seconds, and their stages. A stage's depth is any from its
             option's `least_depth` to its `bound_depth`; a shared one's `named` and `shares` say who has what of it.
         check: Raises what ends the search, OutOfTime, where its time is over.
@@ -187,14 +186,10 @@ class DepthSearch:
         return float(self._open.bound.min(initial=math.inf))
 
     def split(self, target: float) -> list[tuple[float, Sequence[StageOption], Depths]]:
-        """Halve the boxes of least bound, and hand out those with nothing left to choose.
+        """Halve the boxes of least bound, and hand out those with nothing left to choose; none from the target on.
 
-        Args:
-            target: Boxes from here on are of no use.
-
-        Returns:
-            Bound, pipeline and depths, the least bound first. Of a pipeline that is not exact those found first stand
-            for all that are left, and so does their bound: depths as good are many, and none of them proves more.
+        Bound, pipeline and depths, the least bound first. Of a pipeline that is not exact those found first stand for
+        all that are left, and so does their bound: depths as good are many, and none of them proves more.
         """
         boxes = self._open.take(self._open.bound < target)
         order = np.argsort(boxes.bound, kind="stable")

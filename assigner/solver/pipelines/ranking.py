@@ -197,9 +197,7 @@ class PipelineCandidate(SimulatedCandidate):
     def _search_depths(self, pipelines: Sequence[tuple[float, Sequence[StageOption]]], open_: float) -> None:
         """Have branch and bound name the depths of pipelines whose bound is below the target, and simulate those.
 
-        Args:
-            pipelines: Their prices, and they themselves.
-            open_: No others take less, in seconds.
+        No other pipelines take less than `open_`, in seconds.
         """
         search = DepthSearch(self.options, self.micro_batches, pipelines, check=self.state.clock.check)
         while search.bound < self.state.target and self.state.clock.left_s > 0:

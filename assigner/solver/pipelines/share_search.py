@@ -180,12 +180,7 @@ def _deals(members: int, counts: Sequence[int]) -> int:
 
 
 def _orders(members: Sequence[str], taken: Sequence[tuple[int, bool]]) -> list[tuple[str, ...]]:
-    """These ways, as orders of the workers.
-
-    Args:
-        members: The workers.
-        taken: Of each stage how many it takes, and whether it matters which; the others take those that are left.
-    """
+    """These ways, as orders of the workers: of each stage how many it takes, and whether it matters which."""
     found = []
     for dealt in _dealt(members, [count for count, matters in taken if matters]):
         rest = iter([each for each in members if not any(each in some for some in dealt)])

@@ -84,10 +84,7 @@ class SimulatedCandidate(CandidateSearch):
     ) -> float:
         """Offer a pipeline at the warm-up depths that it has room for; its best value, inf: it cannot run.
 
-        Args:
-            pipeline: The pipeline.
-            price: The dynamic program's, to compare with; None: it was not asked.
-            found_by: What has found it.
+        It is compared with the dynamic program's price where that was asked.
 
         Raises:
             OutOfTime: the time is over; the best of the depths until then has been offered.
@@ -256,10 +253,7 @@ class SimulatedCandidate(CandidateSearch):
     ) -> Plan:
         """A pipeline as a plan with these warm-up depths.
 
-        Args:
-            pipeline: Its stages.
-            depths: Of each.
-            groups: The workers of each group in the order in which stages take them; None: that of the prices.
+        `groups` are the workers of each group in the order in which stages take them; None: that of the prices.
         """
         problem = self.problem
         free = [list(reversed(group)) for group in groups or self.table.groups]

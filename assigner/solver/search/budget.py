@@ -34,10 +34,8 @@ class _Choice:
     """Some of the workers.
 
     Args:
-        workers: Their names.
         rate: Money per sample and second of step time.
         bound: No step is faster, in seconds.
-        best: The best plan found.
     """
 
     workers: tuple[str, ...]
@@ -52,13 +50,7 @@ class _Choice:
 
 
 class Budget:
-    """The search over choices of workers; its proposals' values are step times.
-
-    Args:
-        profile: Resolved; every worker has a price.
-        options: Resolved.
-        progress: Called now and then.
-    """
+    """The search over choices of workers; its proposals' values are step times."""
 
     def __init__(
         self,
@@ -82,10 +74,7 @@ class Budget:
     def run(self, simple: Sequence[tuple[Plan, float]] = ()) -> tuple[Proposal, ...]:
         """The frontier of plans that no other beats in both money and step time, as far as the time allowed.
 
-        The cheapest plan comes first; empty: no plan was found.
-
-        Args:
-            simple: Plans to start with, of those that are searched, and their step times.
+        The cheapest plan comes first; empty: no plan was found. It starts with `simple`: plans and their step times.
         """
         found = [Proposal(plan, step, BASELINE) for plan, step in simple]
         try:

@@ -37,13 +37,9 @@ ALSO_UNDER: tuple[Schedule, ...] = ("1f1b", "interleaved")
 
 
 def preferred(search: Search, best: Proposal, simple: Sequence[FoundBaseline]) -> Proposal:
-    """The plan to answer with, in place of the fastest one found.
+    """The plan to answer with, in place of the fastest one found; the search is asked for more of a proof.
 
-    Args:
-        search: Where the plan was found, for the step time; it is asked for more of a proof.
-        best: The fastest plan.
-        simple: The baselines; none of them is faster than the answer unless it is faster than `best`. The equal split
-            among them is what people compare with.
+    No baseline is faster than it unless one is faster than `best`. The equal split is what people compare with.
     """
     problem = search.problem
     most = best.value * (1 + max(search.state.gap, ROUNDING))

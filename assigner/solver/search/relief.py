@@ -30,13 +30,9 @@ DIVIDED = "optimizer state divided where memory binds"
 
 
 def relieved(search: Search, best: Proposal | None) -> Proposal | None:
-    """A faster plan than the best, with optimizer state divided; None: there is none.
+    """A faster plan than the best without, with optimizer state divided; None: there is none.
 
     Once the time of the search is over, none is looked at any more.
-
-    Args:
-        search: That has ended, for the step time.
-        best: The fastest plan that divides nothing; None: there is none.
     """
     problem = search.problem
     if problem.most_replicas < 2:

@@ -403,9 +403,7 @@ class Search:
 def _exchanged(problem: Problem, best: Proposal) -> Proposal:
     """The plan with two workers of a kind exchanged as long as that makes it better, at prices with shared wires.
 
-    Args:
-        problem: What it is a plan of.
-        best: The plan at such prices; one with a stage on several workers, or in an order asked for, stays as it is.
+    One with a stage on several workers, or in an order asked for, stays as it is.
     """
     if best.plan.is_replicated or problem.options.order:
         return best
