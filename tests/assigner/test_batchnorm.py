@@ -18,8 +18,7 @@ from workloads import WIDTH, Reference, make_plan, normalised, numbers, pipeline
 from assigner import Pipeline, Workload
 from assigner.errors import UsageError
 from assigner.model.marking import partition_graph
-from assigner.runtime.step.batchnorm import DeferredStatistics
-from assigner.runtime.step.deferrednorm import DeferredNorm, PartitionNorms
+from assigner.runtime.step.batchnorm import DeferredNorm, DeferredStatistics, PartitionNorms
 
 EXACT = 1e-10
 

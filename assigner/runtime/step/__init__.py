@@ -5,7 +5,7 @@ partition                   one partition at work: forward, recompute and backwa
 graphs                      what is kept of a forward for its backward, the backward, and what both may not change
 joined                      partitions that keep one graph, at work
 stepmessages                what a step holds between its actions, sends and receives
-batchnorm, deferrednorm     running statistics as of the whole batch; one module, whose micro-batches leave theirs aside
+batchnorm                   running statistics as of the whole batch, though micro-batches leave theirs aside
 loss, lossgradients, metrics, outputs, results
                             what is made of the model's output, and what the script gets of it
 gradients                   those of a rank's parameters, and what all ranks do with theirs together

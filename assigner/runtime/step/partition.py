@@ -46,7 +46,7 @@ from assigner.runtime.forward.nodes import are_made_here, code_so_far, count_cod
 from assigner.runtime.forward.randomness import backward_seed, partition_seed, seed_device, seed_python
 from assigner.runtime.forward.splitbackward import input_part
 from assigner.runtime.forward.state import ForwardStart, LateWrites, PartitionState, has_user_code
-from assigner.runtime.step.deferrednorm import PartitionNorms
+from assigner.runtime.step.batchnorm import PartitionNorms
 from assigner.runtime.step.graphs import (
     NOTHING,
     ForwardPlace,
