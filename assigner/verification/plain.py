@@ -17,9 +17,8 @@ from assigner.model.members import named_buffers, named_parameters, parameters
 from assigner.runtime.batch.staterows import state_of, with_states
 from assigner.runtime.step.batchnorm import DeferredStatistics
 from assigner.runtime.step.loss import GraphlessEvaluationError, one_number, wants_graph
-from assigner.runtime.step.metrics import StepMetrics
 from assigner.runtime.step.outputs import Part, join
-from assigner.runtime.step.results import exact_sum
+from assigner.runtime.step.results import StepMetrics, exact_sum
 from assigner.usercode import user_code
 from assigner.verification.comparing import HeardLoss, Item, held_items
 from assigner.verification.exercise import ComparableDraws, SideGenerators

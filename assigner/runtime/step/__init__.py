@@ -6,7 +6,7 @@ graphs                      what is kept of a forward for its backward, the back
 joined                      partitions that keep one graph, at work
 stepmessages                what a step holds between its actions, sends and receives
 batchnorm                   running statistics as of the whole batch, though micro-batches leave theirs aside
-loss, lossgradients, metrics, outputs, results
+loss, lossgradients, outputs, results
                             what is made of the model's output, and what the script gets of it
 gradients                   those of a rank's parameters, and what all ranks do with theirs together
 """

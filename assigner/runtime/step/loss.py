@@ -38,9 +38,8 @@ from assigner.runtime.forward.heldtensors import HeldTensor, is_strided, on_copi
 from assigner.runtime.forward.randomness import DeviceStates, backward_seed, partition_seed, seed_device, seed_python
 from assigner.runtime.messages.staging import copied_to
 from assigner.runtime.step.lossgradients import GraphWantedError, LossGraph, Origin
-from assigner.runtime.step.metrics import StepMetrics, without_values
 from assigner.runtime.step.outputs import Part, join
-from assigner.runtime.step.results import exact_sum
+from assigner.runtime.step.results import StepMetrics, exact_sum, without_values
 from assigner.schedule.orders import warm_up
 
 if TYPE_CHECKING:
