@@ -400,7 +400,7 @@ class Workbench:
         def finish(
             outputs: Sequence[torch.Tensor], returned: Sequence[torch.Tensor], place: int, *_: Any
         ) -> tuple[torch.Tensor]:
-            own = LossGraph.of(Origin(self.graph, returned, tuple), outputs)
+            own = LossGraph(Origin(self.graph, returned, tuple), outputs)
             leaves = [reads[place][read[n]] if n in read else each for n, each in enumerate(there)]
             output = self.graph.rebuild_output(outputs)
             return (own.call(self.workload.compute_loss, output, pytree.tree_unflatten(leaves, structure)),)

@@ -56,25 +56,20 @@ if TYPE_CHECKING:
 class StepLoss:
     """What follows the last partition's forward in every step.
 
-    Args:
-        workload: The loss, what it is over, and the metrics.
-        graph: Makes the model's output.
-        device: Where that is.
-        training: False: no gradients are wanted, and no forward runs twice.
+    Without `training` no gradients are wanted, and no forward runs twice.
 
     Attributes:
         words: What is called here of the user's.
     """
 
     def __init__(self, workload: Workload, graph: PartitionGraph, device: torch.device, *, training: bool) -> None:
-        self._workload, self._over_batch = workload, workload.loss_over == "batch"
-        self._graph, self._device, self._training = graph, device, training
+        self._workload, self._graph, self._device, self._training = workload, graph, device, training
         self._remembers: bool | None = None
         self._written: list[torch.Tensor] | None = None  # in place, by the loss; None: none was called
         self._waits = False  # what runs again has the loss called in its recompute
         self._is_users = not (getattr(workload.loss, "__module__", None) or "").startswith("torch.")
-        self._metrics = StepMetrics(workload.metrics, device) if workload.metrics else None
-        self.words = "the loss" if self._metrics is None else "the loss and the metrics"
+        self._metrics = StepMetrics(workload.metrics or {}, device)
+        self.words = "the loss and the metrics" if workload.metrics else "the loss"
         for each in (workload.loss, *(workload.metrics or {}).values()):
             if isinstance(each, torch.nn.Module):  # its class weights, which no training script leaves on the CPU
                 each.to(device)
@@ -92,30 +87,22 @@ class StepLoss:
     ) -> None:
         """A step comes next; what an unfinished one left is dropped.
 
-        Args:
-            micro_batches: The batch, cut, or some of it.
-            places: Their numbers in the whole batch.
-            factor: What the loss's gradient is multiplied by.
-            number: The batch's number in training.
-            outputs: Where outputs are kept; None: nobody wants them.
-            finished: Those of the micro-batches that this rank runs the last partition for.
+        Of the micro-batches this rank runs the last partition for those that are `finished`.
         """
         self._cuts = dict(zip(places, micro_batches, strict=True))
+        self._over_batch = self._workload.loss_over == "batch" and len(micro_batches) > 1
         self._factor, self._number, self._finished = factor, number, finished
-        self._values: list[torch.Tensor] = []
+        self._values: dict[int, torch.Tensor] = {}  # of the losses, by micro-batch, as they were called
         self._differentiable = 0  # of these losses
-        self._outputs: dict[int, list[Any]] = {}
-        self._called: list[int] = []  # micro-batches, as their losses were called
+        self._parts: dict[int, tuple[list[Any], list[set[Value]]]] = {}  # leaves, and what these stand for is made of
         self._before: Memento | None = None
         self._held: dict[int, list[HeldTensor]] = {}
-        self._made_of: dict[int, list[set[Value]]] = {}
         self._known: set[int] = set()  # the micro-batches whose loss is computed on leaves
         self._gradients: dict[int, list[torch.Tensor | None]] = {}
         self._drawn: dict[int, tuple[DeviceStates, GeneratorStates]] = {}
         self._kept = outputs
-        self._unseen = set(places) if outputs is not None or self._metrics is not None else set()
-        if self._metrics is not None:
-            self._metrics.begin()
+        self._unseen = set(places) if outputs is not None or self._workload.metrics else set()
+        self._metrics.begin()
 
     def gradients(self, place: int) -> list[torch.Tensor | None]:
         """Of what `of` gave for a micro-batch: its backward starts with them, and they are let go.
@@ -135,10 +122,11 @@ class StepLoss:
 
     def numbers(self) -> list[float]:
         """What the step's result is made of, of the micro-batches that end here; see `results`."""
-        values, alike = self._values, len({(each.dtype, each.device) for each in self._values}) == 1
+        values = [*self._values.values()]
+        alike = len({(each.dtype, each.device) for each in values}) == 1
         numbers = torch.stack(values).tolist() if alike else map(float, values)  # a GPU is waited for once
         loss, weight = exact_sum(numbers), exact_sum(cut.amount for cut in self._finished)
-        return [loss, self._differentiable, weight, *(self._metrics.numbers() if self._metrics is not None else ())]
+        return [loss, self._differentiable, weight, *self._metrics.numbers()]
 
     def of(self, outputs: Sequence[Any], place: int, *, runs_again: bool, origin: Origin) -> tuple[torch.Tensor, ...]:
         """What the backward of a micro-batch starts from: its loss, or its outputs where their gradients are known.
@@ -156,7 +144,7 @@ class StepLoss:
             self._see(outputs, place)
         if self._kept is not None and self._kept.alone:
             return (torch.zeros((), device=self._device),)
-        if self._over_batch and len(self._cuts) > 1:
+        if self._over_batch:
             self._keep_part(outputs, place, origin)
             return _tensors(outputs)
         if runs_again:
@@ -171,9 +159,8 @@ class StepLoss:
         if (self._waits or self._remembers is False) and self._before is None and self._is_users:
             self._before = Memento((), [self._workload.loss])
         value = self._with_a_graph(outputs, cut, place, origin) * cut.weight
-        self._values.append(value.detach())
-        self._called.append(place)
-        if self._before is not None and len(self._called) == sum(1 for each in self._finished if each.weight):
+        self._values[place] = value.detach()
+        if self._before is not None and len(self._values) == sum(1 for each in self._finished if each.weight):
             self._check_order(self._before)
         return (value,)
 
@@ -186,7 +173,7 @@ class StepLoss:
         memory = Memento((), [self._workload.loss]) if is_first else None
         if self._written:
             on_copies(self._written)
-        own = LossGraph.of(origin, outputs, cut.weight)
+        own = LossGraph(origin, outputs, weight=cut.weight)
         value = self._value(self._graph.rebuild_output(outputs), cut.targets, place, own)
         if memory is not None:
             self._written = [*filter(is_strided, memory.moved())]
@@ -201,12 +188,12 @@ class StepLoss:
     def _check_order(self, before: Memento) -> None:
         """All losses of a step are called: see whether a memory has begun among those that were called late."""
         self._remembers = before.has_changed()
-        if self._remembers and self._called != sorted(self._called):
+        if self._remembers and [*self._values] != sorted(self._values):
             if self._waits:  # it may well have kept something from its first call on, behind such a gradient
                 raise self._takes_and_keeps()
             raise UsageError(
                 "Workload.loss begins to keep something from call to call in a step that has called it for"
-                f" micro-batches {', '.join(map(str, self._called))} in this order, as partition"
+                f" micro-batches {', '.join(map(str, self._values))} in this order, as partition"
                 f" {self._graph.last.name!r} is rematerialised",
                 hint="have it keep something from its first call on, as a count of its calls; or"
                 f" assigner.partition(..., rematerialise='never') for {self._graph.last.name!r}, or one micro-batch",
@@ -220,11 +207,11 @@ class StepLoss:
             self._kept.keep(self._graph, outputs, place, cut)
             if self._kept.alone:
                 return
-        if self._metrics is not None and not (self._over_batch and len(self._cuts) > 1):
+        if not self._over_batch:
             self._measure(self._graph.rebuild_output(outputs), cut.targets, cut.weight, place)
 
     def _measure(self, output: Any, targets: Any, weight: float, place: int) -> None:
-        if self._metrics is not None:
+        if self._workload.metrics:
             seed = partition_seed(self._workload.seed, self._number, "the metrics", place)
             self._metrics.see(output, _given(targets, self._device, copied=True), weight, seed)
 
@@ -261,9 +248,9 @@ class StepLoss:
         """Keep a micro-batch's outputs for the loss over the batch; its backward starts from them."""
         if place not in self._known:
             self._known.add(place)
-            self._outputs[place] = [self._leaf(output) for output in outputs]
-            self._made_of[place] = origin.made_of() if self._is_users and self._training else []
-            if len(self._outputs) == len(self._cuts):
+            made_of = origin.made_of() if self._is_users and self._training else []
+            self._parts[place] = [self._leaf(output) for output in outputs], made_of
+            if len(self._parts) == len(self._cuts):
                 self._over_the_batch(origin)
 
     def _ahead(self, outputs: Sequence[Any], place: int, origin: Origin) -> None:
@@ -275,20 +262,20 @@ class StepLoss:
         leaves = {id(output): self._leaf(output) for output in outputs}  # one that is there twice is one
         copies = {key: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for key, leaf in leaves.items()}
         made = [copies[id(output)] for output in outputs]  # a loss may write there
-        own = LossGraph.apart(
+        own = LossGraph(
             origin,
             made,
-            [[leaves[id(output)] for output in outputs]],
-            lambda: [origin.made_of()],
+            elsewhere="",
             weight=cut.weight,
+            leaves=[[leaves[id(output)] for output in outputs]],
+            made_of=lambda: [origin.made_of()],
         )
         try:
             value = self._value(self._graph.rebuild_output(made), cut.targets, place, own) * cut.weight
         except GraphWantedError:
             self._wait(memory)
             return
-        self._values.append(value.detach())
-        self._called.append(place)
+        self._values[place] = value.detach()
         seed = backward_seed(self._workload.seed, self._number, self._graph.last.name, place)
         seed_device(seed, self._device)
         if self._is_users:
@@ -308,8 +295,7 @@ class StepLoss:
     def _wait(self, memory: Memento | None) -> None:
         """The loss takes gradients within the last partition's graph: have it called where there is that.
 
-        Args:
-            memory: What it had before it was called; None: it is known to keep something.
+        `memory`: what it had before it was called; None: it is known to keep something.
 
         Raises:
             UsageError: what it has kept by now cannot be taken back.
@@ -340,10 +326,9 @@ class StepLoss:
 
     def _over_the_batch(self, origin: Origin) -> None:
         """Compute the loss of all outputs, and the gradients that each micro-batch's backward starts from."""
-        made, made_of, output = self._outputs, self._made_of, self._graph.output
-        self._outputs, self._made_of = {}, {}
-        cuts = self._cuts
-        parts = [Part(output, output.filled(made[n]), cuts[n].rows, cuts[n].weight) for n in sorted(made)]
+        kept, output, cuts = sorted(self._parts.items()), self._graph.output, self._cuts
+        first, self._parts = min(cuts), {}
+        parts = [Part(output, output.filled(made), cuts[n].rows, cuts[n].weight) for n, (made, _) in kept]
         for index in output.made:
             leaf = parts[0].leaves[index]
             has_rows = parts[0].rows_dimension(index) is not None or output.unjoinable[index]
@@ -357,20 +342,20 @@ class StepLoss:
             whole = join(parts)
             joined = pytree.tree_unflatten(whole, output.structure)
             targets = next(iter(cuts.values())).targets
-            self._measure(joined, targets, 1.0, min(cuts))
+            self._measure(joined, targets, 1.0, first)
             # not from where the last of the micro-batches has left it: which that is, is for the plan to say
-            seed_device(partition_seed(self._workload.seed, self._number, "the loss", min(cuts)), self._device)
-            own = LossGraph.apart(
+            seed_device(partition_seed(self._workload.seed, self._number, "the loss", first), self._device)
+            own = LossGraph(
                 origin,
                 [whole[index] for index in output.made],
-                [made[n] for n in sorted(made)],
-                lambda: [made_of[n] for n in sorted(made)],
                 elsewhere="graphs of micro-batches that it does not see, for it is over the batch",
+                leaves=[made for _, (made, _) in kept],
+                made_of=lambda: [made_of for _, (_, made_of) in kept],
             )
-            value = self._value(joined, targets, min(cuts), own)
-        self._values.append(value.detach())
+            value = self._value(joined, targets, first, own)
+        self._values[first] = value.detach()
         self._differentiate(value)
-        for place, leaves in made.items():
+        for place, (leaves, _) in kept:
             self._gradients[place] = [leaf.grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 

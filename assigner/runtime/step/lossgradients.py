@@ -22,7 +22,6 @@ what another partition has made begins a graph here, but is no leaf in plain tor
 from __future__ import annotations
 
 import functools
-import operator
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,14 +53,11 @@ class GraphWantedError(Exception):
 class Origin(NamedTuple):
     """Of what a micro-batch's outputs were made, as far as this rank has their graph.
 
-    Args:
-        graph: The model's partitions.
-        returned: What the last one has returned.
-        came_in: Gives what graphs of this rank begin with: values of other partitions, and inputs of the model.
+    `came_in` gives what graphs of this rank begin with: values of other partitions, and inputs of the model.
     """
 
     graph: PartitionGraph
-    returned: Sequence[Any]
+    returned: Sequence[Any]  # by the last partition
     came_in: Callable[[], Iterable[tuple[Value, torch.Tensor]]]
 
     def outputs(self) -> list[tuple[Value, Any]]:
@@ -105,21 +101,13 @@ class Origin(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """A tensor that the loss is given.
-
-    Args:
-        tensor: It.
-        value: Which output it is; None: it is of the batch.
-        source: What the loss's graph has of it: itself, or what it is a copy of; None: it stands in for an output.
-        is_leaf: It is a leaf, or is there for one, and so in plain torch would have gradients in `.grad`.
-        places: Where its gradient arrives, and that of what stands in.
-    """
+    """A tensor that the loss is given."""
 
     tensor: torch.Tensor
-    value: Value | None
-    source: torch.Tensor | None
-    is_leaf: bool
-    places: tuple[GradientPlace, ...]
+    value: Value | None  # which output it is; None: it is of the batch
+    source: torch.Tensor | None  # itself, or what it is a copy of, in the graph; None: it stands in for an output
+    is_leaf: bool  # it is a leaf, or is there for one, and so in plain torch would have gradients in `.grad`
+    places: tuple[GradientPlace, ...]  # where its gradient arrives, and that of what stands in
 
     @property
     def is_copy(self) -> bool:
@@ -128,96 +116,56 @@ class _Given(NamedTuple):
 
 
 class LossGraph:
-    """What a loss is given, and where the graph ends that it computes in.
+    """What a loss is given, and where the graph ends that it computes in: that of the last partition, or one apart.
 
     Args:
-        origin: Of the outputs.
-        ends: Gives these ends.
+        origin: Of a micro-batch's outputs.
+        outputs: As the loss gets them: some are copies of what the partition has returned, or made of leaves.
         elsewhere: In words, where else there are ways; empty: the loss can be called later where it has these, too.
         weight: What the loss is multiplied by.
+        leaves: Where one ends that is apart: for each micro-batch they stand in for its outputs, one for each.
+        made_of: Gives likewise what these outputs are made of.
     """
 
     def __init__(
         self,
         origin: Origin,
-        ends: Callable[[], Mapping[GradientPlace, Collection[Value]]],
-        elsewhere: str,
+        outputs: Sequence[Any],
+        *,
+        elsewhere: str = "graphs of partitions that it does not see",
         weight: float = 1.0,
+        leaves: Sequence[Sequence[Any]] = (),
+        made_of: Callable[[], Sequence[Sequence[set[Value]]]] = tuple,
     ) -> None:
-        self._origin, self._ends, self._elsewhere, self._weight = origin, functools.cache(ends), elsewhere, weight
+        self._origin, self._elsewhere, self._weight = origin, elsewhere, weight
+        self._leaves, self._made_of = leaves, made_of
         self._given = list[_Given]()
         self._hooked = list[tuple[int, int, bool]]()
         self._problem: Exception | None = None
-
-    @classmethod
-    def of(cls, origin: Origin, outputs: Sequence[Any], weight: float = 1.0) -> LossGraph:
-        """The last partition's.
-
-        Args:
-            origin: Of the outputs.
-            outputs: As the loss gets them: some are copies of what the partition has returned.
-            weight: As of the class.
-        """
-        made = cls(origin, origin.ends, "graphs of partitions that it does not see", weight)
-        for (value, returned), tensor in zip(origin.outputs(), outputs, strict=True):
-            if places := _places([tensor]):
-                made._given.append(_Given(tensor, value, returned, origin.is_leaf(returned), places))
-        return made
-
-    @classmethod
-    def apart(
-        cls,
-        origin: Origin,
-        outputs: Sequence[Any],
-        leaves: Sequence[Sequence[Any]],
-        made_of: Callable[[], Sequence[Sequence[set[Value]]]],
-        *,
-        elsewhere: str = "",
-        weight: float = 1.0,
-    ) -> LossGraph:
-        """One that ends at leaves, which stand in for the outputs.
-
-        Args:
-            origin: Of one micro-batch's outputs.
-            outputs: As the loss gets them, made of the leaves.
-            leaves: For each micro-batch one for each of its outputs.
-            made_of: Gives likewise what these outputs are made of.
-            elsewhere: As of the class.
-            weight: Likewise.
-        """
-
-        def ends() -> Ends:
-            found: Ends = defaultdict(set)
-            for of_leaves, of_values in zip(leaves, made_of(), strict=True):
-                for leaf, values in zip(of_leaves, of_values, strict=True):
-                    for place in _places([leaf]):
-                        found[place] |= values
-            return found
-
-        made = cls(origin, ends, elsewhere, weight)
         for n, ((value, returned), tensor) in enumerate(zip(origin.outputs(), outputs, strict=True)):
             if places := _places([tensor, *(each[n] for each in leaves)]):
-                made._given.append(_Given(tensor, value, None, origin.is_leaf(returned), places))
-        return made
+                source = None if leaves else returned
+                self._given.append(_Given(tensor, value, source, origin.is_leaf(returned), places))
+
+    @functools.cached_property
+    def _ends(self) -> Ends:
+        if not self._leaves:
+            return self._origin.ends()
+        found: Ends = defaultdict(set)
+        for of_leaves, of_values in zip(self._leaves, self._made_of(), strict=True):
+            for leaf, values in zip(of_leaves, of_values, strict=True):
+                for place in _places([leaf]):
+                    found[place] |= values
+        return found
 
     def add_batch(self, targets: Any, given: Any) -> None:
-        """Tell it what the loss is given of the batch.
-
-        Args:
-            targets: The micro-batch's.
-            given: The same, or copies.
-        """
+        """Tell it what the loss is given of the batch."""
         for source, tensor in zip(pytree.tree_leaves(targets), pytree.tree_leaves(given), strict=True):
             if places := _places([tensor]):
                 self._given.append(_Given(tensor, None, source, source.is_leaf, places))
 
     def call(self, loss: Callable[[Any, Any], Any], output: Any, targets: Any) -> Any:
         """What a loss gives; the gradients that it takes are whole.
-
-        Args:
-            loss: It.
-            output: The model's, of the tensors that the loss is given.
-            targets: Those of which this was told.
 
         Raises:
             UsageError: one that it takes, or that a hook of its own asks for, is not; also where it has caught that.
@@ -277,31 +225,14 @@ class LossGraph:
         return asked
 
     def _check_added(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
-        """Look at a backward that adds to the `.grad` of its leaves, or of these inputs: whether the loss finds it."""
-        found = [given for each in inputs for given in self._known(each)]
-        self._check_weight(outputs, found if inputs else None)
-        for given in found if inputs else filter(operator.attrgetter("is_leaf"), self._given):
-            if given.source is not given.tensor or not self._is_whole(outputs, given):
-                raise self._refused(
-                    given,
-                    "runs a backward, which may leave a gradient in the .grad of {}",
-                    "take it with torch.autograd.grad",
-                )
+        """Look at a backward that adds to the `.grad` of its leaves, or of these inputs.
 
-    def _check_weight(self, outputs: Sequence[Any], found: Sequence[_Given] | None) -> None:
-        """Look at a backward that adds to `.grad`: whether what it adds to the model's would have to be weighed.
-
-        Args:
-            outputs: From where.
-            found: What the loss is given among the tensors that it is for; None: it is for all leaves.
+        What it adds to the model's may not have to be weighed, and what it leaves has to be what the loss finds.
         """
-        if self._weight == 1:
-            return
-        places = places_behind(outputs).keys()
-        if any(
-            given.value is not None and not places.isdisjoint(given.places)
-            for given in (self._given if found is None else filter(operator.attrgetter("is_leaf"), found))
-        ):
+        known = [given for each in inputs for given in self._known(each)]
+        behind = [each for each in known if each.is_leaf] if inputs else self._given
+        places = places_behind(outputs if self._weight != 1 else ()).keys()
+        if any(each.value is not None and not places.isdisjoint(each.places) for each in behind):
             self._problem = UsageError(
                 "Workload.loss runs a backward of its own through the model's output, and is computed for a micro-batch"
                 f" whose loss counts {self._weight:g} times: what that adds to the gradients of parameters would count"
@@ -310,6 +241,13 @@ class LossGraph:
                 " --micro-batches 1)",
             )
             raise self._problem
+        for given in known if inputs else [each for each in self._given if each.is_leaf]:
+            if given.source is not given.tensor or not self._is_whole(outputs, given):
+                raise self._refused(
+                    given,
+                    "runs a backward, which may leave a gradient in the .grad of {}",
+                    "take it with torch.autograd.grad",
+                )
 
     def _is_whole(self, outputs: Sequence[Any], given: _Given, *, hooked: bool = False) -> bool:
         """Whether all ways from outputs to what is given are in this graph; `hooked`: to it, and not what it copies."""
@@ -321,7 +259,7 @@ class LossGraph:
             if value in values:
                 values |= self._origin.made_from(each)
         apart = values.union(*(behind.get(each, ()) for each in values))
-        return apart.isdisjoint(_made_of(outputs, self._ends(), stops))
+        return apart.isdisjoint(_made_of(outputs, self._ends, stops))
 
     def _refused(self, given: _Given, does: str, hint: str) -> Exception:
         output, what = self._origin.graph.output, "a tensor of the batch, of which inputs of the model are made"
