@@ -190,7 +190,7 @@ class PartitionBench:
         """Run the backward of one micro-batch, whose forward has run in the same way; `split`: its input part alone."""
         self.begin_backward(micro_batch)
         place = ForwardPlace(0, 0, micro_batch)
-        self._runner(again).backward(place, self.reads[micro_batch], self.sizes, self.gradients, split=split)
+        self._runner(again).backward(place, self.gradients, self.reads[micro_batch], self.sizes, split=split)
 
     def begin_backward(self, micro_batch: int) -> None:
         """In a step each micro-batch has leaves of its own."""
@@ -363,16 +363,13 @@ class Workbench:
         ]
         reads = list[list[torch.Tensor]]()
         runner = PartitionRunner(
+            self.graph,
             piece,
             module,
             self.device,
-            rematerialise=False,
-            gradients=self.graph.output_gradients(piece),
-            state=PartitionState(module),
+            PartitionState(module),
             finish=self._loss(piece, given, reads) if piece is self.graph.last else None,
             run=compiled(module, piece.name, self.workload.compile),
-            differentiates=any(value.partition and need for value, need in zip(piece.reads, needs, strict=True)),
-            draws=self.graph.deferred.vocabulary.draws,
         )
         parameters = sum(each.nbytes for each in module.parameters())
         depth = max(1, min(_DEPTH, self.workload.batch_size // point.micro_batch))  # those of a step, a few at most

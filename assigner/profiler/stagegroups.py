@@ -128,7 +128,7 @@ def _together(
     }
     ordered = [benches[point] for point in sorted(benches, key=lambda each: place[each.partition])]
     return StageBench(
-        joined_benches(ordered, workbench.graph), alike, depth=depth, is_crowded=2 * needed[depth] > room,
+        joined_benches(ordered), alike, depth=depth, is_crowded=2 * needed[depth] > room,
         device=workbench.device, in_parts=workbench.in_parts,
     )  # fmt: skip
 
@@ -158,13 +158,13 @@ class AloneBench(NamedTuple):
 class JoinedBenches:
     """Partitions of a stage with one graph, as in training; the time of each ends where that of the next begins."""
 
-    def __init__(self, benches: Sequence[PartitionBench], graph: PartitionGraph) -> None:
+    def __init__(self, benches: Sequence[PartitionBench]) -> None:
         self.benches = benches
         for each in benches:
             each.runner.graphs = benches[0].runner.graphs
         self._watch: Stopwatch | None = None
         self._part = self._under_way = ""
-        self.island = island(graph, [each.runner for each in benches], joins=True, entered=self._enter)
+        self.island = island([each.runner for each in benches], joins=True, entered=self._enter)
 
     def forward(self, micro_batch: int, watch: Stopwatch) -> None:
         """Run all forwards, and note the time of each."""
@@ -189,7 +189,7 @@ class JoinedBenches:
             if each.runner.finish is not None:
                 gradients += each.gradients
         self._part, self._watch, self._under_way = "backward", watch, ""
-        self.island.runner.backward(ForwardPlace(0, 0, micro_batch), [], [], gradients)
+        self.island.runner.backward(ForwardPlace(0, 0, micro_batch), gradients)
         self._enter("")
 
     def _enter(self, name: str) -> None:
@@ -199,7 +199,7 @@ class JoinedBenches:
         self._under_way = name
 
 
-def joined_benches(benches: Sequence[PartitionBench], graph: PartitionGraph) -> list[AloneBench | JoinedBenches]:
+def joined_benches(benches: Sequence[PartitionBench]) -> list[AloneBench | JoinedBenches]:
     """Those of a stage joined that may be, each reading what one in front makes; in the model's order, all run once."""
     found: list[list[PartitionBench]] = []
     for bench in benches:
@@ -209,7 +209,7 @@ def joined_benches(benches: Sequence[PartitionBench], graph: PartitionGraph) -> 
             found[-1].append(bench)
         else:
             found.append([bench])
-    return [JoinedBenches(some, graph) if len(some) > 1 else AloneBench(some[0]) for some in found]
+    return [JoinedBenches(some) if len(some) > 1 else AloneBench(some[0]) for some in found]
 
 
 class StageBench:

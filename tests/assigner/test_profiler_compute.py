@@ -43,7 +43,7 @@ def graph() -> PartitionGraph:
 def make_bench(graph: PartitionGraph, name: str) -> PartitionBench:
     given = collect_inputs(make_workload(), graph, [ROWS], CPU, budget_bytes=1e9, wanted=[name])[ROWS][name]
     piece, module = graph.piece[name], graph.build([name])[name]
-    runner = PartitionRunner(piece, module, CPU, False, graph.output_gradients(piece), PartitionState(module))
+    runner = PartitionRunner(graph, piece, module, CPU, PartitionState(module))
     needs = [bool(value.partition) for value in graph.piece[name].reads]
     return PartitionBench(runner, given.reads, needs, given.sizes, device=CPU, depth=3)
 

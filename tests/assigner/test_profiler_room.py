@@ -50,7 +50,7 @@ def make_bench(graph: PartitionGraph, free: float, *, rows: int = ROWS, optimize
     piece = graph.piece["1"]
     given = collect_inputs(make_workload(), graph, [rows], CPU, budget_bytes=1e9, wanted={"1"})[rows]["1"]
     module = graph.build(["1"])["1"]
-    runner = PartitionRunner(piece, module, CPU, False, graph.output_gradients(piece), PartitionState(module))
+    runner = PartitionRunner(graph, piece, module, CPU, PartitionState(module))
     return PartitionBench(
         runner, given.reads, [True], given.sizes, device=CPU, depth=4, optimizer_bytes=optimizer_bytes,
         room=lambda: free,

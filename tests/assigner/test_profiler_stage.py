@@ -281,7 +281,7 @@ def test_partitions_that_follow_each_other_are_joined(ten: PartitionGraph) -> No
     """As training joins them; behind a gap another graph begins. What goes on to others has its gradient from there."""
     workbench = make_workbench(ten, math.inf)
     benches = [workbench.companion(Point(name, ROWS)) for name in "12357"]
-    found = joined_benches(benches, ten)
+    found = joined_benches(benches)
     assert [[each.name for each in some.benches] for some in found] == [["1", "2", "3"], ["5"], ["7"]]
     (joined, *_) = found
     assert isinstance(joined, JoinedBenches)
@@ -296,7 +296,7 @@ def test_a_joined_backward_is_that_of_its_partitions(ten: PartitionGraph) -> Non
     for each in parameters:
         each.grad = None
     measured = {Point(each.name, ROWS): [each] for each in benches}
-    stage = StageBench(joined_benches(benches, ten), measured, depth=1, is_crowded=False, device=CPU)
+    stage = StageBench(joined_benches(benches), measured, depth=1, is_crowded=False, device=CPU)
     assert min(stage.run()) > 0
     (read,) = benches[0].reads[0]
     first, second = (bench.runner.module for bench in benches)
@@ -315,7 +315,7 @@ def test_times_are_each_partitions_own_where_one_gives_on_what_it_reads() -> Non
     modules = graph.build(list(graph.piece), CPU)
     inputs = collect_inputs(made, graph, [ROWS], CPU, budget_bytes=1e9, wanted=list(graph.piece))
     workbench = Workbench(made, graph, CPU, modules, inputs, state_share=2.0, room=lambda: math.inf)
-    (stage,) = joined_benches([workbench.companion(Point(name, ROWS)) for name in "0123"], graph)
+    (stage,) = joined_benches([workbench.companion(Point(name, ROWS)) for name in "0123"])
     assert isinstance(stage, JoinedBenches)
     watch = Noted()
     stage.forward(0, watch)

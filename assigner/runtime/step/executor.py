@@ -125,18 +125,14 @@ class Executor:
         self, module: PartitionModule, name: str, remat: Rematerialisation | None, workload: Workload
     ) -> PartitionRunner:
         piece = self.graph.piece[name]
-        gradients = self.graph.output_gradients(piece)
         finish, go_on = (self._finish, self.loss.go_on) if piece is self.graph.last else (None, None)
         shared = tuple([value in self.carried or self._read_by[value] > 1 for value in piece.reads])
-        differentiates = any(value.partition and self.graph.values[value].gradient for value in piece.reads)
         return PartitionRunner(
-            piece, module, self.device, remat is not None and name in remat.partitions, gradients,
-            self.states.get(name) or PartitionState(module), finish, go_on,
+            self.graph, piece, module, self.device, self.states.get(name) or PartitionState(module),
+            remat is not None and name in remat.partitions, finish, go_on,
             run=compiled(module, name, workload.compile), keep_last=remat is not None and remat.keeps_last,
             statistics=None if self.statistics is None else self.statistics.partitions.get(name),
-            stores=self.stores, differentiates=differentiates, graphs=self._graphs,
-            draws=self.graph.deferred.vocabulary.draws, shared=shared,
-            handed_on=self._handed_on,
+            stores=self.stores, graphs=self._graphs, shared=shared, handed_on=self._handed_on,
         )  # fmt: skip
 
     def run(
@@ -339,7 +335,7 @@ class Executor:
         if key not in self._islands:
             runners = [self.runners[name] for name in names]
             entered = self._entered if stage in self._summed else None
-            self._islands[key] = island(self.graph, runners, joins=joins, carried=self.carried, entered=entered)
+            self._islands[key] = island(runners, joins=joins, carried=self.carried, entered=entered)
         return self._islands[key]
 
     def _forwards(self, action: Action, held: Sequence[str]) -> None:
@@ -437,14 +433,17 @@ class Executor:
         micro_batch, place = action.micro_batch, self._place(action.micro_batch)
         is_whole, runner, step = action.kind is ActionKind.BACKWARD, island.runner, self._stepped
         self.member.at = _Place("backward" if is_whole else "input part of the backward", runner, place.micro_batch)
-        reads, sizes = self._inputs(island, micro_batch) if runner.recomputes(place) else ([], [])
         gradients = [step.gradient((value, micro_batch)) if each else None for value, each, *_ in island.outputs]
         held: Sequence[HeldTensor] = ()
         if self.graph.last.name in island.names:
             gradients += self.loss.gradients(place.micro_batch)  # by its place in the batch
             held = self.loss.held(place.micro_batch)
         with as_they_were(held) if held else contextlib.nullcontext():
-            runner.backward(place, reads, sizes, gradients, split=not is_whole)
+            if isinstance(runner, JoinedPartitions):
+                runner.backward(place, gradients)
+            else:
+                reads, sizes = self._inputs(island, micro_batch) if runner.recomputes(place) else ([], [])
+                runner.backward(place, gradients, reads, sizes, split=not is_whole)
         # what has a gradient goes with that
         step.read((value, micro_batch) for value in island.without_gradient)
 

@@ -28,19 +28,12 @@ NOTHING = contextlib.nullcontext()
 
 
 class ForwardPlace(NamedTuple):
-    """Which forward this is: the randomness and the micro-batch belong to it.
+    """Which forward this is: the randomness and the micro-batch belong to it."""
 
-    Args:
-        seed: The workload's seed.
-        step: The batch's number in training.
-        micro_batch: The micro-batch's number.
-        last: It is the step's last one.
-    """
-
-    seed: int
-    step: int
-    micro_batch: int
-    last: bool = False
+    seed: int  # the workload's
+    step: int  # the batch's number in training
+    micro_batch: int  # its number
+    last: bool = False  # it is the step's last one
 
     @property
     def is_alone(self) -> bool:
@@ -50,27 +43,16 @@ class ForwardPlace(NamedTuple):
 
 @dataclass(slots=True)
 class Graph:
-    """What the backward of a micro-batch needs.
+    """What the backward of a micro-batch needs."""
 
-    Args:
-        roots: Where it starts, for each output; empty once its input part has run.
-        held: Tensors that forwards write, as this one left them.
-        is_hooked: The forward has hooked on to tensors.
-        overwritten: A partition and the name of its tensor that a later forward wrote without a copy of it.
-        values: Python values that forwards change, as this one left them, where its backward may read them.
-        rest: What the input part has left to the weight part; None: it has not run.
-        entries: Where its backward comes into each of its partitions, if somebody may ask.
-        draws: Code that is not torch's own may run in its backward, and draw.
-    """
-
-    roots: list[GradientEdge | None]
-    held: list[HeldTensor]
-    is_hooked: bool = False
-    overwritten: tuple[str, str] | None = None
-    values: list[Memento] = field(default_factory=list)
-    rest: WeightPart | None = None
-    entries: list[set[Node]] = field(default_factory=list)
-    draws: bool = False
+    roots: list[GradientEdge | None]  # where it starts, for each output; empty once its input part has run
+    held: list[HeldTensor]  # tensors that forwards write, as this one left them
+    is_hooked: bool = False  # the forward has hooked on to tensors
+    overwritten: tuple[str, str] | None = None  # a partition, and what a later forward of it wrote without a copy
+    values: list[Memento] = field(default_factory=list)  # Python's, as this forward left them, if its backward may read
+    rest: WeightPart | None = None  # what the input part has left to the weight part; None: it has not run
+    entries: list[set[Node]] = field(default_factory=list)  # where its backward comes into each partition, if asked
+    draws: bool = False  # code that is not torch's own may run in its backward, and draw
 
     @contextlib.contextmanager
     def as_left(self) -> Iterator[None]:
@@ -122,11 +104,7 @@ def overwritten_error(partition: str, tensor: str) -> UsageError:
 
 @contextlib.contextmanager
 def in_words(overwritten: tuple[str, str] | None) -> Iterator[None]:
-    """Say in words what torch raises for a tensor that was saved and has changed, where a later forward changed it.
-
-    Args:
-        overwritten: The partition whose forward did, and the tensor's name; None: none was.
-    """
+    """Say in words what torch raises for a tensor that was saved and has changed, where a later forward changed it."""
     try:
         yield
     except RuntimeError as error:
@@ -136,15 +114,10 @@ def in_words(overwritten: tuple[str, str] | None) -> Iterator[None]:
 
 
 class ReadValue(NamedTuple):
-    """A value that a forward reads, and may not change.
-
-    Args:
-        value: Which.
-        is_shared: Others read it too, and have it from elsewhere, or may.
-    """
+    """A value that a forward reads, and may not change."""
 
     value: Value
-    is_shared: bool
+    is_shared: bool  # others read it too, and have it from elsewhere, or may
 
 
 Watched = tuple["PartitionRunner", bool]
@@ -175,18 +148,11 @@ def check_unchanged(
     *,
     runs_again: bool = False,
 ) -> None:
-    """Look at values that a forward has read.
+    """Look at values that a forward has read, beside what they were `before`; `runs_again`: it will be recomputed.
 
     What a partition does to them would differ from plan to plan: those that are joined have one tensor for a value,
     those elsewhere one of their own, with the part of its gradient that comes from there; and what runs again finds the
     value as its first forward has left it. What a capture sees to be written is written to a copy.
-
-    Args:
-        piece: The partition.
-        watched: The values.
-        tensors: They.
-        before: What they were before that forward.
-        runs_again: It will be recomputed.
 
     Raises:
         UsageError: one is no longer what it was, as behind `x.detach_()`, `x.data = ...` or an `x.mul_(2)` that is new.
@@ -229,10 +195,6 @@ def _written_error(piece: Piece) -> UsageError:
 def check_hooks(piece: Piece, reads: Sequence[torch.Tensor]) -> None:
     """Look at the values that a forward has read which has hooked on to tensors.
 
-    Args:
-        piece: The partition.
-        reads: What it has read.
-
     Raises:
         UsageError: it has hooked on to one that another partition has made: the hook would see the part of its gradient
             that comes from here, and twice where the forward runs again.
@@ -254,24 +216,16 @@ def check_hooks(piece: Piece, reads: Sequence[torch.Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def unchanged_by_backward(watched: Sequence[Watched], whole: PartitionState | None = None) -> Iterator[None]:
+def unchanged_by_backward(watched: Sequence[Watched], whole: PartitionState) -> Iterator[None]:
     """A backward that finds partitions as their forwards left them must not change them: it would be undone.
 
     Or it would come in another order than in training without a plan, where each forward finds what the backward of
     the micro-batch before it has left.
-
-    Args:
-        watched: The partitions.
-        whole: The state of all of them, if there is one.
-
-    Raises:
-        UsageError: it does.
     """
-    states = [whole] if whole is not None and watched else [each.state for each, _ in watched]
-    counts = [(each, each.last_counts()) for each in states]
+    counts = whole.last_counts() if watched else []
     values = [(each.piece.name, each.state.values()) for each, shows_values in watched if shows_values]
     yield
-    changed = [tensor for state, before in counts for tensor in state.changed_since(before)]
+    changed = whole.changed_since(counts) if watched else []
     for each, _ in watched if changed else ():
         if any(map(each.state.tensors.holds, changed)):
             raise UsageError(

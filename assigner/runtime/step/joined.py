@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from assigner.model.marking import PartitionGraph, Value
+from assigner.model.marking import Value
 from assigner.model.marking.gradients import check_asked
 from assigner.runtime.forward.nodes import code_so_far, edge_of, hooks_so_far, is_leaf
 from assigner.runtime.forward.state import LateWrites, PartitionState
@@ -41,43 +41,26 @@ if TYPE_CHECKING:
 
 
 class Output(NamedTuple):
-    """An output that others read.
-
-    Args:
-        value: Which.
-        gradient: A gradient comes back for it.
-        joined: How many partitions that its maker is joined with read it, with its graph.
-        asked: Code behind it looks whether it requires a gradient.
-    """
+    """An output that others read."""
 
     value: Value
-    gradient: bool
-    joined: int
-    asked: bool
+    gradient: bool  # one comes back for it
+    joined: int  # so many partitions that its maker is joined with read it, with its graph
+    asked: bool  # code behind it looks whether it requires a gradient
 
 
 class Island(NamedTuple):
-    """Partitions of a stage with one graph: one alone, or those that are joined.
+    """Partitions of a stage with one graph: one alone, or those that are joined."""
 
-    Args:
-        names: They, in the stage's order.
-        runner: Runs them.
-        reads: What that reads: inputs of the model, and values of other partitions than these.
-        sizes: The numbers that it needs.
-        outputs: What others read of what they make; the last partition makes the model's output besides.
-        without_gradient: What each of them reads of others and gives no gradient back for.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # in the stage's order
     runner: PartitionRunner | JoinedPartitions
-    reads: Sequence[Value]
+    reads: Sequence[Value]  # inputs of the model, and values of other partitions than these
     sizes: Sequence[Size]
-    outputs: Sequence[Output]
-    without_gradient: Sequence[Value]
+    outputs: Sequence[Output]  # what others read of what they make; the last partition makes the model's output besides
+    without_gradient: Sequence[Value]  # what each of them reads of others and gives no gradient back for
 
 
 def island(
-    graph: PartitionGraph,
     runners: Sequence[PartitionRunner],
     *,
     joins: bool,
@@ -87,13 +70,12 @@ def island(
     """Have partitions run as one.
 
     Args:
-        graph: The model's partitions.
         runners: Theirs, in the stage's order.
         joins: Whether they have one graph together; there is one of them at most where not.
         carried: Values that are state of the next batch.
         entered: Called with the name of each that a forward or a backward comes to; None: nobody wants to know.
     """
-    names = tuple([each.piece.name for each in runners])
+    names, graph = tuple([each.piece.name for each in runners]), runners[0].graph
     reads = [value for each in runners for value in each.piece.reads if value.partition not in names]
     elsewhere = {value for piece in graph.pieces if piece.name not in names for value in piece.reads} | set(carried)
     outputs = list[Output]()
@@ -107,46 +89,30 @@ def island(
         ]
     without_gradient = [value for value in reads if value.partition and not graph.values[value].gradient]
     sizes = tuple([size for each in runners for size in each.piece.sizes])
-    if not joins:
-        return Island(names, runners[0], reads, sizes, outputs, without_gradient)
     once = tuple(dict.fromkeys(reads))
-    joined = JoinedPartitions(graph, runners, once, outputs, entered)
-    return Island(names, joined, once, sizes, outputs, without_gradient)
+    runner: PartitionRunner | JoinedPartitions = runners[0]
+    if joins:
+        runner = JoinedPartitions(runners, once, outputs, entered)
+    return Island(names, runner, once, sizes, outputs, without_gradient)
 
 
 class _InTurn(NamedTuple):
-    """One of the forwards that follow each other.
-
-    Args:
-        runner: The partition's.
-        reads: Where the values that it reads lie among those that are there by then.
-        sizes: Likewise its numbers.
-        lent: Where those of the values lie that come from elsewhere, or that others read elsewhere too.
-        watched: These.
-        makes: Where the values that it makes lie.
-        cut: Those of them that have no gradient though their graph may say so.
-        asked: Numbers of its outputs that code behind them looks at.
-    """
+    """One of the forwards that follow each other; values lie in places among those that are there by then."""
 
     runner: PartitionRunner
-    reads: tuple[int, ...]
-    sizes: slice
-    lent: tuple[int, ...]
-    watched: tuple[ReadValue, ...]
-    makes: slice
-    cut: tuple[int, ...]
-    asked: tuple[int, ...]
+    reads: tuple[int, ...]  # the places of what it reads
+    sizes: slice  # likewise of its numbers
+    lent: tuple[int, ...]  # of what it reads from elsewhere, or others read elsewhere too
+    watched: tuple[ReadValue, ...]  # these
+    makes: slice  # the places of what it makes
+    cut: tuple[int, ...]  # of what of that has no gradient though its graph may say so
+    asked: tuple[int, ...]  # numbers of its outputs that code behind them looks at
 
 
 class JoinedPartitions:
     """Runs partitions that are joined, as `PartitionRunner` runs one. All of them have run alone before.
 
-    Args:
-        graph: The model's partitions.
-        runners: Theirs, in the stage's order.
-        reads: What they read of others, each once.
-        outputs: What others read of what they make.
-        entered: Called with the name of each that a forward or a backward comes to; None: nobody wants to know.
+    Arguments are those of `island`, and what it has made of them; `reads` are each there once.
 
     Attributes:
         at: Which of them is being run, in words.
@@ -155,7 +121,6 @@ class JoinedPartitions:
 
     def __init__(
         self,
-        graph: PartitionGraph,
         runners: Sequence[PartitionRunner],
         reads: Sequence[Value],
         outputs: Sequence[Output],
@@ -169,18 +134,17 @@ class JoinedPartitions:
         self._graphs = runners[0].graphs
         self._ending = next((each for each in runners if each.finish is not None), None)
         self._users = [each for each in runners if each.is_users]
-        self._counting = [each for each in runners if each.statistics is not None]
         self._moving = [each for each in runners if each.moves_values]
         self._place: ForwardPlace | None = None  # of the backward that is under way, where code in it may draw
         self._first = 0  # the partition to which it has come
         self._unseen = list[Watched]()  # how users' partitions are watched once each was looked at wholly
         place = {value: n for n, value in enumerate(reads)}
-        self._calls = self._in_turn(graph, place, {each.value for each in outputs})
+        self._calls = self._in_turn(place, {each.value for each in outputs})
         self._outputs = [(place[each.value], each.gradient) for each in outputs]
 
-    def _in_turn(self, graph: PartitionGraph, place: dict[Value, int], elsewhere: Collection[Value]) -> list[_InTurn]:
+    def _in_turn(self, place: dict[Value, int], elsewhere: Collection[Value]) -> list[_InTurn]:
         """The forwards; `place` learns where the values that they make lie."""
-        found, sizes = list[_InTurn](), 0
+        found, sizes, values = list[_InTurn](), 0, self._runners[0].graph.values
         for each in self._runners:
             piece = each.piece
             made = [Value(piece.name, n) for n in range(len(each.gradients) if each.finish is None else 0)]
@@ -190,24 +154,15 @@ class JoinedPartitions:
             lent = tuple([place[value] for value, _ in watched])
             place.update([(value, len(place) + n) for n, value in enumerate(made)])
             makes = slice(len(place) - len(made), len(place))
-            cut = tuple([place[value] for value in made if not graph.values[value].gradient])
-            asked = tuple([n for n, value in enumerate(made) if graph.values[value].asked])
+            cut = tuple([place[value] for value in made if not values[value].gradient])
+            asked = tuple([n for n, value in enumerate(made) if values[value].asked])
             numbers = slice(sizes, sizes + len(piece.sizes))
             found.append(_InTurn(each, reads, numbers, lent, tuple(watched), makes, cut, asked))
             sizes = numbers.stop
         return found
 
-    def recomputes(self, place: ForwardPlace) -> bool:  # noqa: ARG002 (as a partition alone)
-        """No: joined ones keep their graph."""
-        return False
-
     def forward(self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
         """Run the forwards of one micro-batch; arguments as of a partition alone.
-
-        Args:
-            place: Which micro-batch.
-            reads: The values that are read of others.
-            sizes: The numbers of all partitions.
 
         Returns:
             What others read, then what the backward of the loss starts from, where the model's last partition is one
@@ -277,21 +232,12 @@ class JoinedPartitions:
         if not place.is_alone:
             graph.held = [held for each in self._runners for held in each.state.left()]
 
-    def backward(
-        self,
-        place: ForwardPlace,
-        reads: Sequence[torch.Tensor],  # noqa: ARG002 (as a partition alone)
-        sizes: Sequence[Any],  # noqa: ARG002
-        output_gradients: Sequence[torch.Tensor | None],
-        *,
-        split: bool = False,
-    ) -> None:
-        """Run the backward of one micro-batch through all of them; arguments as of a partition alone.
+    def backward(self, place: ForwardPlace, output_gradients: Sequence[torch.Tensor | None]) -> None:
+        """Run the backward of one micro-batch through all of them; gradients are those of what `forward` gave.
 
         torch's engine takes the nodes of one device from the last that was made to the first, and lets leaves go first:
         where it comes to the outputs of a partition, all that lies behind is done.
         """
-        assert not split
         graph = self._graphs.pop((self._names, place.micro_batch))
         self.at = self._all
         if graph.entries:
@@ -305,7 +251,7 @@ class JoinedPartitions:
             graph.as_left() if graph.values or graph.held else NOTHING,
             unchanged_by_backward(self._watched(graph, place, output_gradients), self.state),
         ):
-            graph.differentiate(output_gradients, self._counting, place.micro_batch)
+            graph.differentiate(output_gradients, self._runners, place.micro_batch)
 
     def _come(self, number: int, _: Any = None) -> None:
         """As a node's hook, which goes with the graph whose only backward this is.
@@ -324,7 +270,7 @@ class JoinedPartitions:
         """Those to look at if the backward changes them."""
         if not (graph.held or graph.is_hooked or place.is_alone) and (self._unseen or not self._users):
             return self._unseen
-        checked = [each for each in self._runners if each.is_checked(place, bool(graph.held))]
+        checked = [each for each in self._runners if each.is_checked(place, graph)]
         found = [(each, each.shows_values(graph, output_gradients)) for each in checked]
         were_seen = all(each.was_watched_back for each in self._users)
         if found and were_seen and not any(shows_values for _, shows_values in found):

@@ -35,7 +35,7 @@ import torch
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.mutation import GradientUses, Writes, storage_of
-from assigner.model.marking import PartitionModule, Piece
+from assigner.model.marking import PartitionGraph, PartitionModule, Piece
 from assigner.model.marking.casting import casting
 from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import as_single_process
@@ -67,59 +67,39 @@ if TYPE_CHECKING:
 
 
 Finish = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], int, bool], tuple[torch.Tensor, ...]]
-"""Makes what a backward starts from: see `PartitionRunner`."""
+"""Makes what a backward starts from, the last partition's loss, or what has its gradients without one: of what the
+module returned, copied where others have it too, of that itself, of the micro-batch's number, and of whether this
+forward will run again."""
 
 
 class _Postponed(NamedTuple):
     """A backward that is all weight part: the arguments of `backward`."""
 
+    output_gradients: Sequence[torch.Tensor | None]
     reads: Sequence[torch.Tensor]
     sizes: Sequence[Any]
-    output_gradients: Sequence[torch.Tensor | None]
 
 
 @dataclass
 class PartitionRunner:
-    """Runs one partition.
+    """Runs one partition."""
 
-    Args:
-        piece: What it reads and makes.
-        module: Its forward with its weights.
-        device: Where it runs.
-        rematerialise: Keep no graph, run the forward again before the backward.
-        gradients: Which of its outputs get a gradient back.
-        state: What its forwards change beside their outputs.
-        finish: Applied to what the module returned, copied where others have it too, to that itself, to the
-            micro-batch's number and to whether this forward will run again: the last partition's loss, or what has its
-            gradients without one.
-        go_on: Has the generators go on behind what the loss of a micro-batch has drawn in a backward of its own.
-        run: What runs its forward in the place of the module: the module, compiled; None: it is not.
-        keep_last: The step's last micro-batch keeps its graph all the same.
-        statistics: Of its BatchNorm modules, where they are deferred; None: it has none.
-        stores: What they store once a step.
-        differentiates: Something that it reads gets a gradient back.
-        draws: Code of the user's in it may draw from Python's generator or NumPy's.
-        graphs: Of the rank.
-        shared: Of the values that it reads, which others read too; empty: none of them.
-        handed_on: What the rank's forwards have made in this step that others still read.
-    """
-
+    graph: PartitionGraph
     piece: Piece
     module: PartitionModule
     device: torch.device
-    rematerialise: bool
-    gradients: tuple[bool, ...]
-    state: PartitionState
+    state: PartitionState  # what its forwards change beside their outputs
+    rematerialise: bool = False  # keep no graph, run the forward again before the backward
     finish: Finish | None = None
+    # has the generators go on behind what the loss of a micro-batch has drawn in a backward of its own
     go_on: Callable[[int], None] | None = None
-    run: Forward | None = None
-    keep_last: bool = False
-    statistics: PartitionNorms | None = None
-    stores: StepStores = field(default_factory=StepStores)
-    differentiates: bool = True
-    draws: bool = True
-    graphs: Graphs = field(default_factory=dict)
-    shared: tuple[bool, ...] = ()
+    run: Forward | None = None  # the module's forward, compiled; None: it is not
+    keep_last: bool = False  # the step's last micro-batch keeps its graph all the same
+    statistics: PartitionNorms | None = None  # of its BatchNorm modules, where they are deferred
+    stores: StepStores = field(default_factory=StepStores)  # what the rank's forwards store once a step
+    graphs: Graphs = field(default_factory=dict)  # of the rank
+    shared: tuple[bool, ...] = ()  # of the values that it reads, which others read too; empty: none of them
+    # what the rank's forwards have made in this step that others still read
     handed_on: Callable[[], Iterable[torch.Tensor]] = tuple
     _starts: dict[int, ForwardStart] = field(default_factory=dict)
     _rests: dict[int, Graph | _Postponed] = field(default_factory=dict)
@@ -129,6 +109,9 @@ class PartitionRunner:
     moves_values: bool = False
 
     def __post_init__(self) -> None:
+        piece, values = self.piece, self.graph.values
+        self.gradients = self.graph.output_gradients(piece)  # which of its outputs get one back
+        self._differentiates = any(value.partition and values[value].gradient for value in piece.reads)
         count_code()
         # nobody hooks into a partition itself, and its __call__ takes time
         self._call: Forward = self.run or self.module.forward
@@ -146,7 +129,8 @@ class PartitionRunner:
         self.is_users = self.finish is not None or has_code
         self.key, self.at = (self.piece.name,), f"partition {self.piece.name!r}"
         # code that can draw may begin to at any time, as stochastic depth whose rate begins at 0
-        self._draws = True if has_code and (self.draws or self.finish is not None) else None
+        self._may_draw = self.graph.deferred.vocabulary.draws or self.finish is not None
+        self._draws = True if has_code and self._may_draw else None
 
     def recomputes(self, place: ForwardPlace) -> bool:
         """The forward runs again before this backward, and needs what it read."""
@@ -174,8 +158,7 @@ class PartitionRunner:
 
         Args:
             place: Which micro-batch.
-            reads: The values of `piece.reads`: leaves, which get their gradients in `.grad`, or outputs of partitions
-                that this one is joined with.
+            reads: The values of `piece.reads`: leaves, which get their gradients in `.grad`.
             sizes: The numbers of `piece.sizes`.
 
         Returns:
@@ -199,23 +182,22 @@ class PartitionRunner:
             outputs, late = self._watched(start, place, reads, sizes)
         if late is not None:
             self.overwrite(late)
-        can_run_again = late is None and not self.state.has_made(start)
-        outputs = self.finished(outputs, place, reads, runs_again=runs_again and can_run_again)
-        check_unchanged(self.piece, self.read_values, reads, before, runs_again=runs_again and can_run_again)
+        # what it started from is lost where it was not known to write that, or has made objects that stay
+        runs_again = runs_again and late is None and not self.state.has_made(start)
+        outputs = self.finished(outputs, place, reads, runs_again=runs_again)
+        check_unchanged(self.piece, self.read_values, reads, before, runs_again=runs_again)
         is_hooked = hooks_so_far() != hooks
         if is_hooked:
             check_hooks(self.piece, reads)
-        if runs_again and can_run_again:
+        if runs_again:
             self._starts[place.micro_batch] = start
             if self.is_users:
                 let_go(self.state.tensors.modules)
             return tuple(map(_apart, self.state.handed_on(outputs)))
-        # what it started from is lost where it was not known to write that, or has made objects that stay
         held = [] if place.is_alone else self.state.left()
-        graph = Graph(self.roots(outputs), held, is_hooked)
+        graph = Graph(self.roots(outputs), held, is_hooked, draws=is_hooked or code_so_far() != code)
         if self._is_plain is None and (self.finish is None or any(graph.roots)):  # a loss may be a constant this time
             self._is_plain = not is_hooked and are_made_here(graph.roots, range(first, nodes_so_far()))
-        graph.draws = is_hooked or code_so_far() != code
         if self.moves_values and not place.is_alone and graph.draws:
             graph.values.append(self.state.values())
         self.graphs[self.key, place.micro_batch] = graph
@@ -243,9 +225,9 @@ class PartitionRunner:
     def backward(
         self,
         place: ForwardPlace,
-        reads: Sequence[torch.Tensor],
-        sizes: Sequence[Any],
         output_gradients: Sequence[torch.Tensor | None],
+        reads: Sequence[torch.Tensor] = (),
+        sizes: Sequence[Any] = (),
         *,
         split: bool = False,
     ) -> None:
@@ -253,22 +235,22 @@ class PartitionRunner:
 
         Args:
             place: As in the forward.
+            output_gradients: For each output its gradient; None: nobody used it (the loss has none and needs none).
             reads: As in the forward; only one that recomputes looks at them, and one that is put off keeps them.
             sizes: Likewise.
-            output_gradients: For each output its gradient; None: nobody used it (the loss has none and needs none).
             split: Its input part alone: what was read has its gradients then, and `backward_weight` does the rest.
         """
-        if split and not self.differentiates:
-            self._rests[place.micro_batch] = _Postponed(reads, sizes, output_gradients)
+        if split and not self._differentiates:
+            self._rests[place.micro_batch] = _Postponed(output_gradients, reads, sizes)
             return
         graph = self.graphs.pop((self.key, place.micro_batch), None)
         start = self._starts.pop(place.micro_batch, None)
         if graph is not None:
-            is_checked = self.is_checked(place, bool(graph.held))
+            is_checked = self.is_checked(place, graph)
             checked = [(self, self.shows_values(graph, output_gradients))] if is_checked else []
             with (
                 graph.as_left() if graph.values or graph.held else NOTHING,
-                unchanged_by_backward(checked),
+                unchanged_by_backward(checked, self.state),
             ):
                 self._differentiate(place, graph, output_gradients, split=split)
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
@@ -278,9 +260,10 @@ class PartitionRunner:
                 outputs = self.finished(self.call(place, reads, sizes), place, reads)
                 check_unchanged(self.piece, self.read_values, reads, before, runs_again=True)
                 held = self.state.left() if split else []
-                graph = Graph(self.roots(outputs), held, is_hooked=hooks_so_far() != hooks)
-                graph.draws = graph.is_hooked or code_so_far() != code
-                with unchanged_by_backward([(self, self.shows_values(graph, output_gradients))]):
+                is_hooked = hooks_so_far() != hooks
+                graph = Graph(self.roots(outputs), held, is_hooked, draws=is_hooked or code_so_far() != code)
+                checked = [(self, self.shows_values(graph, output_gradients))]
+                with unchanged_by_backward(checked, self.state):
                     self._differentiate(place, graph, output_gradients, split=split)
 
     def backward_weight(self, place: ForwardPlace) -> None:
@@ -289,8 +272,9 @@ class PartitionRunner:
         if isinstance(graph, _Postponed):
             self.backward(place, *graph)
         elif graph is not None and graph.rest is not None:
-            checked = [(self, False)] if self.is_checked(place, bool(graph.held)) else []
-            with as_single_process(), graph.as_left(), unchanged_by_backward(checked), in_words(graph.overwritten):
+            checked = [(self, False)] if self.is_checked(place, graph) else []
+            unchanged = unchanged_by_backward(checked, self.state)
+            with as_single_process(), graph.as_left(), unchanged, in_words(graph.overwritten):
                 if graph.draws:
                     self.seed_backward(place)
                 graph.rest.run()
@@ -307,14 +291,9 @@ class PartitionRunner:
         rest = None if graph is None else graph.rest
         return ([], False) if rest is None else (rest.tensors(), bool(rest.edges))
 
-    def is_checked(self, place: ForwardPlace, is_held: bool) -> bool:
-        """Whether to look if a backward changes the partition's tensors: where that would be lost.
-
-        Args:
-            place: Which micro-batch's.
-            is_held: It finds tensors as its forward left them.
-        """
-        return is_held or (self.is_users and not place.is_alone)  # others lie before it
+    def is_checked(self, place: ForwardPlace, graph: Graph) -> bool:
+        """Whether to look if a backward changes the partition's tensors: where that would be lost."""
+        return bool(graph.held) or (self.is_users and not place.is_alone)  # others lie before it
 
     def shows_values(self, graph: Graph, output_gradients: Sequence[torch.Tensor | None]) -> bool:
         """Whether to look if a backward changes Python values too: the first, and each that runs a forward's hooks.
@@ -390,7 +369,7 @@ class PartitionRunner:
         """This partition's backward comes next, in which code may draw that is not torch's own."""
         seed = backward_seed(place.seed, place.step, self.piece.name, place.micro_batch)
         seed_device(seed, self.device)
-        if self.draws or self.finish is not None:
+        if self._may_draw:
             seed_python(seed)
 
     def call(
@@ -398,11 +377,7 @@ class PartitionRunner:
     ) -> tuple[torch.Tensor, ...]:
         """The module's forward; only the user's code draws from Python's and NumPy's generators, if it was seen to.
 
-        Args:
-            place: As in `forward`.
-            reads: Likewise.
-            sizes: Likewise.
-            seed: What `seed` gives; None: nobody has asked.
+        `seed` is what `self.seed` gives; None: nobody has asked.
         """
         seed = self.seed(place) if seed is None else seed
         seed_device(seed, self.device)
