@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from assigner import AssignerError, Pipeline, UsageError
+from assigner.runtime.step.stepmessages import StepValues
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
@@ -138,7 +139,7 @@ def leaks() -> dict[str, int]:
         for n in range(40):
             pipeline.step(made.make_batch(8, n))
             counts.append((threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))))
-        assert pipeline._installed.executor.step is None
+        assert pipeline._installed.executor.step == StepValues()
     return {"threads": counts[-1][0] - counts[9][0], "files": counts[-1][1] - counts[9][1]}
 
 

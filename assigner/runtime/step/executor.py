@@ -19,12 +19,12 @@ from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import StandIns, as_rank, as_single_process
 from assigner.runtime.batch.staterows import kept
 from assigner.runtime.forward.compiling import compiled
-from assigner.runtime.forward.heldtensors import HeldTensor, as_they_were
+from assigner.runtime.forward.heldtensors import as_they_were
 from assigner.runtime.forward.randomness import kept_generators, partition_seed, seed_device, seed_python
 from assigner.runtime.forward.state import PartitionState
 from assigner.runtime.messages.staging import copied_to
 from assigner.runtime.recording.ranges import is_profiled, range_of
-from assigner.runtime.step.graphs import ForwardPlace, Graphs
+from assigner.runtime.step.graphs import NOTHING, ForwardPlace, Graphs
 from assigner.runtime.step.joined import Island, JoinedPartitions, island
 from assigner.runtime.step.loss import StepLoss
 from assigner.runtime.step.lossgradients import Origin
@@ -50,6 +50,13 @@ if TYPE_CHECKING:
     from assigner.runtime.step.outputs import BatchOutputs
 
 
+_BACKWARDS = {
+    ActionKind.BACKWARD: "backward",
+    ActionKind.BACKWARD_INPUT: "input part of the backward",
+    ActionKind.BACKWARD_WEIGHT: "weight part of the backward",
+}
+
+
 class _Place(NamedTuple):
     """What a worker is doing, in words when somebody asks: the runner knows which partition is being run."""
 
@@ -64,17 +71,11 @@ class _Place(NamedTuple):
 
 
 class Executor:
-    """Runs the actions of one worker.
+    """Runs the actions of one worker, with the forwards of its partitions, in its order.
 
-    Args:
-        graph: The model's partitions.
-        modules: The forwards of this worker's partitions, in its order.
-        member: This process in the run: it carries the messages, and knows what is being done.
-        workload: The loss and the seed.
-        remat: What keeps no graph and runs its forward again; None: nothing is trained, there are forwards alone.
-        statistics: Of BatchNorm modules; None: they are as torch has them.
-        states: What forwards change beside their outputs, by partition; None: nothing is trained.
-        carried: The values that are state of the next batch.
+    Without `remat` nothing is trained, and there are forwards alone; without `statistics` those of BatchNorms are as
+    torch has them. `states`: what forwards change beside their outputs, by partition; `carried`: the values that are
+    state of the next batch.
 
     Attributes:
         messages: To and from other ranks.
@@ -108,7 +109,7 @@ class Executor:
         self._read_by = Counter(value for piece in graph.pieces for value in piece.reads)
         self.runners = {name: self._runner(module, name, remat, workload) for name, module in modules.items()}
         self.recorder: Recorder | None = None
-        self.step: StepValues | None = None
+        self.step = StepValues()
         self._learnt: Program | None = None
         self._readers: Counter[Key] = Counter()
         self._finished: set[int] = set()
@@ -148,14 +149,8 @@ class Executor:
     ) -> list[float]:
         """Run forwards and backwards of one step; gradients add up in the parameters.
 
-        Args:
-            program: What to do.
-            micro_batches: The batch, cut, or some of it.
-            number: The batch's number in training.
-            places: Numbers of these micro-batches in the whole batch.
-            loss_factor: What the loss's gradient is multiplied by.
-            outputs: Where the model's outputs are kept; None: nobody wants them.
-            reduction: Adds up the gradients of stages that several workers share; None: not before the step's end.
+        The micro-batches are a batch, cut, or some of it, whose numbers in it are their `places`. Without `outputs` the
+        model's are kept nowhere; without `reduction` gradients of shared stages are added up behind the step.
 
         Returns:
             Loss, weight and metrics of the micro-batches that this rank runs the last partition for; see
@@ -189,7 +184,7 @@ class Executor:
                         self._act(program, action)
                 else:
                     self._act(program, action)
-        self.step = None
+        self.step = StepValues()
         return self.loss.numbers()
 
     def _learn(self, program: Program, actions: Sequence[Action]) -> None:
@@ -250,7 +245,7 @@ class Executor:
 
     def forget(self) -> None:
         """Drop what an unfinished step holds."""
-        self.step = None
+        self.step = StepValues()
         self._behind = {}
         self.loss.begin((), (), factor=1.0)
         if self.statistics is not None:
@@ -273,41 +268,30 @@ class Executor:
         return made
 
     def _came_in(self, place: int) -> list[tuple[Value, torch.Tensor]]:
-        """What graphs of a micro-batch begin with on this rank: values that partitions read, and the model's inputs.
-
-        Args:
-            place: Its number in the whole batch.
-        """
-        step = self._stepped
-        number = step.places.index(place)
-        inputs = enumerate(step.micro_batches[number].inputs)
-        values = [(value, leaf) for (value, of), leaf in step.leaves.items() if of == number]
+        """What graphs of a micro-batch begin with on this rank: values that partitions read, and the model's inputs."""
+        number = self.step.places.index(place)
+        inputs = enumerate(self.step.micro_batches[number].inputs)
+        values = [(value, leaf) for (value, of), leaf in self.step.leaves.items() if of == number]
         return values + [(Value("", n), each) for n, each in inputs if is_tensor(each)]
 
     def _act(self, program: Program, action: Action) -> None:
-        held = () if action.stage < 0 else program.plan.stages[action.stage].partitions
         if action.kind is ActionKind.REDUCE:
             self._begin_sums(action.stage)
             return
         span = None if self.recorder is None else self.recorder.begin(action)
         if action.kind is ActionKind.FORWARD:
-            self._forwards(action, held)
+            self._forwards(action, program.plan.stages[action.stage].partitions)
         elif action.kind in COMPUTE:
-            self._backwards(action, held)
+            self._backwards(action)
         elif action.kind is ActionKind.SEND:
-            self.messages.send(action, self._stepped, span)
+            self.messages.send(action, self.step, span)
         else:
-            self.messages.receive(action, self._stepped, span)
+            self.messages.receive(action, self.step, span)
         if self.recorder is not None and span is not None and action.kind in COMPUTE:
             self.recorder.end(span)
 
-    @property
-    def _stepped(self) -> StepValues:
-        assert self.step is not None
-        return self.step
-
     def _place(self, micro_batch: int) -> ForwardPlace:
-        step = self._stepped
+        step = self.step
         return ForwardPlace(
             self.seed, step.number, step.places[micro_batch], micro_batch == len(step.micro_batches) - 1
         )
@@ -339,26 +323,24 @@ class Executor:
         return self._islands[key]
 
     def _forwards(self, action: Action, held: Sequence[str]) -> None:
-        step, place = self._stepped, self._place(action.micro_batch)
+        step, place = self.step, self._place(action.micro_batch)
         step.outbox.clear()
         step.islands[action.stage, action.micro_batch] = islands = self._islands_of(action, held, place)
         for each in islands:
             self._forward(each, action.micro_batch, place)
 
     def _inputs(self, island: Island, micro_batch: int) -> tuple[list[torch.Tensor], list[Any]]:
-        step = self._stepped
-        reads = [self._read(value, micro_batch, step) for value in island.reads]
+        step = self.step
         inputs = step.micro_batches[micro_batch].inputs
-        return reads, [size.evaluate(inputs) for size in island.sizes] if island.sizes else []
-
-    def _read(self, value: Value, micro_batch: int, step: StepValues) -> torch.Tensor:
-        if value.partition:
-            return step.leaves[value, micro_batch]
-        return copied_to(self.device, step.micro_batches[micro_batch].inputs[value.index])
+        reads = [
+            step.leaves[value, micro_batch] if value.partition else copied_to(self.device, inputs[value.index])
+            for value in island.reads
+        ]
+        return reads, [size.evaluate(inputs) for size in island.sizes]
 
     def _forward(self, island: Island, micro_batch: int, place: ForwardPlace) -> None:
         """One island's; what others read of what it makes is kept for them, and for messages."""
-        step = self._stepped
+        step = self.step
         is_cut = place.micro_batch > 0 or len(step.micro_batches) > 1
         is_single_row = is_cut and step.micro_batches[micro_batch].rows == 1
         self.member.at = _Place("forward", island.runner, place.micro_batch, is_single_row)
@@ -380,13 +362,11 @@ class Executor:
                 check_asked(value.partition, output, gradient=gradient, sent=is_sent)
             if is_sent:
                 step.outbox[key] = output.detach()
-            readers = step.counts.get(key, 0) - joined
-            if readers:
-                step.keep(key, output, differentiable=gradient and output.requires_grad, readers=readers)
+            step.keep(key, output, differentiable=gradient and output.requires_grad, joined=joined)
 
     def _handed_on(self) -> Iterable[torch.Tensor]:
         """What forwards of this step have made, and others still read."""
-        return () if self.step is None else self.step.leaves.values()
+        return self.step.leaves.values()
 
     def _hand_on(self, outputs: Iterable[tuple[Value, Any]], place: int) -> None:
         """Keep what is state of the next batch, as a micro-batch's first forward made it."""
@@ -394,23 +374,17 @@ class Executor:
             if value in self.carried and (value, place) not in self.made:
                 self.made[value, place] = kept(output)
 
-    def _backwards(self, action: Action, held: Sequence[str]) -> None:
-        step = self._stepped
+    def _backwards(self, action: Action) -> None:
+        step, key = self.step, (action.stage, action.micro_batch)
         step.outbox.clear()
-        if action.kind is ActionKind.BACKWARD_WEIGHT:
-            islands = [self._island((name,), action.stage, joins=False) for name in held]
-        else:
-            islands = step.islands.pop((action.stage, action.micro_batch))
-        reducing = (action.kind, action.stage, action.micro_batch) in self._reducing
+        islands = step.islands[key]
+        if action.kind is not ActionKind.BACKWARD_INPUT:  # behind that comes the weight part
+            del step.islands[key]
+        reducing = (action.kind, *key) in self._reducing
         for each in reversed(islands):
-            if action.kind is ActionKind.BACKWARD_WEIGHT:
-                self._backward_weight(self.runners[each.names[0]], action.micro_batch)
-            else:
-                self._behind = (
-                    {name: (action.stage, behind) for name, behind in pairwise(each.names)} if reducing else {}
-                )
-                self._backward(action, each)
-                self._behind = {}
+            self._behind = {name: (action.stage, behind) for name, behind in pairwise(each.names)} if reducing else {}
+            self._backward(action, each)
+            self._behind = {}
             if reducing and each is not islands[0]:
                 # what is left has to wait for no backward, and lets messages go first
                 self._begin_sums(action.stage, behind=each.names[0])
@@ -429,32 +403,31 @@ class Executor:
             self.member.at = at
 
     def _backward(self, action: Action, island: Island) -> None:
-        """A backward through an island, or the input part of one's."""
+        """A backward through an island, or a part of one's."""
         micro_batch, place = action.micro_batch, self._place(action.micro_batch)
-        is_whole, runner, step = action.kind is ActionKind.BACKWARD, island.runner, self._stepped
-        self.member.at = _Place("backward" if is_whole else "input part of the backward", runner, place.micro_batch)
-        gradients = [step.gradient((value, micro_batch)) if each else None for value, each, *_ in island.outputs]
-        held: Sequence[HeldTensor] = ()
-        if self.graph.last.name in island.names:
-            gradients += self.loss.gradients(place.micro_batch)  # by its place in the batch
-            held = self.loss.held(place.micro_batch)
-        with as_they_were(held) if held else contextlib.nullcontext():
+        runner, step = island.runner, self.step
+        self.member.at = _Place(_BACKWARDS[action.kind], runner, place.micro_batch)
+        ends = self.graph.last.name in island.names
+        held = self.loss.held(place.micro_batch) if ends else ()  # by its place in the batch
+        with as_they_were(held) if held else NOTHING:
+            if action.kind is ActionKind.BACKWARD_WEIGHT:
+                assert isinstance(runner, PartitionRunner)
+                runner.backward_weight(place)
+                return
+            gradients = [step.gradient((value, micro_batch)) if each else None for value, each, *_ in island.outputs]
+            if ends:
+                gradients += self.loss.gradients(place.micro_batch)
             if isinstance(runner, JoinedPartitions):
                 runner.backward(place, gradients)
             else:
                 reads, sizes = self._inputs(island, micro_batch) if runner.recomputes(place) else ([], [])
-                runner.backward(place, gradients, reads, sizes, split=not is_whole)
+                is_part = action.kind is ActionKind.BACKWARD_INPUT
+                runner.backward(place, gradients, reads, sizes, split=is_part)
         # what has a gradient goes with that
         step.read((value, micro_batch) for value in island.without_gradient)
 
-    def _backward_weight(self, runner: PartitionRunner, micro_batch: int) -> None:
-        place = self._place(micro_batch)
-        self.member.at = _Place("weight part of the backward", runner, place.micro_batch)
-        with as_they_were(self.loss.held(place.micro_batch) if runner.finish is not None else ()):
-            runner.backward_weight(place)
-
     def _begin_sums(self, stage: int, *, behind: str | None = None) -> None:
         """Begin to add up gradients of a shared stage: all, or those to which the rest of a backward does not add."""
-        if self._stepped.reduction is not None:
+        if self.step.reduction is not None:
             self.member.at = f"the sum of the gradients of stage {stage} over its workers"
-            self._stepped.reduction.begin(stage, self.recorder, behind=behind)
+            self.step.reduction.begin(stage, self.recorder, behind=behind)

@@ -59,45 +59,27 @@ def unlike_shape(value: Value, shape: tuple[int, ...], captured: tuple[int, ...]
 
 @dataclass
 class StepValues:
-    """Of one step.
+    """Of one step; between steps there are none."""
 
-    Args:
-        number: The batch's number in training.
-        micro_batches: The batch, cut.
-        places: Their numbers in the whole batch.
-        counts: How many partitions of this rank read a value in the step.
-        leaves: The values that partitions of this rank read, by value and micro-batch; their gradients are in `.grad`.
-        readers: How many backwards of this rank still need a leaf.
-        gradients: Gradients that came from other ranks.
-        outbox: What the last forward made for others.
-        islands: By stage and micro-batch, what its forward has run, in the stage's order.
-        reduction: Adds up the gradients of stages that several workers share; None: not before the step's end.
-        shapes: Of what this rank has sent, where shapes depend on data; the gradients have the same.
-    """
-
-    number: int
-    micro_batches: Sequence[MicroBatch]
-    places: Sequence[int]
-    counts: Counter[Key]
-    leaves: dict[Key, torch.Tensor] = field(default_factory=dict)
-    readers: Counter[Key] = field(default_factory=Counter)
-    gradients: dict[Key, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
-    outbox: dict[Key, torch.Tensor] = field(default_factory=dict)
-    islands: dict[tuple[int, int], list[Island]] = field(default_factory=dict)
+    number: int = 0  # the batch's, in training
+    micro_batches: Sequence[MicroBatch] = ()
+    places: Sequence[int] = ()  # their numbers in the whole batch
+    counts: Counter[Key] = field(default_factory=Counter)  # how many partitions of this rank read a value in the step
+    leaves: dict[Key, torch.Tensor] = field(default_factory=dict)  # what they read; its gradients are in `.grad`
+    readers: Counter[Key] = field(default_factory=Counter)  # how many backwards of this rank still need a leaf
+    gradients: dict[Key, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))  # from other ranks
+    outbox: dict[Key, torch.Tensor] = field(default_factory=dict)  # what the last forward made for others
+    islands: dict[tuple[int, int], list[Island]] = field(default_factory=dict)  # by stage and micro-batch, as they ran
+    # of what this rank has sent, where shapes depend on data; the gradients have the same
     shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
+    # adds up the gradients of stages that several workers share; None: not before the step's end
     reduction: Reduction | None = None
 
-    def keep(self, key: Key, tensor: torch.Tensor, *, differentiable: bool, readers: int) -> None:
-        """Make a value a leaf, for the partitions of this rank that read it and have it from nowhere else.
-
-        Args:
-            key: Which value.
-            tensor: It; of this rank's own, it requires a gradient as its forward left it.
-            differentiable: A gradient comes back for it.
-            readers: How many such partitions there are; there is one at least.
-        """
-        self.leaves[key] = tensor.detach().requires_grad_(differentiable)
-        self.readers[key] = readers
+    def keep(self, key: Key, tensor: torch.Tensor, *, differentiable: bool, joined: int = 0) -> None:
+        """Make a value a leaf if partitions of this rank read it, beside `joined` ones that have it with its graph."""
+        if readers := self.counts[key] - joined:
+            self.leaves[key] = tensor.detach().requires_grad_(differentiable)
+            self.readers[key] = readers
 
     def read(self, keys: Iterable[Key]) -> None:
         """Each of these leaves has had one of its readers; behind the last one it goes."""
@@ -117,12 +99,7 @@ class StepValues:
 
 
 class StepMessages:
-    """Carries out the sends and receives of a program.
-
-    Args:
-        graph: What the values between partitions are.
-        member: This process in the run.
-    """
+    """Carries out the sends and receives of a program."""
 
     def __init__(self, graph: PartitionGraph, member: Membership) -> None:
         self.graph, self.member = graph, member
@@ -152,11 +129,6 @@ class StepMessages:
     def send(self, action: Action, step: StepValues, span: RecordedSpan | None) -> None:
         """Send what the last forward has made, or the gradient of what was received.
 
-        Args:
-            action: Of the program.
-            step: Who has it.
-            span: Of the action, where somebody notes it.
-
         Raises:
             MarkingError: it has not the shape that the captured forward says.
             LostConnectionError: the receiver is gone, or late.
@@ -170,19 +142,17 @@ class StepMessages:
             self._send_gradient(Message(route, micro_batch), leaf.grad, leaf, span)
             return
         tensor = step.outbox[value, micro_batch]
-        self._check_shape(value, step.micro_batches[micro_batch], tensor)
-        if route.payload is Payload.ACTIVATION and self.graph.values[value].shape is None:
-            step.shapes[value, micro_batch] = tuple(tensor.shape)
+        shape, found = self.graph.values[value], tuple(tensor.shape)
+        # the receiver works it out by itself: a value of another shape must not leave
+        expected = shape.sizes(step.micro_batches[micro_batch].inputs)
+        if expected is not None and found != expected:
+            raise unlike_shape(value, found, expected)
+        if route.payload is Payload.ACTIVATION and shape.shape is None:
+            step.shapes[value, micro_batch] = found
             header = torch.zeros(1 + _MOST_DIMENSIONS, dtype=torch.int64, device="cpu")
             header[: 1 + tensor.dim()] = torch.tensor([tensor.dim(), *tensor.shape], device="cpu")
             self.transport.send(Message(header_route(route), micro_batch), header)
         self.transport.send(Message(route, micro_batch), tensor, span)
-
-    def _check_shape(self, value: Value, micro_batch: MicroBatch, tensor: torch.Tensor) -> None:
-        """The receiver works the shape out by itself: a value of another shape must not leave."""
-        expected = self.graph.values[value].sizes(micro_batch.inputs)
-        if expected is not None and tuple(tensor.shape) != expected:
-            raise unlike_shape(value, tuple(tensor.shape), expected)
 
     def _post(self, message: Message, step: StepValues) -> None:
         route = message.route
@@ -197,11 +167,6 @@ class StepMessages:
 
     def receive(self, action: Action, step: StepValues, span: RecordedSpan | None) -> None:
         """Have what arrives among the step's values, ready to be read, or among its gradients.
-
-        Args:
-            action: Of the program.
-            step: Where it goes.
-            span: Of the action, where somebody notes it.
 
         Raises:
             LostConnectionError: the sender is gone, or late.
@@ -219,8 +184,7 @@ class StepMessages:
             self.transport.post(message, sizes, shape.dtype)
         if route.payload is not Payload.GRADIENT:
             tensor = shape.laid_out(self.transport.receive(message, span))
-            if readers := step.counts[value, micro_batch]:
-                step.keep((value, micro_batch), tensor, differentiable=shape.gradient, readers=readers)
+            step.keep((value, micro_batch), tensor, differentiable=shape.gradient)
         elif (gradient := self.transport.receive_gradient(message, span)) is not None:
             step.gradients[value, micro_batch].append(gradient)
 
@@ -232,12 +196,6 @@ class StepMessages:
         recorder: Recorder | None,
     ) -> dict[int, list[torch.Tensor]]:
         """Send this worker's gradients of shared parameters and receive the others'.
-
-        Args:
-            program: The step's program.
-            parameters: The parameter of each tie, by its number.
-            gradients: Its gradient, where it has one.
-            recorder: Notes what is done, while a trace is made.
 
         Returns:
             tie -> the gradients of all holders that have one, this one too, in the order of the workers' names.
@@ -285,12 +243,6 @@ def posted_ahead(graph: PartitionGraph, program: Program, worker: str, micro_bat
     A message whose receive is posted travels while its receiver computes, and gloo sends it at once; else its two ends
     first talk in four turns, each of which wakes a thread (2 ranks, tiny messages, 1f1b: 1049 us of CPU time a
     micro-batch two actions ahead, 478 us four ahead). A posted receive takes memory: large messages are posted late.
-
-    Args:
-        graph: What the values between partitions are.
-        program: What the worker does; how many rows there really are its plan does not say.
-        worker: Its name.
-        micro_batches: What it does it to.
     """
     rows = graph.rows.counted(max(each.rows for each in micro_batches))
     values = [
