@@ -55,13 +55,6 @@ if TYPE_CHECKING:
 class Gradients:
     """The gradients of one rank.
 
-    Args:
-        parameters: This rank's parameters by name.
-        graph: The model's partitions.
-        plan: Who holds which.
-        member: This process in the run.
-        scaling: What the loss was multiplied by.
-
     Attributes:
         reduction: Adds up those of stages that several workers share.
         factor: What a script multiplies all of them by.
@@ -89,8 +82,8 @@ class Gradients:
         listed = {name: each for name, each in parameters.items() if name not in self._unlisted}
         self.factor = RankFactor(listed, member)
         self._hooks: dict[str, Any] = {}
-        self._aside: dict[str, torch.Tensor | None] = {}
-        self._before: dict[str, tuple[torch.Tensor | None, int]] = {}
+        self._before: dict[str, tuple[torch.Tensor | None, int]] = {}  # with its count of changes
+        self._apart: set[str] = set()  # of these, what is set aside
         self._is_spoilt = False
         self._applied: list[tuple[nn.Parameter, Callable[[], torch.Tensor | None], int]] = []
 
@@ -129,15 +122,20 @@ class Gradients:
         """The backwards of a step will add to the gradients.
 
         Raises:
-            UsageError: a parameter wants a gradient that did not when the model was captured, or the other way round;
-                or it has a hook that cannot be called on a step's gradient; or an earlier step has failed with half of
-                its gradients added to those that there are.
+            UsageError: a parameter wants a gradient that did not when the model was captured; or it has a hook that
+                cannot be called on a step's gradient; or an earlier step has failed with half of its gradients added to
+                those that there are.
         """
         self.check_whole()
         self._applied = []
         self._wanting = {name: each.requires_grad for name, each in self.parameters.items()}
-        if self._wanting != self._wanted:
-            self._check_wanted()
+        for name, wants in self._wanting.items():  # what gets gradients between partitions was settled at the capture
+            if wants and not self._wanted[name]:
+                raise UsageError(
+                    f"requires_grad of {name} is True now; the pipeline was made with False",
+                    hint="build it trainable, and freeze it in the script until it shall train; or load a checkpoint"
+                    " into the pipeline of a workload that trains it",
+                )
         for name, parameter in self.parameters.items():
             check_no_late_hooks(name, parameter)
             if parameter._backward_hooks:
@@ -147,23 +145,22 @@ class Gradients:
         self._before = {
             name: (each.grad, 0 if each.grad is None else each.grad._version) for name, each in self.parameters.items()
         }
-        apart = {*self._tied.values(), *self.reduction.names, *self._hooks}
-        self._aside = {name: self.parameters[name].grad for name in apart}
-        for name in apart:
+        self._apart = {*self._tied.values(), *self.reduction.names, *self._hooks}
+        for name in self._apart:
             self.parameters[name].grad = None
 
     def end(self, program: Program, executor: Executor, number: int) -> None:
         """The backwards of a step have added to the gradients: sum those that workers share, call hooks on the sums.
 
-        Args:
-            program: The step's.
-            executor: Exchanges with other workers.
-            number: The batch's number in training, by which hooks draw: several workers call a shared parameter's.
-
         Raises:
             UsageError: the step's forwards have changed what wants a gradient, or hooked on to a parameter.
         """
-        self._check_still_wanted()
+        for name, wants in self._wanting.items():
+            if self.parameters[name].requires_grad != wants:
+                raise UsageError(
+                    f"a forward has changed requires_grad of {name}",
+                    hint="decide in the model's builder or in the script's loop what is trained",
+                )
         self._sum_shared(program, executor)
         executor.member.at = "the sum of the gradients of stages that several workers share"
         executor.member.before_sums()
@@ -185,12 +182,12 @@ class Gradients:
                 seed_python(seed)
                 made = _hooked(parameter.grad, hooks.values())
                 # a hook may have kept it, and what is kept of one step no later one adds to
-                parameter.grad = made.clone() if self._aside[name] is None else made
-        for name, before in self._aside.items():
-            parameter = self.parameters[name]
+                parameter.grad = made.clone() if self._before[name][0] is None else made
+        for name in self._apart:
+            parameter, (before, _) = self.parameters[name], self._before[name]
             if before is not None:
                 parameter.grad = before if parameter.grad is None else _added(before, parameter.grad)
-        self._hooks, self._aside, self._before = {}, {}, {}
+        self._hooks, self._before = {}, {}
 
     def forget(self) -> None:
         """Leave hooks and gradients as the step that has failed, if one has, has found them."""
@@ -200,14 +197,10 @@ class Gradients:
         for name, (gradient, version) in self._before.items():
             self.parameters[name].grad = gradient
             self._is_spoilt |= gradient is not None and gradient._version != version
-        self._hooks, self._aside, self._before = {}, {}, {}
+        self._hooks, self._before = {}, {}
 
     def check_whole(self) -> None:
-        """Refuse to go on with gradients to which a step that failed has added half of its own.
-
-        Raises:
-            UsageError: there are such.
-        """
+        """Refuse to go on with gradients to which a step that failed has added half of its own."""
         self._is_spoilt &= any(each.grad is not None for each in self.parameters.values())
         if self._is_spoilt:
             raise UsageError(
@@ -221,28 +214,10 @@ class Gradients:
         It is dense: a holder cannot know whether the others' are sparse (`nn.Embedding(sparse=True)`).
         """
         shared = {n: self.parameters[name] for n, name in self._tied.items()}
-        added = {n: _dense(each.grad) for n, each in shared.items() if each.grad is not None}
+        added = {n: each.grad.to_dense() for n, each in shared.items() if each.grad is not None}
         for n, parts in executor.messages.exchange_ties(program, shared, added, executor.recorder).items():
             alone = len(parts) == 1  # perhaps still on its way to others, and changed in place next
             shared[n].grad = (parts[0].clone() if alone else functools.reduce(torch.add, parts)) if parts else None
-
-    def _check_wanted(self) -> None:
-        """Which values between partitions get gradients was settled at the capture: what wants none now may so."""
-        for name, parameter in self.parameters.items():
-            if parameter.requires_grad and not self._wanted[name]:
-                raise UsageError(
-                    f"requires_grad of {name} is True now; the pipeline was made with False",
-                    hint="build it trainable, and freeze it in the script until it shall train; or load a checkpoint"
-                    " into the pipeline of a workload that trains it",
-                )
-
-    def _check_still_wanted(self) -> None:
-        for name, parameter in self.parameters.items():
-            if parameter.requires_grad != self._wanting[name]:
-                raise UsageError(
-                    f"a forward has changed requires_grad of {name}",
-                    hint="decide in the model's builder or in the script's loop what is trained",
-                )
 
     @functools.cached_property
     def _unlisted(self) -> set[str]:
@@ -387,7 +362,3 @@ def _hooked(gradient: torch.Tensor, hooks: Iterable[Callable[[torch.Tensor], tor
 def _added(before: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """A gradient and what comes to it, in the same tensor, unless that is sparse and the sum is not."""
     return before + gradient if before.is_sparse and not gradient.is_sparse else before.add_(gradient)
-
-
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
