@@ -27,7 +27,7 @@ from __future__ import annotations
 import fractions
 import itertools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # narrower ones compute nothing on a CPU
-_VALUES = 64  # of each parameter
+_MOST, _VALUES = 64, 256  # parameters that are looked at, and values of each
 _FEWEST = 4  # values that have changed: fewer are explained by anything
 _UNLIKE = 1e-2  # relative, of numbers on two ranks
 _ALIKE, _HARDLY_ALIKE = 1e-5, 1e-4  # likewise, of such a number times a norm: of exact ones, and of others at most
@@ -67,21 +67,16 @@ Alike = tuple[int, int, int]
 class RankChange(NamedTuple):
     """What the numbers are by which a rank's weights, or its gradients, were changed.
 
-    Args:
-        extent: NaN: no such numbers explain it; 0: nothing was; 1: one parameter or those of one module, which may be
-            treated by themselves; 2: more.
-        own: Of what was there.
-        cross: Of the gradient in the weight, or of the weight in the gradient.
-        error: Relative, of these two.
-        repeats: 1: all that was changed was multiplied, and has the norm now that another such number has left before.
-        norms: Of all of the rank's weights, of those that were changed, and of their gradients likewise, by kind; as
-            they were, and as they are.
+    `extent` is NaN: no such numbers explain it; 0: nothing was; 1: one parameter or those of one module, which may be
+    treated by themselves; 2: more. `repeats` is 1: all that was changed was multiplied, and has the norm now that
+    another such number has left before. Norms are those of all of the rank's weights, of those that were changed, and
+    of their gradients likewise, by kind; as they were, and as they are.
     """
 
     extent: float = 0.0
-    own: float = 0.0
-    cross: float = 0.0
-    error: float = 0.0
+    own: float = 0.0  # of what was there
+    cross: float = 0.0  # of the gradient in the weight, or of the weight in the gradient
+    error: float = 0.0  # relative, of these two
     repeats: float = 0.0
     norms: tuple[float, ...] = (0.0,) * 8 * len(_KINDS)
 
@@ -114,30 +109,32 @@ class RankChanges:
 
     Args:
         parameters: This rank's; those that are not on the CPU have no part in it.
-        most: Of so many of them values are kept.
         are_module: Whether some of them, by their places, are all those of one module.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], most: int, are_module: Callable[[Sequence[nn.Parameter]], bool]
+        self, parameters: Sequence[nn.Parameter], are_module: Callable[[Sequence[nn.Parameter]], bool]
     ) -> None:
         strided = [each for each in parameters if each.layout is torch.strided]
         floats = [each for each in strided if each.device.type == "cpu" and each.dtype in _TYPES]
         self._every = [each for each in floats if each.numel()]
-        self._held = self._every[:most]
+        self._held = self._every[:_MOST]
         self._are_module = are_module
-        sizes = [len(_some(each)) for each in self._held]
-        self._owner = torch.repeat_interleave(torch.tensor(sizes, dtype=torch.int64, device="cpu"))
+        self._sizes = [len(_some(each)) for each in self._held]
+        self._owner = torch.repeat_interleave(torch.tensor(self._sizes, dtype=torch.int64, device="cpu"))
         eps = [max(torch.finfo(each.dtype).eps, _LEAST_EPS) for each in self._held]
         self._eps = torch.tensor(eps, dtype=torch.float64, device="cpu")[self._owner]
-        self._noted: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._noted: torch.Tensor | None = None  # gradients
+        self._closely: tuple[torch.Tensor, torch.Tensor] | None = None  # weights, and all norms
         self._left: list[tuple[float, float] | None] = [None for _ in SUBJECTS]  # the last numbers, and their norms
 
-    def note(self) -> None:
-        """Weights and gradients are as a step or an update has left them."""
-        values = self._values() if self._held else ()
-        is_known = len(values) > 0 and len(values[0]) == len(self._owner)  # else there are some of another size
-        self._noted = (*values, self._norms()) if is_known else None
+    def note(self, *, closely: bool = True) -> None:
+        """Gradients are as a step or an update has left them, and weights: only `closely` are these looked at, too."""
+        self.forget()
+        if self._held and len(gradients := self._gradients()) == len(self._owner):  # else some are of another size
+            self._noted = gradients
+            if closely and len(weights := self._weights()) == len(self._owner):
+                self._closely = weights, self._norms()
 
     def multiply_gradients(self, factor: float, among: Container[int]) -> None:
         """Those of these parameters, by id, were multiplied: what the script makes of all of them is told without that.
@@ -146,28 +143,43 @@ class RankChanges:
         """
         if self._noted is None:
             return
-        (weights, gradients, norms), (_, new) = self._noted, self._values()
-        if len(new) != len(gradients):
-            self._noted = None  # parameters of another size
+        if len(new := self._gradients()) != len(self._noted):
+            self.forget()  # parameters of another size
             return
         held, every = (
             torch.tensor([factor if id(each) in among else 1.0 for each in some], dtype=torch.float64, device="cpu")
             for some in (self._held, self._every)
         )
-        gradients = _unless_apart(held[self._owner] * gradients, new, _ROUNDINGS * self._eps)
-        gradient_norms = _unless_apart(every * norms[1], self._norms()[1], _REPEATED)
-        self._noted = weights, gradients, torch.stack([norms[0], gradient_norms])
+        self._noted = _unless_apart(held[self._owner] * self._noted, new, _ROUNDINGS * self._eps)
+        if self._closely is not None:
+            weights, norms = self._closely
+            gradient_norms = _unless_apart(every * norms[1], self._norms()[1], _REPEATED)
+            self._closely = weights, torch.stack([norms[0], gradient_norms])
+
+    def ratios(self) -> list[tuple[float, nn.Parameter]]:
+        """What gradients are to those that were noted, where both are some: at the largest value that is known."""
+        if self._noted is None or len(new := self._gradients()) != len(self._noted):
+            return []
+        pairs = zip(torch.split(self._noted, self._sizes), torch.split(new, self._sizes), strict=True)
+        found = []
+        for parameter, (before, now) in zip(self._held, pairs, strict=True):
+            at = int(before.abs().argmax())
+            if float(before[at]) and _is_strided(parameter.grad):
+                found.append((float(now[at]) / float(before[at]), parameter))
+        return found
 
     def forget(self) -> None:
         """What comes is not to be held against what was noted."""
-        self._noted = None
+        self._noted = self._closely = None
 
     def found(self) -> list[RankChange]:
         """What the script has changed since, of `SUBJECTS`; only what is noted anew can be asked for again."""
-        if self._noted is None:
+        gradients, closely = self._noted, self._closely
+        self.forget()
+        if gradients is None or closely is None:
             return [_NOTHING, _NOTHING]
-        (weights, gradients, norms), self._noted = self._noted, None
-        new_weights, new_gradients = self._values()
+        weights, norms = closely
+        new_weights, new_gradients = self._weights(), self._gradients()
         if len(new_weights) != len(weights):  # parameters of another size
             return [_UNEXPLAINED, _UNEXPLAINED]
         dropped = torch.tensor([each.grad is None for each in self._held], device="cpu")[self._owner]
@@ -207,7 +219,7 @@ class RankChanges:
         """Of each weight, and of its gradient: by subject, kind and parameter."""
         room = torch.empty(_BLOCK, dtype=torch.float64, device="cpu")
         found = [
-            (0.0,) * len(_KINDS) if each is None or each.layout is not torch.strided else _norms(each, room)
+            _norms(each, room) if _is_strided(each) else (0.0,) * len(_KINDS)
             for parameter in self._every
             for each in (parameter, parameter.grad)
         ]
@@ -215,14 +227,12 @@ class RankChanges:
             torch.tensor(found, dtype=torch.float64, device="cpu").view(-1, len(SUBJECTS), len(_KINDS)).permute(1, 2, 0)
         )
 
-    @torch.no_grad()
-    def _values(self) -> tuple[torch.Tensor, torch.Tensor]:
-        held = [_some(each) for each in self._held]
-        gradients = [
-            torch.zeros_like(some) if each.grad is None or each.grad.layout is not torch.strided else _some(each.grad)
-            for each, some in zip(self._held, held, strict=True)
-        ]
-        return torch.cat(held).double(), torch.cat(gradients).double()
+    def _weights(self) -> torch.Tensor:
+        return torch.cat([_some(each) for each in self._held]).double()
+
+    def _gradients(self) -> torch.Tensor:
+        found = [_some(each.grad) if _is_strided(each.grad) else torch.zeros_like(_some(each)) for each in self._held]
+        return torch.cat(found).double()
 
     def _change(self, old: torch.Tensor, other: torch.Tensor, new: torch.Tensor, *, may_cut: bool) -> RankChange:
         if torch.equal(old, new):
@@ -230,8 +240,7 @@ class RankChanges:
         if not bool((new.isfinite() & old.isfinite() & other.isfinite()).all()):
             return _UNEXPLAINED
         touched = _sums((new != old).double(), self._owner, len(self._held)) > 0
-        cut = self._cut(old, new) if may_cut else torch.zeros_like(new, dtype=torch.bool)
-        fit = _Fit(old, other, new, (self._owner, self._eps), cut)
+        fit = _Fit(old, other, new, self._owner, self._eps, may_cut=may_cut)
         found = fit.numbers()
         if found is None:
             return _NOTHING if fit.is_small else _UNEXPLAINED
@@ -240,23 +249,12 @@ class RankChanges:
         by_itself = len(some) == 1 or (len(some) < len(able) and self._are_module(some))
         return RankChange(1.0 if by_itself else 2.0, *found)
 
-    def _cut(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """Which values lie at a bound: the largest ones, if they are in several parameters."""
-        sizes = new.abs()
-        cut = (sizes >= sizes.max() * (1 - 2 * self._eps)) & (new != old) & (sizes > 0)
-        is_bound = int(cut.sum()) >= _FEWEST and int((_sums(cut.double(), self._owner, len(self._held)) > 0).sum()) > 1
-        return cut if is_bound else torch.zeros_like(cut)
-
 
 class _Fit:
     """Least squares of what has changed, in the values of each parameter and of all of them.
 
-    Args:
-        old: Values as they were.
-        other: What else may have been added.
-        new: As they are.
-        places: The parameter of each value, and the resolution of its type.
-        cut: Which of them lie at a bound.
+    They were `old` and are `new`; `other` is what else may have been added to them. Each has a parameter, its `owner`,
+    and the resolution of its type; `may_cut`: the largest may lie at a bound.
 
     Attributes:
         is_small: No parameter has enough values to tell.
@@ -267,20 +265,29 @@ class _Fit:
         old: torch.Tensor,
         other: torch.Tensor,
         new: torch.Tensor,
-        places: tuple[torch.Tensor, torch.Tensor],
-        cut: torch.Tensor,
+        owner: torch.Tensor,
+        eps: torch.Tensor,
+        *,
+        may_cut: bool,
     ) -> None:
         self._old, self._other, self._new, self._change = old, other, new, new - old
-        self._owner, self._eps = places[0], _ROUNDINGS * places[1]
-        self._kept, self._cut = ~cut, cut
+        self._owner, self._eps, self._count = owner, _ROUNDINGS * eps, int(owner.max()) + 1
+        self._cut = self._at_bound() if may_cut else torch.zeros_like(new, dtype=torch.bool)
+        self._kept = ~self._cut
         self._rounding = self._eps * torch.maximum(old.abs(), new.abs())
-        self._count = int(self._owner.max()) + 1
         changed = self._sums(((self._change != 0) & self._kept).double())
         self._changed, self._tells = changed > 0, changed >= _FEWEST
-        self.is_small = not bool(self._tells.any()) and not bool(cut.any())
+        self.is_small = not bool(self._tells.any()) and not bool(self._cut.any())
 
     def _sums(self, values: torch.Tensor) -> torch.Tensor:
         return _sums(values, self._owner, self._count)
+
+    def _at_bound(self) -> torch.Tensor:
+        """Which values lie at a bound: the largest ones, if they are in several parameters."""
+        sizes = self._new.abs()
+        cut = (sizes >= sizes.max() * (1 - self._eps)) & (self._change != 0) & (sizes > 0)
+        is_bound = int(cut.sum()) >= _FEWEST and int((self._sums(cut.double()) > 0).sum()) > 1
+        return cut if is_bound else torch.zeros_like(cut)
 
     def numbers(self) -> tuple[float, float, float] | None:
         """As `RankChange` has them; None: there are none that explain all that has changed."""
@@ -346,13 +353,10 @@ class _Fit:
 def check_changes(subject: str, changes: Sequence[RankChange], before: dict[str, set[Alike]]) -> None:
     """Refuse what the same script would not do to a whole model.
 
+    `before` has by what those that were looked at before were alike; it is kept for the next ones.
+
     Two numbers are alike by one of many measures now and then, by chance: they have to be so by the same one when they
     are looked at next. Of three or more that hardly happens.
-
-    Args:
-        subject: Of `SUBJECTS`.
-        changes: By rank.
-        before: By what those that were looked at before were alike; kept for the next ones.
 
     Raises:
         UsageError: the numbers are of one rank's part each.
@@ -422,6 +426,10 @@ def _error(subject: str, numbers: dict[int, float], *, shift: bool) -> UsageErro
 def _unless_apart(expected: torch.Tensor, found: torch.Tensor, error: torch.Tensor | float) -> torch.Tensor:
     """What was found; where it is not what was expected, up to a relative error, that."""
     return torch.where((found - expected).abs() <= error * expected.abs(), found, expected)
+
+
+def _is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    return tensor is not None and tensor.layout is torch.strided
 
 
 def _some(tensor: torch.Tensor) -> torch.Tensor:

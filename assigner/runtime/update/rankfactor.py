@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from assigner.runtime.ranks.membership import Membership
 
-_MOST = 64  # parameters that are looked at
-_AMONG = 256  # values of each, of which the largest is taken
 _ROUNDING = 1e-2  # relative, of factors; bfloat16 rounds by 2 ** -9
 _EXACT = 5e-7  # likewise, in float32 and wider
 _SAME = 1e-3  # relative, of norms that a script has clipped to
@@ -56,19 +54,12 @@ _WHOLE, _WHOLE_MODULE, _PART, _MODULE = 0.0, 1.0, 2.0, 3.0
 
 @dataclass
 class _Limit:
-    """What may be a limit: the norm of one rank's gradients that were multiplied.
-
-    Args:
-        rank: Which.
-        norm: Of them, then.
-        factor: By what.
-        times: How often the norm was the same by another factor, in a row.
-    """
+    """What may be a limit: the norm of one rank's gradients that were multiplied."""
 
     rank: int
     norm: float
-    factor: float
-    times: int = 0
+    factor: float  # by what they were
+    times: int = 0  # how often the norm was the same by another factor, in a row
 
     def is_as(self, other: _Limit) -> bool:
         """The same norm, by another factor."""
@@ -79,18 +70,13 @@ class _Limit:
 class RankFactor:
     """By what one number a script multiplies all gradients of this rank between a step and their update.
 
-    Args:
-        parameters: This rank's by name, of those that a clipping by the model's norm multiplies.
-        member: Tells it to the other ranks.
+    Its parameters are those that a clipping by the model's norm multiplies.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], member: Membership) -> None:
         self._parameters, self._member = list(parameters.values()), member
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._seen: list[tuple[nn.Parameter, int, float]] = []
-        self._changes = RankChanges(
-            self._parameters, _MOST, lambda some: _are_module(some, self._parameters, self._names)
-        )
+        self._changes = RankChanges(self._parameters, lambda some: _are_module(some, self._parameters, self._names))
         self._alike: dict[str, set[Alike]] = {}
         self._begun = 0
         self._last: dict[tuple[int, float], _Limit] = {}
@@ -105,45 +91,20 @@ class RankFactor:
         return number <= _FIRST or number % _EACH == 0
 
     def begin(self) -> None:
-        """A step is about to begin, on all ranks, with weights and gradients as the script has left them.
-
-        Raises:
-            UsageError: as of `check`.
-        """
+        """A step is about to begin, on all ranks, as the script has left weights and gradients: these are checked."""
         if self._is_due(self._begun + 1):
             self.check()
-        self._seen, self._begun = [], self._begun + 1
+        self._begun += 1
         self._changes.forget()
 
     def note(self) -> None:
         """Weights and gradients are as a step's backwards, or an update, have left them."""
-        self._seen = []
-        if self._member.transport is None:
-            return
-        if self.is_watched:
-            self._changes.note()
-        for parameter in self._parameters[:_MOST]:
-            if (values := _values(parameter)) is not None:
-                at = int(values.abs().argmax())
-                if float(values[at]):
-                    self._seen.append((parameter, at, float(values[at])))
+        if self._member.transport is not None:
+            self._changes.note(closely=self.is_watched)
 
     def multiplied(self, factor: float, some: Sequence[nn.Parameter]) -> None:
-        """The pipeline itself has multiplied gradients of some parameters: what the script did is told without that.
-
-        What they are now is what was noted, but for rounding, unless the script has changed it before.
-        """
-        among = {id(each) for each in some}
-        seen, self._seen = self._seen, []
-        for parameter, at, value in seen:
-            expected = factor * value if id(parameter) in among else value
-            values = _values(parameter)
-            if values is not None and at < len(values):
-                found, error = float(values[at]), 2 * torch.finfo(values.dtype).eps
-                expected = found if abs(found - expected) <= error * abs(expected) else expected
-            if expected:
-                self._seen.append((parameter, at, expected))
-        self._changes.multiply_gradients(factor, among)
+        """The pipeline itself has multiplied gradients of some parameters: what the script did is told without that."""
+        self._changes.multiply_gradients(factor, {id(each) for each in some})
 
     def check(self, groups: Sequence[Sequence[nn.Parameter]] = ()) -> None:
         """The gradients are about to be applied, or added to. All ranks call it together.
@@ -158,12 +119,12 @@ class RankFactor:
         if self._member.transport is None:
             return
         self._member.at = "the comparison of what the script has changed"
-        seen, self._seen = self._seen, []
+        ratios = self._changes.ratios()
         held = [
             [each for each in some if id(each) in self._names]
             for some in (self._parameters, *(groups if len(groups) > 1 else ()))
         ]
-        found = [_factor(each, seen, self._names) for each in held]
+        found = [_factor(each, ratios, self._names) for each in held]
         mine = [*(factor for factor, _ in found), *itertools.chain(*(each.numbers for each in self._changes.found()))]
         told = self._member.numbers_of(dict.fromkeys(self._member.ranks, mine))
         for n, parameters in enumerate(held):
@@ -204,13 +165,7 @@ class RankFactor:
                 raise _refused("some" if in_part else "all", known)
 
     def _is_limit(self, what: tuple[int, float], factors: Mapping[int, float], norms: Sequence[float]) -> bool:
-        """Whether gradients that were multiplied have one norm now, and the others lie below it.
-
-        Args:
-            what: Which parameters, and which norm.
-            factors: By rank, of those where one number can be told.
-            norms: By rank.
-        """
+        """Whether gradients that were multiplied have one norm now, and the others lie below it."""
         changed = [rank for rank, factor in factors.items() if abs(factor - 1) > _ROUNDING]
         limit = max(norms[rank] for rank in changed)
         if any(norms[rank] > (1 + _SAME) * limit for rank in factors):
@@ -242,17 +197,15 @@ def _refused(which: str, factors: Mapping[int, float]) -> UsageError:
 
 
 def _factor(
-    parameters: Sequence[nn.Parameter], seen: Sequence[tuple[nn.Parameter, int, float]], names: Mapping[int, str]
+    parameters: Sequence[nn.Parameter], ratios: Sequence[tuple[float, nn.Parameter]], names: Mapping[int, str]
 ) -> tuple[float, list[nn.Parameter]]:
     """By what one number gradients were multiplied, and which; no parameters: all of them.
 
     The number is NaN: nobody can say; infinite: there are several; below 0: it is of one parameter, or of all of one
     module and no others, which may be treated by themselves. Of three digits it is where no more are known of it.
     """
-    found, among = [], {id(each) for each in parameters}
-    for parameter, at, before in seen:
-        if id(parameter) in among and (values := _values(parameter)) is not None and at < len(values):
-            found.append((float(values[at]) / before, parameter))
+    among = {id(each) for each in parameters}
+    found = [pair for pair in ratios if id(pair[1]) in among]
     if not found or not all(math.isfinite(each) for each, _ in found):
         return _UNKNOWN, []
     multiplied = [pair for pair in found if abs(pair[0] - 1) > _ROUNDING] or found
@@ -289,13 +242,3 @@ def _norm(parameters: Sequence[nn.Parameter], kind: float) -> float:
     dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
     norms = [torch.linalg.vector_norm(each, kind).double() for each in dense if each.numel()]
     return float(torch.linalg.vector_norm(torch.stack(norms), kind)) if norms else 0.0
-
-
-def _values(parameter: nn.Parameter) -> torch.Tensor | None:
-    """Some of a gradient's values; None: there are none on the CPU, where nothing has to be waited for."""
-    gradient = parameter.grad
-    if gradient is None or gradient.layout is not torch.strided or gradient.device.type != "cpu":
-        return None
-    flat = gradient.detach().reshape(-1)
-    values = flat[:: max(1, len(flat) // _AMONG)]
-    return values if len(values) and values.is_floating_point() else None
