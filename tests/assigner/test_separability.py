@@ -333,7 +333,7 @@ def test_a_setting_that_may_be_turned_on_is_tried_out_once(monkeypatch):
     made, handle = spread(build)
     assert not made.changes_gradients
     monkeypatch.setattr(
-        "assigner.runtime.update.verdict.check_separable",
+        "assigner.runtime.update.building.check_separable",
         lambda *each: trials.append(1) or check_separable(*each),
     )
     counts = []

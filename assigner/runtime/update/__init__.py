@@ -3,10 +3,9 @@
 optimizer           what a script holds: torch's names, and those of the user's optimizer
 namedstate          its state dict, by the model's names
 rankoptimizer       what the runtime calls: the same param groups on each rank, with the parameters that are its own
-building            the user's, made of all parameters and left with some
+building            the user's, made of all parameters and left with some; what trials tell of it under a plan
 ownstate            its state on a rank, which has not that of what others update
 separability        whether each parameter is treated by itself
-verdict             what such trials have told of it under a plan, and when they are made again
 scaling             one scale of float16 losses on all ranks
 rankfactor          whether a script has multiplied gradients by a number of one rank's own
 rankchanges         whether it has changed them, or weights, by such a number in another way

@@ -19,10 +19,10 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.model.singleprocess import as_rank
+from assigner.runtime.update.building import is_plain
 from assigner.runtime.update.namedstate import load_named_state, named_state
 from assigner.runtime.update.rankoptimizer import MEMBERS
 from assigner.runtime.update.separability import is_known
-from assigner.runtime.update.verdict import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -24,12 +24,11 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.model.deferred.origins import digest
-from assigner.runtime.update.building import StandInParameters, built_optimizer
+from assigner.runtime.update.building import MOST_TOLD, StandInParameters, Verdict, built_optimizer, is_plain, kind_of
 from assigner.runtime.update.optimizermemory import OptimizerMemory, equal, is_told, outside_of
 from assigner.runtime.update.ownstate import OwnState
 from assigner.runtime.update.separability import (
     CLOSURE_HINT,
-    StepBehaviour,
     closure_words,
     drawing_nothing,
     has_own,
@@ -37,7 +36,6 @@ from assigner.runtime.update.separability import (
     is_known,
     needs_closure,
 )  # fmt: skip
-from assigner.runtime.update.verdict import MOST_TOLD, Verdict, is_plain, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -54,19 +52,12 @@ MEMBERS = ("params", "param_names")
 
 
 class _BuiltGroup(NamedTuple):
-    """A param group as the builder has made it.
-
-    Args:
-        group: The group, and
-        members: the list of its parameters on this rank: the script may put another group with this one in its place.
-        names: Of all its parameters, on whatever rank.
-        kinds: Of its settings, as it was built.
-    """
+    """A param group as the builder has made it."""
 
     group: dict[str, Any]
-    members: list[nn.Parameter]
-    names: tuple[str, ...]
-    kinds: dict[str, Any]
+    members: list[nn.Parameter]  # its own list, on this rank: the script may put another group with that in its place
+    names: tuple[str, ...]  # of all its parameters, on whatever rank
+    kinds: dict[str, Any]  # of its settings, as it was built
 
 
 class RankOptimizer:
@@ -84,9 +75,6 @@ class RankOptimizer:
     Attributes:
         local: The optimizer that the user's builder made, over this rank's parameters.
         memory: What `local` keeps beside the state of parameters.
-        held: The parameters that it updates, by name.
-        ranks: As given.
-        workload: As given.
         model: All of the model's parameters by name, without memory.
         built: The groups of `local` as it was built.
         given: What the script has set on it, by the names of its attributes.
@@ -164,10 +152,6 @@ class RankOptimizer:
     def check(self, shares: Sequence[Collection[str]], holders: Mapping[str, int] | None = None) -> bool:
         """Whether the builder was called for what has to be known of an optimizer that is not torch's own.
 
-        Args:
-            shares: Names of the parameters that each worker is to update.
-            holders: As the class takes it.
-
         Raises:
             UsageError: the optimizer looks at parameters of several workers at once, or takes sparse gradients alone
                 and several workers hold one parameter; or its handle has hooks, or groups of the script's own.
@@ -175,16 +159,15 @@ class RankOptimizer:
         self.numbers(self.param_groups)
         holders = holders or Counter(name for share in shares for name in share)
         trained = self._trained
-        most = sum(not trained.isdisjoint(share) for share in shares)
-        most = max(most, *(count for name, count in holders.items() if name in trained), 0)
+        counts = {name: count for name, count in holders.items() if name in trained}
+        most = max(sum(not trained.isdisjoint(share) for share in shares), *counts.values(), 0)
         is_spread = max([len(shares), *holders.values()]) > 1
-        behaviour = StepBehaviour(keeps_gradients=has_own(self.local, "zero_grad"))
         is_apart = any(trained - {*share} for share in shares if not trained.isdisjoint(share))
-        self._checked = Verdict(is_spread, behaviour, is_apart=is_apart)
+        self._checked = Verdict(is_spread, is_apart)
         if is_spread and any(self.hooks):
             _refuse_hook()
         self._tried = hooks_on_all()
-        self._check_sparse({name: count for name, count in holders.items() if name in trained})
+        self._check_sparse(counts)
         is_usual = is_known(self.local) and not has_own(self.local, "zero_grad")
         if needs_closure(self.local):
             if most > 1 or (is_spread and not is_usual):
@@ -330,9 +313,6 @@ class RankOptimizer:
 
         It is tried out again with settings of the script's that may turn code of it on.
 
-        Args:
-            numbers: As `agree` takes them, behind the comparison of the settings.
-
         Raises:
             UsageError: there are such hooks, and several workers have parameters; or with these settings it looks at
                 parameters of several workers at once.
@@ -354,9 +334,7 @@ class RankOptimizer:
     ) -> contextlib.AbstractContextManager[None] | None:
         """What is around an update: hooks on the handle, or a look at what it draws; None: nothing.
 
-        Args:
-            applied: What makes it on this rank; None: nothing.
-            device: Where.
+        `applied`: what makes it on this rank; None: nothing.
         """
         if any(self.hooks):
             return self.hooked(runs=applied is not None)
@@ -399,9 +377,6 @@ class RankOptimizer:
 
         A hook on all optimizers of a process, as a profiler's, may be on one rank alone.
 
-        Args:
-            numbers: Every rank's number, on every rank.
-
         Raises:
             UsageError: the builder has made groups of other parameters on another rank; or the step does something else
                 there.
@@ -430,11 +405,7 @@ class RankOptimizer:
         self.changes_gradients = any(each & 2 for each in found)
 
     def tellers(self, updating: Mapping[int, Collection[str]]) -> dict[int, list[int]]:
-        """Which ranks tell the others of which groups: of each that not all of them train, the first that does.
-
-        Args:
-            updating: What each rank updates of what is trained.
-        """
+        """Which ranks tell the others of which groups: of each that not all of them train, the first that does."""
         found = defaultdict[int, list[int]](list)
         for n, names in enumerate(self.names if updating else ()):
             ranks = [rank for rank, mine in updating.items() if not frozenset(mine).isdisjoint(names)]
@@ -467,19 +438,12 @@ class RankOptimizer:
         return has_own(self.local, "zero_grad")
 
     def zero_grad(self, *arguments: Any, **settings: Any) -> None:
-        """Drop this rank's gradients, as torch's optimizers do or by a method of the optimizer's own.
-
-        Args:
-            arguments: As it takes them: torch's has `set_to_none`, which is True by default.
-            settings: Likewise.
-        """
+        """Drop this rank's gradients, as torch's optimizers do or by a method of the optimizer's own."""
         if self.applied is not None:
             self.local.zero_grad(*arguments, **settings)
         set_to_none = settings.get("set_to_none", arguments[0] if arguments else True)
-        for name in [name for names in self.names for name in names] if self._beside else ():
-            parameter = self._beside.get(name)
-            if parameter is None:
-                continue
+        grouped = {name for names in self.names for name in names} if self._beside else ()
+        for parameter in [each for name, each in self._beside.items() if name in grouped]:
             if set_to_none or parameter.grad is None:
                 parameter.grad = None
             else:
@@ -488,9 +452,7 @@ class RankOptimizer:
     def drop(self, gradients: Mapping[str, nn.Parameter], script: Callable[[], None] | None) -> None:
         """Do what a script's `zero_grad` would do before a step, which has no such call.
 
-        Args:
-            gradients: All parameters of this rank that have some, in groups or not.
-            script: What the script has put in the place of the handle's `zero_grad`; None: nothing.
+        `script`: what the script has put in the place of the handle's `zero_grad`; None: nothing.
         """
         kept: set[int] = set()
         if script is not None or self.keeps_gradients:
