@@ -1,10 +1,9 @@
 """The optimizer, as one over all ranks.
 
 optimizer           what a script holds: torch's names, and those of the user's optimizer
-namedstate          its state dict, by the model's names
+namedstate          its state on a rank, which has not that of what others update, and by the model's names
 rankoptimizer       what the runtime calls: the same param groups on each rank, with the parameters that are its own
 building            the user's, made of all parameters and left with some; what trials tell of it under a plan
-ownstate            its state on a rank, which has not that of what others update
 separability        whether each parameter is treated by itself
 scaling             one scale of float16 losses on all ranks
 rankfactor          whether a script has multiplied gradients by a number of one rank's own

@@ -1,25 +1,69 @@
-"""An optimizer's state dict by the model's parameter names, for scripts.
+"""An optimizer's state on a rank, and its state dict by the model's parameter names, for scripts.
 
     torch            {"state": {0: ...}, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}
     a pipeline's     {"state": {"head.weight": ...}, "param_groups": [{"lr": 0.1, "params": ["head.weight", ...]}]}
 
 What an optimizer of the user's adds by methods of its own goes along where one worker has all parameters. On several
-workers there would be several of it: refused.
+workers there would be several of it: refused. So is the state of what another worker updates: that is there, not here.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from assigner.errors import UsageError
-from assigner.runtime.update.rankoptimizer import MEMBERS
+from assigner.runtime.update.optimizermemory import MEMBERS
 from assigner.runtime.update.separability import has_own
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
     from assigner.runtime.update.rankoptimizer import RankOptimizer
+
+
+class StateElsewhereError(UsageError, KeyError):
+    """State of a parameter that another worker updates."""
+
+    __str__ = UsageError.__str__
+
+
+class OwnState(defaultdict[Any, Any]):
+    """torch's dict of states, which makes none of a parameter that this rank holds and does not update."""
+
+    _elsewhere: Mapping[int, str] = {}
+
+    def leave(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """Have no state of these parameters, given by name."""
+        self._elsewhere = {id(each): name for name, each in parameters}
+
+    def _check(self, key: Any) -> None:
+        if id(key) in self._elsewhere:
+            raise StateElsewhereError(
+                f"the optimizer's state of {self._elsewhere[id(key)]!r} is not on this rank: under this plan another"
+                " worker updates it for this one",
+                hint="`parameter in pipeline.optimizer.state` asks; pipeline.optimizer.state_dict() of all ranks, put"
+                " together, has it",
+            )
+
+    def __missing__(self, key: Any) -> Any:
+        """Make one, as torch does."""
+        self._check(key)
+        return super().__missing__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Have it, likewise."""
+        self._check(key)
+        super().__setitem__(key, value)
+
+    def __reduce__(self) -> Any:
+        """Copies, and files, are of torch's dict."""
+        return defaultdict, (self.default_factory,), None, None, iter(self.items())
 
 
 def named_state(optimizer: RankOptimizer) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from assigner.errors import UsageError
 from assigner.model.singleprocess import as_rank
 from assigner.runtime.update.building import is_plain
 from assigner.runtime.update.namedstate import load_named_state, named_state
-from assigner.runtime.update.rankoptimizer import MEMBERS
+from assigner.runtime.update.optimizermemory import MEMBERS
 from assigner.runtime.update.separability import is_known
 
 if TYPE_CHECKING:

@@ -38,16 +38,16 @@ _KEPT_HINT = (
     "keep it as a number in each param group, or as a tensor in the state of each parameter; make a scheduler of"
     " pipeline.optimizer"
 )
+MEMBERS = ("params", "param_names")
+"""What a group has of its parameters; the rest are settings."""
+
 _SECTIONS = frozenset(("state", "param_groups"))
 
 
 class OptimizerMemory:
-    """What an optimizer keeps, held against what it kept when it was made.
+    """What an optimizer keeps, held against what it kept when its builder had made it.
 
-    Args:
-        optimizer: Just made, over some parameters.
-        builder: What has made it.
-        outside: What that could reach before (`outside_of`).
+    `outside` is what that could reach before (`outside_of`).
 
     Attributes:
         built: Those of its attributes that it was built with, by name, which are plain values.
@@ -62,19 +62,22 @@ class OptimizerMemory:
             self._made += (each for each in outside_of(builder, optimizer) if id(each) not in known)
         places = {} if is_known(optimizer) else dict(self._places())
         self._before = {name: (value, [*_mementos(value, beside)]) for name, value in places.items()}
-        self.built, self._built_defaults = _plain_in(vars(optimizer)), _plain_in(optimizer.defaults)
+        self._built = [_plain_in(space) for space in self._spaces]
+        self.built = self._built[0]
+
+    @property
+    def _spaces(self) -> list[dict[str, Any]]:
+        """Where it keeps plain values: its attributes, and its defaults."""
+        return [vars(self._optimizer), self._optimizer.defaults]
 
     def check_moved(self, *, ranks: int) -> None:
         """Refuse to build it anew over other parameters where something would be lost.
-
-        Args:
-            ranks: How many the run has: what a group has stays on its rank.
 
         Raises:
             UsageError: it keeps something else than plain values of its own.
         """
         found = self._changed()
-        if ranks == 1:
+        if ranks == 1:  # what a group has stays on its rank
             found = [name for name in found if not name.startswith(_GROUPS)]
         groups = enumerate(self._optimizer.param_groups)
         told = {_in_group(n, key) for n, group in groups for key, value in group.items() if is_told(value)}
@@ -82,9 +85,6 @@ class OptimizerMemory:
 
     def check_saved(self, *, is_spread: bool) -> None:
         """Refuse to save its state where its own `state_dict` has something that is not saved.
-
-        Args:
-            is_spread: Several workers have parameters.
 
         Raises:
             UsageError: naming it; or it loads its state by a method of its own, of which several workers would each
@@ -166,24 +166,17 @@ class OptimizerMemory:
     def go_on(self, earlier: OptimizerMemory, given: Collection[str]) -> None:
         """Have what an optimizer has by now that the same builder has made before.
 
-        Args:
-            earlier: Of that one.
-            given: Names of the attributes that a script has set on it, plain or not.
+        `given`: the attributes that a script has set on it, plain or not.
         """
-        was = earlier._optimizer
-        vars(self._optimizer).update({name: each for name, each in vars(was).items() if name in given})
-        vars(self._optimizer).update(_plain_in(vars(was)))
-        self._optimizer.defaults.update(_plain_in(was.defaults))
-        self.built.update(earlier.built)
-        self._built_defaults.update(earlier._built_defaults)
+        was = vars(earlier._optimizer)
+        vars(self._optimizer).update({name: each for name, each in was.items() if name in given})
+        for mine, theirs in zip(self._spaces + self._built, earlier._spaces + earlier._built, strict=True):
+            mine.update(_plain_in(theirs))
 
     def share(self, member: Membership, at: str, *, is_idle: bool) -> None:
         """Have what its steps have noted on every rank, where no rank has noted otherwise.
 
-        Args:
-            member: This process in the run; every rank calls this.
-            at: What it is done for.
-            is_idle: This rank updates nothing: it gets what the others have.
+        Every rank calls this. One that `is_idle` updates nothing: it gets what the others have.
 
         Raises:
             UsageError: ranks have unlike values, or one that cannot be compared; on every rank.
@@ -205,22 +198,20 @@ class OptimizerMemory:
                             hint=f"{_KEPT_HINT}; what is noted for people alone, as a time, goes into a log of the"
                             " script's",
                         )
-        if is_idle:
-            vars(self._optimizer).update(first[0])
-            self._optimizer.defaults.update(first[1])
+        for space, noted in zip(self._spaces, first, strict=True) if is_idle else ():
+            space.update(noted)
 
     def _noted(self) -> list[dict[str, Any]]:
         """What it was not built with: attributes, and defaults. Torch's own optimizers note nothing."""
         if is_known(self._optimizer):
             return [{}, {}]
-        spaces = (vars(self._optimizer), self.built), (self._optimizer.defaults, self._built_defaults)
         return [
             {
                 key: each
                 for key, each in _plain_in(space).items()
                 if key not in _of_torch() and (key not in built or repr(built[key]) != repr(each))
             }
-            for space, built in spaces
+            for space, built in zip(self._spaces, self._built, strict=True)
         ]
 
 
@@ -299,7 +290,7 @@ def _places(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
     for n, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
             is_number = isinstance(value, torch.Tensor) and not value.dim()
-            if name not in {"params", "param_names"} and not is_number and _is_kept(value):
+            if name not in MEMBERS and not is_number and _is_kept(value):
                 yield _in_group(n, name), value
 
 

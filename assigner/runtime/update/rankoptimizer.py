@@ -25,8 +25,8 @@ import torch
 from assigner.errors import UsageError
 from assigner.model.deferred.origins import digest
 from assigner.runtime.update.building import MOST_TOLD, StandInParameters, Verdict, built_optimizer, is_plain, kind_of
-from assigner.runtime.update.optimizermemory import OptimizerMemory, equal, is_told, outside_of
-from assigner.runtime.update.ownstate import OwnState
+from assigner.runtime.update.namedstate import OwnState
+from assigner.runtime.update.optimizermemory import MEMBERS, OptimizerMemory, equal, is_told, outside_of
 from assigner.runtime.update.separability import (
     CLOSURE_HINT,
     closure_words,
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 
 
 _SAME_FIGURE = 1e-6  # by rounding they differ less, from one machine to another
-
-MEMBERS = ("params", "param_names")
-"""What a group has of its parameters; the rest are settings."""
 
 
 class _BuiltGroup(NamedTuple):
