@@ -64,21 +64,13 @@ _ODD = {None: "are there", math.inf: "are finite", math.nan: "are finite"}
 
 @dataclass(frozen=True)
 class StepBehaviour:
-    """How an optimizer's step goes about it, beyond the parameters that it is given.
+    """How an optimizer's step goes about it, beyond the parameters that it is given."""
 
-    Args:
-        runs_idle: It runs where no parameter has a gradient, or there is none; False: it fails there.
-        changes_gradients: It leaves other gradients than it finds, as one that clips them in place.
-        keeps_gradients: Its `zero_grad` leaves something of them.
-        draws_alike: It draws random numbers, and the same whatever parameters it is given.
-        figure: Of what it does to stand-ins, which are alike on all ranks; 0: it was not tried out.
-    """
-
-    runs_idle: bool = True
-    changes_gradients: bool = False
-    keeps_gradients: bool = False
-    draws_alike: bool = False
-    figure: float = 0.0
+    runs_idle: bool = True  # where no parameter has a gradient, or there is none; False: it fails there
+    changes_gradients: bool = False  # it leaves other gradients than it finds, as one that clips them in place
+    keeps_gradients: bool = False  # its `zero_grad` leaves something of them
+    draws_alike: bool = False  # it draws random numbers, and the same whatever parameters it is given
+    figure: float = 0.0  # of what it does to stand-ins, which are alike on all ranks; 0: it was not tried out
 
     def joined(self, other: StepBehaviour) -> StepBehaviour:
         """That of an optimizer which may go about it in both ways."""
@@ -95,18 +87,14 @@ class StepBehaviour:
 class _Trial:
     """What some steps have done to the stand-ins of one worker's parameters, by name.
 
-    Args:
-        updates: The sums of the updates, and that of the last step, with the largest gradients.
-        drawn: What the generators held in the end; None: no step has drawn.
-        changed_gradients: One of the steps has left other gradients.
-        kept_gradients: The optimizer's own `zero_grad` has left some.
-        figure: Of all updates, measured by the gradients: another kind of step has another one, beyond rounding.
+    `updates` are their sums, and that of the last step, with the largest gradients. The figure is of all updates,
+    measured by the gradients: another kind of step has another one, beyond rounding.
     """
 
     updates: Mapping[str, tuple[torch.Tensor, ...]]
-    drawn: tuple[Any, ...] | None = None
-    changed_gradients: bool = False
-    kept_gradients: bool = False
+    drawn: tuple[Any, ...] | None = None  # what the generators held in the end; None: no step has drawn
+    changed_gradients: bool = False  # one of the steps has left others
+    kept_gradients: bool = False  # the optimizer's own `zero_grad` has left some
     figure: float = 0.0
 
 
@@ -203,20 +191,19 @@ def _checked(
 ) -> StepBehaviour:
     """As `check_separable`, in one mode."""
     name = type(optimizer).__name__
-    whole = frozenset(name for name, _ in model)
     wanting = {name for name, each in model if each.requires_grad}
     parts = dict.fromkeys([*map(frozenset, shares), frozenset()])
     trials = _Trials(model, parts, build)
     try:
-        with _kept():
+        with kept_generators(_CPU, draws=True):
             together, apart = _tried_apart(trials, parts, wanting)
             odd = _tried_oddly(trials, [share for share in parts if share & wanting])
-            drawn = _drawn_in_kind(trials, [share for share in parts if share & wanting and share != whole])
+            drawn = _drawn_in_kind(trials, [share for share in parts if share & wanting and share != trials.whole])
     except Exception as error:
-        if all(share in (whole, frozenset()) for share in parts):
+        if all(share in (trials.whole, frozenset()) for share in parts):
             own = has_own(optimizer, "zero_grad")
             return StepBehaviour(runs_idle=False, changes_gradients=True, keeps_gradients=own)
-        if trials.runs_with_closure(whole):
+        if trials.runs_with_closure():
             raise UsageError(closure_words(optimizer), hint=CLOSURE_HINT) from error
         said = str(error).strip().splitlines()
         raise UntriedError(
@@ -229,7 +216,7 @@ def _checked(
     looks = f"{name}, with the hooks on its step if there are any, looks at several parameters at once: what it does to"
     if found is not None and together.drawn:
         raise _drawn_error(optimizer, repr(found))
-    if found is not None and trials.go_on(whole):
+    if found is not None and trials.go_on():
         raise UsageError(
             f"{name}, or a hook on its step, keeps something that outlives it, as in an attribute of its class, a name"
             f" of its file or a closure around its builder: its trial would count on there, and what it does to"
@@ -273,13 +260,6 @@ def drawing_nothing(optimizer: torch.optim.Optimizer, device: torch.device) -> I
     """A step over some of what is trained, from generators that are seeded alike for all: it draws nothing from them.
 
     To look takes some ten microseconds, so every update is looked at.
-
-    Args:
-        optimizer: Whose step it is.
-        device: Where it computes.
-
-    Raises:
-        UsageError: it has drawn.
     """
     before = _watched(device)
     yield
@@ -291,13 +271,6 @@ def _watched(device: torch.device) -> tuple[Any, ...]:
     """All but Python's generator: a thread of the script may draw from that meanwhile, as for when to try again."""
     *of_torch, others = generator_states(device)
     return *of_torch, others.numpy
-
-
-@contextlib.contextmanager
-def _kept() -> Iterator[None]:
-    """Trials, which seed the generators for themselves."""
-    with kept_generators(_CPU, draws=True):
-        yield
 
 
 _CPU = torch.device("cpu")
@@ -398,13 +371,7 @@ def _differing(together: _Trial, apart: Mapping[frozenset[str], _Trial], *, nois
 
 
 class _Trials:
-    """Optimizers with stand-ins for the parameters of workers.
-
-    Args:
-        model: All by name.
-        shares: Names of each worker's; the largest of them has a larger stand-in.
-        build: Makes the optimizer.
-    """
+    """Optimizers with stand-ins for the parameters of workers."""
 
     def __init__(
         self, model: Sequence[tuple[str, nn.Parameter]], shares: Iterable[frozenset[str]], build: Build
@@ -413,22 +380,23 @@ class _Trials:
         sizes = {name: each.numel() for name, each in model}
         self._large = {max(share, key=lambda name: (sizes[name], name)) for share in shares if share}
 
-    def runs_with_closure(self, share: Collection[str]) -> bool:
+    def runs_with_closure(self) -> bool:
         """Whether a step that fails without a closure calls one that it is given, and does not fail then."""
         scales, called = (*_SCALES, _LARGEST[-1]), list[bool]()
-        with _kept():
+        with kept_generators(_CPU, draws=True):
             with contextlib.suppress(Exception):
-                self.tried(share, scales)
+                self.tried(self.whole, scales)
                 return False  # it fails over others
             with contextlib.suppress(Exception):
-                self.tried(share, scales, called=called)
+                self.tried(self.whole, scales, called=called)
                 return bool(called)
         return False
 
-    def go_on(self, share: Collection[str]) -> bool:
+    def go_on(self) -> bool:
         """Whether two of the same optimizer, one after the other, do not do the same."""
-        with _kept(), contextlib.suppress(Exception):
-            return _differing(self.tried(share, _SCALES), {frozenset(share): self.tried(share, _SCALES)}) is not None
+        with kept_generators(_CPU, draws=True), contextlib.suppress(Exception):
+            one, other = (self.tried(self.whole, _SCALES) for _ in range(2))
+            return _differing(one, {self.whole: other}) is not None
         return False
 
     def tried(
@@ -546,10 +514,6 @@ def step_in_parts(optimizer: torch.optim.Optimizer, parts: Iterable[Iterable[nn.
 
     Temporaries are then as large as the largest part, and not as all parameters: that is what a profile has measured,
     and a plan counts on. What comes out is the same: each of these treats every parameter by itself.
-
-    Args:
-        optimizer: With gradients in its parameters.
-        parts: Parameters, as of partitions; one that stands in several goes with the first.
     """
     if not (is_known(optimizer) and any(map(_is_foreach, optimizer.param_groups))):
         optimizer.step()
@@ -558,21 +522,18 @@ def step_in_parts(optimizer: torch.optim.Optimizer, parts: Iterable[Iterable[nn.
         id(each): (each, each.grad)
         for group in optimizer.param_groups for each in group["params"] if each.grad is not None
     }  # fmt: skip
-    split = [[each for each in map(id, part) if each in waiting] for part in parts]
-    rest = waiting.keys() - {each for part in split for each in part}
-    done: set[int] = set()
+    left = dict(waiting)
     try:
         for parameter, _ in waiting.values():
             parameter.grad = None
-        for part in (*split, rest):
-            now = [waiting[each] for each in dict.fromkeys(part) if each not in done]
+        for part in (*parts, [parameter for parameter, _ in waiting.values()]):
+            now = [left.pop(id(each)) for each in part if id(each) in left]
             for parameter, gradient in now:
                 parameter.grad = gradient
             if now:
                 optimizer.step()
             for parameter, _ in now:
                 parameter.grad = None
-            done.update(part)
     finally:
         for parameter, gradient in waiting.values():
             parameter.grad = gradient
