@@ -38,19 +38,12 @@ Receiver = int | Literal["all"]
 
 @dataclass(frozen=True)
 class Part:
-    """What the last partition made of one micro-batch.
-
-    Args:
-        output: What is known of it.
-        leaves: All leaves of it.
-        rows: The micro-batch's rows.
-        weight: What a number counts for; None: nobody knows.
-    """
+    """What the last partition made of one micro-batch."""
 
     output: ModelOutput
-    leaves: list[Any]
-    rows: int
-    weight: float | None
+    leaves: list[Any]  # all of it
+    rows: int  # the micro-batch's
+    weight: float | None  # what a number counts for; None: nobody knows
 
     def rows_dimension(self, index: int) -> int | None:
         """Along which dimension a leaf has the rows, as far as this micro-batch tells."""
@@ -94,11 +87,7 @@ def _join_leaf(parts: Sequence[Part], index: int) -> Any:
 
 
 def ways_out(reason: str) -> str:
-    """What to do about an output that cannot be joined.
-
-    Args:
-        reason: An `Unjoinable`.
-    """
+    """What to do about an output that cannot be joined."""
     return _WAYS_OUT[Unjoinable(reason)] + "; or use one micro-batch (solve with --micro-batches 1)"
 
 
@@ -169,12 +158,7 @@ class BatchOutputs:
     def keep(self, graph: PartitionGraph, made: Sequence[Any], place: int, cut: MicroBatch) -> None:
         """Keep what the last partition made of a micro-batch.
 
-        Args:
-            graph: What it ran through.
-            made: What the last partition returned. A loss may write there, and an update into a weight among it: unless
-                outputs are wanted alone, it is copied.
-            place: The micro-batch's number in the batch.
-            cut: The micro-batch.
+        A loss may write there, and an update into a weight among it: unless outputs are wanted alone, it is copied.
         """
         if not self.alone:
             made = [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in made]

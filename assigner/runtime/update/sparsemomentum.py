@@ -22,12 +22,6 @@ _MOMENTUM = "momentum_buffer"
 def check_sparse(optimizer: torch.optim.Optimizer, name: str, key: str, value: torch.Tensor) -> None:
     """Refuse a state that is sparse and would have to stay so: it is written, and goes to other ranks, as a dense one.
 
-    Args:
-        optimizer: Whose it is.
-        name: Of the parameter.
-        key: Of the state.
-        value: The state.
-
     Raises:
         UsageError: it is sparse, and no momentum of SGD's.
     """
@@ -43,11 +37,7 @@ def check_sparse(optimizer: torch.optim.Optimizer, name: str, key: str, value: t
 
 @torch.no_grad()
 def fit_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Have SGD's momentum be sparse where the gradient that comes to it is, and dense where that is.
-
-    Args:
-        optimizer: What is about to make an update; one of another kind is left alone.
-    """
+    """Have SGD's momentum be sparse where the gradient that comes to it is, and dense where that is."""
     if not isinstance(optimizer, torch.optim.SGD):
         return
     for group in optimizer.param_groups:
