@@ -30,9 +30,7 @@ Source of the circle: pytorch/pytorch issue 136248.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeVar
 
@@ -44,6 +42,8 @@ from assigner.runtime.messages.sending import PendingSends, checked
 from assigner.runtime.messages.staging import computed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from assigner.runtime.messages.nccl import DirectChannels
     from assigner.runtime.messages.ordering import Message
     from assigner.runtime.recording.recorder import RecordedSpan
@@ -86,56 +86,46 @@ class Signal(IntEnum):
     LAUNCHED = 4
 
 
-@dataclass(frozen=True)
-class Told:
-    """A signal that is waited for."""
-
-    number: torch.Tensor
-    work: dist.Work
-    wait: Callable[[dist.Work], None]
-
-    @property
-    def is_there(self) -> bool:
-        """Whether it has arrived by now."""
-        return int(self.number) != Signal.UNTOLD
-
-    def taken(self) -> Signal:
-        """It, once it is there; RuntimeError: the other end is gone, or late."""
-        self.wait(self.work)
-        return Signal(int(self.number))
-
-
-@dataclass(frozen=True)
 class Handshake:
     """The signals of one message, at one of its ends.
 
     Args:
         peer: The other end's rank.
         tag: The message's own, under which nothing else passes through gloo.
-        wait: Waits for a signal.
     """
 
-    peer: int
-    tag: int
-    wait: Callable[[dist.Work], None]
+    def __init__(self, peer: int, tag: int, wait: Callable[[dist.Work], None]) -> None:
+        self._peer, self._tag, self._wait = peer, tag, wait
+        self._number: torch.Tensor
+        self._work: dist.Work
 
     def _tell(self, signal: Signal) -> None:
-        work = dist.isend(torch.tensor(int(signal), device="cpu"), self.peer, tag=self.tag)
+        work = dist.isend(torch.tensor(int(signal), device="cpu"), self._peer, tag=self._tag)
         assert work is not None
-        self.wait(work)
+        self._wait(work)
 
-    def listen(self) -> Told:
+    def listen(self) -> None:
         """Get ready for the next signal of the other end."""
-        number = torch.tensor(int(Signal.UNTOLD), device="cpu")
-        work = dist.irecv(number, self.peer, tag=self.tag)
+        self._number = torch.tensor(int(Signal.UNTOLD), device="cpu")
+        work = dist.irecv(self._number, self._peer, tag=self._tag)
         assert work is not None
-        return Told(number, work, self.wait)
+        self._work = work
+
+    @property
+    def is_told(self) -> bool:
+        """Whether that signal has arrived by now."""
+        return int(self._number) != Signal.UNTOLD
+
+    def told(self) -> Signal:
+        """It, once it is there; RuntimeError: the other end is gone, or late."""
+        self._wait(self._work)
+        return Signal(int(self._number))
 
     def offer(self, launch: Callable[[], T]) -> T:
         """The sender's side, of a tensor that is there: launch the send when its receiver waits for that."""
-        go = self.listen()
+        self.listen()
         self._tell(Signal.READY)
-        go.taken()
+        self.told()
         launched = launch()
         self._tell(Signal.LAUNCHED)
         return launched
@@ -145,32 +135,15 @@ class Handshake:
         self._tell(Signal.NOTHING)
 
     def accept(self, launch: Callable[[], T]) -> T:
-        """The receiver's side, once READY has been taken and its memory is there: launch the receive."""
-        launched = self.listen()
+        """The receiver's side, once READY has been told and its memory is there: launch the receive."""
+        self.listen()
         self._tell(Signal.GO)
-        launched.taken()
+        self.told()
         return launch()
 
 
-@dataclass(frozen=True)
-class _Awaited:
-    """A message of which this rank will be told when it can be launched, and what it is to be."""
-
-    handshake: Handshake
-    ready: Told
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 class DirectMessages:
-    """Those of one rank.
-
-    Args:
-        channels: Where they pass.
-        sends: Those of this rank.
-        wait: Waits for a signal of another rank.
-        tag: A message's own, through gloo.
-    """
+    """Those of one rank."""
 
     def __init__(
         self,
@@ -181,7 +154,8 @@ class DirectMessages:
     ) -> None:
         self.channels = channels
         self._sends, self._wait, self._tag = sends, wait, tag
-        self._awaited: dict[Message, _Awaited] = {}  # those of one source in its order
+        # what it will be told of, in the order of each source
+        self._awaited: dict[Message, tuple[Handshake, tuple[int, ...], torch.dtype]] = {}
         self._launched: dict[Message, tuple[torch.Tensor, dist.Work | None] | None] = {}  # None: nothing is sent
 
     def _handshake(self, message: Message, peer: str) -> Handshake:
@@ -189,29 +163,29 @@ class DirectMessages:
 
     def post(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Get ready to be told that a message that is due can be launched."""
-        source = message.route.source
-        handshake = self._handshake(message, source)
-        self._awaited[message] = _Awaited(handshake, checked(source, handshake.listen), shape, dtype)
+        handshake = self._handshake(message, message.route.source)
+        checked(message.route.source, handshake.listen)
+        self._awaited[message] = handshake, shape, dtype
 
     def take_ready(self) -> None:
         """Launch the receives of what others have ready by now, those of each source in its order."""
         late: set[str] = set()
         for message in list(self._awaited):
             source = message.route.source
-            if source not in late and self._awaited[message].ready.is_there:
+            if source not in late and self._awaited[message][0].is_told:
                 self._launch(message)
             else:
                 late.add(source)
 
     def _launch(self, message: Message) -> None:
         """Launch the receive of a message, once its sender has it ready; those before it are launched."""
-        awaited, source = self._awaited.pop(message), message.route.source
-        if checked(source, awaited.ready.taken) is Signal.NOTHING:
+        (handshake, shape, dtype), source = self._awaited.pop(message), message.route.source
+        if checked(source, handshake.told) is Signal.NOTHING:
             self._launched[message] = None
             return
-        buffer = self.channels.buffer(awaited.shape, awaited.dtype)
+        buffer = self.channels.buffer(shape, dtype)
         launch = functools.partial(self.channels.start, message, buffer)
-        self._launched[message] = buffer, checked(source, lambda: awaited.handshake.accept(launch))
+        self._launched[message] = buffer, checked(source, lambda: handshake.accept(launch))
 
     def receive(self, message: Message, span: RecordedSpan | None) -> torch.Tensor | None:
         """A message that was posted, for which what is computed next waits; None: its sender has nothing to send."""
