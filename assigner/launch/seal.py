@@ -44,11 +44,6 @@ def seal(name: str, value: Any) -> str:
 def unseal(kind: type[T], name: str, found: bytes | str) -> T:
     """The value that stands under a name.
 
-    Args:
-        kind: Its type, see `decode`.
-        name: As given to `seal`.
-        found: What the store gave.
-
     Raises:
         WorkerError: it was not written by this run, or not by this release.
     """
@@ -65,6 +60,19 @@ def unseal(kind: type[T], name: str, found: bytes | str) -> T:
         f"something foreign stands in the run's store, under {name!r}: {why}",
         hint=f"all hosts run one release, with the same {SECRET}; else somebody else writes to the store",
     )
+
+
+def write(store: Store, name: str, value: Any) -> None:
+    """Have a value stand under a name."""
+    store.set(name, seal(name, value))
+
+
+def read(store: Store, kind: type[T], name: str) -> T | None:
+    """What the run has written under a name; None: nothing, or a stranger has written there."""
+    try:
+        return unseal(kind, name, store.get(name)) if store.check([name]) else None
+    except WorkerError:
+        return None
 
 
 def seal_first(store: Store, name: str, value: T) -> T:

@@ -25,14 +25,14 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # it is there, without `__all__`
 
 from assigner.errors import UsageError, WorkerError
 from assigner.formats.document import Name
 from assigner.launch.limitedstore import LIMIT_S, limited, opened
-from assigner.launch.seal import seal, seal_first, unseal
+from assigner.launch.seal import read, seal_first, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 MEETING_S = 300
 FAREWELL_S = 20.0
-T = TypeVar("T")
 _LEFT = "assigner/left"
 _FAILED = "assigner/host failed"
 _ENDED = "assigner/ended well"
@@ -61,7 +60,6 @@ class HostFailure:
     """The first rank of a run that ended badly, as its launcher tells.
 
     Args:
-        worker: The rank.
         how: How it ended, as the second half of a sentence.
     """
 
@@ -70,44 +68,28 @@ class HostFailure:
 
 
 def read_host_failure(store: Store) -> HostFailure | None:
-    """What a launcher of this run has told; None: nothing.
-
-    Args:
-        store: The job's, without prefixes.
-    """
-    return _told(store, HostFailure, _FAILED)
+    """What a launcher of this run has told; None: nothing. The store is the job's, without prefixes, as below."""
+    return read(store, HostFailure, _FAILED)
 
 
 def tell_done(store: Store, rank: int) -> None:
-    """A rank's process has ended with exit code 0, as its launcher tells; `store` as in `read_host_failure`."""
-    _say(store, f"{_DONE} {rank}")
+    """A rank's process has ended with exit code 0, as its launcher tells."""
+    write(store, f"{_DONE} {rank}", value=True)
 
 
 def is_done(store: Store, rank: int) -> bool:
     """Whether a rank's launcher has told that."""
-    return _told(store, bool, f"{_DONE} {rank}") is True
+    return read(store, bool, f"{_DONE} {rank}") is True
 
 
 def vouch(store: Store, rank: int, count: int) -> None:
-    """A rank's process is not stopped, as its launcher tells again and again; `store` as in `read_host_failure`."""
-    store.set(f"{_RUNS} {rank}", seal(f"{_RUNS} {rank}", count))
+    """A rank's process is not stopped, as its launcher tells again and again."""
+    write(store, f"{_RUNS} {rank}", count)
 
 
 def vouched(store: Store, rank: int) -> int:
     """How often a rank's launcher has told that; 0: it tells of no rank, as torchrun."""
-    return _told(store, int, f"{_RUNS} {rank}") or 0
-
-
-def _say(store: Store, name: str) -> None:
-    store.set(name, seal(name, value=True))
-
-
-def _told(store: Store, kind: type[T], name: str) -> T | None:
-    """What a launcher of this run has said under a name; None: nothing, or a stranger has."""
-    try:
-        return unseal(kind, name, store.get(name)) if store.check([name]) else None
-    except WorkerError:
-        return None
+    return read(store, int, f"{_RUNS} {rank}") or 0
 
 
 def wait_for_name(name: str, *, source: str, limit_s: float) -> None:
@@ -117,9 +99,6 @@ def wait_for_name(name: str, *, source: str, limit_s: float) -> None:
         name: The host's name or address.
         source: Who says that it is this one: `MASTER_ADDR`.
         limit_s: The longest wait of a pod for it.
-
-    Raises:
-        UsageError: it does not resolve.
     """
     begin, told = time.monotonic(), False
     while True:
@@ -143,11 +122,7 @@ def wait_for_name(name: str, *, source: str, limit_s: float) -> None:
 
 
 def local_store(address: str, port: int = 0) -> TCPStore:
-    """A store that only this host's processes can reach.
-
-    Args:
-        address: Of this host's own, `127.0.0.1`.
-        port: 0: one that is free.
+    """A store that only this host's processes can reach, at an address of its own; port 0: one that is free.
 
     Raises:
         OSError: the port is taken.
@@ -163,13 +138,7 @@ def local_store(address: str, port: int = 0) -> TCPStore:
 class OtherHosts:
     """What one launcher tells those of the other hosts, and hears of them.
 
-    Args:
-        store: The run's.
-        node: This host's number.
-        alone: There are no others.
-
     Attributes:
-        store: The run's.
         failure: Of another host, on which this one's ranks were ended.
     """
 
@@ -203,7 +172,7 @@ class OtherHosts:
                 if self._over.wait(_LOOK_S):
                     return
                 try:
-                    if _told(store, bool, _ENDED):
+                    if read(store, bool, _ENDED):
                         return
                     failure = read_host_failure(store)
                 except DistError:
@@ -250,7 +219,7 @@ def leaving_together(*, nodes: int, node: int, address: str, port: int) -> Itera
         yield others
         if node == 0:
             with suppress(DistError):  # nobody listens any more
-                _say(store, _ENDED)
+                write(store, _ENDED, value=True)
     finally:
         others.close()
     take_leave(store, nodes, stays=node == 0, limit_s=FAREWELL_S)

@@ -14,7 +14,7 @@ from torch.distributed import DistError, HashStore
 
 from assigner.errors import WorkerError
 from assigner.launch import shutdown
-from assigner.launch.seal import SECRET, seal_first
+from assigner.launch.seal import SECRET, read, seal_first, write
 from assigner.launch.shutdown import HostFailure, OtherHosts, is_done, leaving_together, read_host_failure, tell_done
 
 
@@ -62,7 +62,7 @@ def test_what_a_stranger_writes_is_no_launchers_word(monkeypatch, found):
     for name in (shutdown._FAILED, shutdown._ENDED, f"{shutdown._DONE} 0"):
         store.set(name, found)
     assert read_host_failure(store) is None
-    assert not shutdown._told(store, bool, shutdown._ENDED)
+    assert not read(store, bool, shutdown._ENDED)
     assert not is_done(store, 0)
     tell_done(store, 0)
     assert is_done(store, 0)
@@ -147,7 +147,7 @@ def test_a_launcher_lets_its_ranks_end_by_themselves(killed):
     store = HashStore()
     others = OtherHosts(store, 1)
     others.close()
-    shutdown._say(store, shutdown._ENDED)
+    write(store, shutdown._ENDED, value=True)
     done = OtherHosts(store, 1)
     wait_for(done)
     assert killed == []

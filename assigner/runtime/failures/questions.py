@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from torch.distributed import DistError
 
-from assigner.errors import WorkerError
-from assigner.launch.seal import seal, unseal
+from assigner.launch.seal import read, write
 from assigner.runtime.failures.callrecord import CallRecord
 
 if TYPE_CHECKING:
@@ -90,16 +89,13 @@ class RankQuestion(Generic[T]):
 
     def answer(self, store: Store, rank: int, value: T) -> None:
         """Give this rank's answer."""
-        name = f"{self.place}{rank}"
-        store.set(name, seal(name, value))
+        write(store, f"{self.place}{rank}", value)
 
     def answers(self, store: Store, ranks: Iterable[int]) -> Iterator[tuple[int, T]]:
         """What ranks have answered by now."""
         for rank in ranks:
-            name = f"{self.place}{rank}"
-            if store.check([name]):
-                with suppress(WorkerError):  # a stranger's
-                    yield rank, unseal(self.kind, name, store.get(name))
+            if (found := read(store, self.kind, f"{self.place}{rank}")) is not None:
+                yield rank, found
 
 
 CALLS = RankQuestion(Records, "assigner/question", "assigner/answer/")
