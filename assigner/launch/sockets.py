@@ -23,6 +23,7 @@ import socket
 import struct
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -38,8 +39,20 @@ _ESTABLISHED = 1
 _TCP_INFO = struct.Struct("=8B13I")  # the head of Linux's `struct tcp_info`, up to tcpi_last_ack_recv
 _UNANSWERED = 2  # so many questions or repetitions in a row are no chance
 
-End = tuple[str, int]
-"""A connection's address and port on one host."""
+
+@dataclass(frozen=True)
+class ConnectionEnds:
+    """Address and port of a connection's two ends, as the process at one of them has it."""
+
+    here: str
+    here_port: int
+    there: str
+    there_port: int
+
+    @property
+    def mirrored(self) -> ConnectionEnds:
+        """As the process at the other end has it."""
+        return ConnectionEnds(self.there, self.there_port, self.here, self.here_port)
 
 
 class Connections:
@@ -70,32 +83,38 @@ class Connections:
 
     def guard(self) -> None:
         """Look after those as well that were opened to the store since the last call."""
-        for inode, each in _tcp_sockets():
-            ends = _ends(each)
-            is_ours = self._port is None or (ends is not None and self._port in (ends[0][1], ends[1][1]))
-            if is_ours and inode not in self._before:
-                self._guard(inode, each)
+        self._adopt({})
 
-    def ends(self) -> list[tuple[End, End]]:
-        """Both ends, this process's first, of every connection opened so far: what `settle` wants of each rank."""
+    def ends(self) -> list[ConnectionEnds]:
+        """Those of every connection opened so far: what `settle` wants of each rank."""
         opened = ((inode, _ends(each)) for inode, each in _tcp_sockets() if inode not in self._before)
         return [ends for _, ends in opened if ends is not None]
 
-    def settle(self, theirs: Mapping[int, Iterable[tuple[End, End]]] = MappingProxyType({})) -> None:
+    def settle(self, theirs: Mapping[int, Iterable[ConnectionEnds]] = MappingProxyType({})) -> None:
         """Look after the connections to the other ranks, and let `hang_up` end them.
 
         It is called again where a process group has opened more; beside that only `guard` adds to them later.
-
-        Args:
-            theirs: What `ends` gave on each of the other ranks.
         """
         self._settled.set()
-        self.guard()
-        mirrored = {(here, there): rank for rank, ends in theirs.items() for there, here in ends}
+        self._adopt({each.mirrored: rank for rank, ends in theirs.items() for each in ends})
+
+    def _adopt(self, ranks: Mapping[ConnectionEnds, int]) -> None:
+        """Look after new connections to the store, and after those with these ends, which lead to ranks."""
         for inode, each in _tcp_sockets():
-            if inode not in self._before | self._guarded and (ends := _ends(each)) in mirrored:
-                self._guard(inode, each)
-                self._ending[inode] = mirrored[ends]
+            if inode in self._before or inode in self._guarded:
+                continue
+            ends = _ends(each)
+            rank = None if ends is None else ranks.get(ends)
+            is_stores = self._port is None or (ends is not None and self._port in (ends.here_port, ends.there_port))
+            if not is_stores and rank is None:
+                continue
+            with suppress(OSError):  # a kernel without an option: then nobody asks on it
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for name, value in _ASKING.items():
+                    each.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            self._guarded.add(inode)
+            if rank is not None and not is_stores:
+                self._ending[inode] = rank
 
     def hang_up(self) -> None:
         """Shut down those to the other ranks, whoever still holds them: the other ends learn of it."""
@@ -141,14 +160,6 @@ class Connections:
                 self._hosts.add(host)  # not sooner: a connection that is still being made has no other end
                 yield host, each
 
-    def _guard(self, inode: int, each: socket.socket) -> None:
-        if inode not in self._guarded:
-            with suppress(OSError):  # a kernel without an option: then nobody asks on it
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for name, value in _ASKING.items():
-                    each.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-            self._guarded.add(inode)
-
     def _look(self) -> None:
         while not self._closed.wait(_LOOK_S):
             with suppress(OSError):  # a script that opens too many files may close some
@@ -158,7 +169,8 @@ class Connections:
 def connected(port: int) -> set[int]:
     """The inodes of this process's connections to a port, on any host; empty also where it can open no file more."""
     with suppress(OSError):
-        return {inode for inode, each in _tcp_sockets() if (ends := _ends(each)) is not None and ends[1][1] == port}
+        found = ((inode, _ends(each)) for inode, each in _tcp_sockets())
+        return {inode for inode, ends in found if ends is not None and ends.there_port == port}
     return set()
 
 
@@ -188,13 +200,13 @@ def _tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
                 raise
 
 
-def _ends(each: socket.socket) -> tuple[End, End] | None:
-    """This process's end and the other one, written as both processes write them; None: there is no connection."""
+def _ends(each: socket.socket) -> ConnectionEnds | None:
+    """Both ends, written as both processes write them; None: there is no connection."""
     try:
         here, there = each.getsockname(), each.getpeername()
     except OSError:
         return None
-    return (_plain(here[0]), here[1]), (_plain(there[0]), there[1])
+    return ConnectionEnds(_plain(here[0]), here[1], _plain(there[0]), there[1])
 
 
 def _plain(address: str) -> str:

@@ -30,10 +30,10 @@ def is_guarded(each: socket.socket) -> bool:
     return bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
 
 
-def mirrored(connections: Connections, ours: list[socket.socket]) -> dict[int, list[tuple[sockets.End, sockets.End]]]:
+def mirrored(connections: Connections, ours: list[socket.socket]) -> dict[int, list[sockets.ConnectionEnds]]:
     """The ends as another rank would tell them that holds the far ends of `ours`."""
     names = [each.getsockname() for each in ours]
-    return {1: [(there, here) for here, there in connections.ends() if here in names]}
+    return {1: [each.mirrored for each in connections.ends() if (each.here, each.here_port) in names]}
 
 
 def close_all(*pairs: tuple[socket.socket, socket.socket]) -> None:

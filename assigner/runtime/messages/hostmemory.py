@@ -86,12 +86,6 @@ class ProcessPlace:
             os.close(file)
 
 
-_Told = tuple[ProcessPlace, ...]
-"""What a rank tells of its place: that, or nothing."""
-_Opened = tuple[int, ...]
-"""The ranks whose memory one can open."""
-
-
 def _path(process: int, file: int) -> str:
     return f"/proc/{process}/fd/{file}"
 
@@ -117,21 +111,13 @@ def own_place(device: torch.device) -> Iterator[ProcessPlace | None]:
 
 
 def host_memory(device: torch.device) -> HostMemory | None:
-    """The memory that this rank shares with others; None: with none. Every rank calls this at the same time.
-
-    Args:
-        device: This rank's.
-
-    Raises:
-        LostConnectionError: a rank is gone.
-    """
+    """The memory that this rank shares with others; None: with none. Every rank calls this at the same time."""
     if dist.get_world_size() < 2 or dist.get_backend() != "gloo":
         return None
     with own_place(device) as mine:
         try:
-            told = all_gather(_Told, () if mine is None else (mine,))
-            places = [each[0] if each else None for each in told]
-            opened = all_gather(_Opened, openable(mine, dist.get_rank(), places))
+            places = all_gather(ProcessPlace | None, mine)
+            opened = all_gather(tuple[int, ...], openable(mine, dist.get_rank(), places))
         except RuntimeError as error:
             raise LostConnectionError("another worker", error) from error
     targets = {rank for rank, found in enumerate(opened) if dist.get_rank() in found}
@@ -139,7 +125,7 @@ def host_memory(device: torch.device) -> HostMemory | None:
     return HostMemory(sources, targets) if sources or targets else None
 
 
-def openable(mine: ProcessPlace | None, rank: int, places: Sequence[ProcessPlace | None]) -> _Opened:
+def openable(mine: ProcessPlace | None, rank: int, places: Sequence[ProcessPlace | None]) -> tuple[int, ...]:
     """The ranks whose memory can be opened from one that is at `mine`."""
     if mine is None:
         return ()

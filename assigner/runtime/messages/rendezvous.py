@@ -21,9 +21,8 @@ import socket
 import time
 import zlib
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -35,9 +34,9 @@ from assigner.formats.terms import Backend
 from assigner.launch.failurereport import LEFT, LEFT_HINT
 from assigner.launch.launcherwatch import end_with_launcher
 from assigner.launch.limitedstore import STARTING_S, StoreSilentError, limited, opened
-from assigner.launch.seal import clean, seal, unseal
+from assigner.launch.seal import clean, unseal, write
 from assigner.launch.shutdown import is_done, local_store, take_leave, wait_for_name
-from assigner.launch.sockets import Connections
+from assigner.launch.sockets import ConnectionEnds, Connections
 from assigner.machine.launchedrank import first_host, launched, launcher_process
 from assigner.runtime.failures.failure import FailureWatch, joining
 from assigner.runtime.messages.mpi import load
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-    from assigner.launch.sockets import End
     from assigner.machine.launchedrank import Launched
 
 T = TypeVar("T")
@@ -76,25 +74,8 @@ _joined: list[tuple[Store, Connections]] = []  # of the group that this process 
 _kept_here: dict[int, Store] = {}  # stores that this process hosts for its own host, by port
 
 
-@dataclass(frozen=True)
-class _Connection:
-    """A connection of one rank, as it tells the others."""
-
-    here: str
-    here_port: int
-    there: str
-    there_port: int
-
-
-_Connections = tuple[_Connection, ...]
-
-
 def meeting_point(place: Launched, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """The address and port of a run's store.
-
-    Raises:
-        UsageError: nothing says where rank 0 is.
-    """
+    """The address and port of a run's store."""
     address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     if port is not None and not (port.isdigit() and int(port) < 1 << 16):
         raise UsageError(f"MASTER_PORT is {port!r}; expected a port's number", hint="take a free one, 1024 to 65535")
@@ -183,15 +164,7 @@ def _keep_to_this_host(place: Launched, address: str, port: int) -> None:
 
 
 def join_group(place: Launched, timeout_s: float) -> None:
-    """Make the process group of a run's ranks, gloo's. NCCL's come later, among the ranks with GPUs of their own.
-
-    Args:
-        place: This rank.
-        timeout_s: A wait for another rank that takes longer fails.
-
-    Raises:
-        UsageError, WorkerError: see `job_store`.
-    """
+    """Make the process group of a run's ranks, gloo's. NCCL's come later, among the ranks with GPUs of their own."""
     end_with_launcher(joins=True)
     timeout = timedelta(seconds=timeout_s)
     opened = Connections(meeting_point(place)[1])
@@ -202,7 +175,7 @@ def join_group(place: Launched, timeout_s: float) -> None:
             with limited(own, limit_s=STARTING_S) as limited_own, limited(store, limit_s=STARTING_S) as jobs:
                 _wait_for_all(limited_own, jobs, place, min(timeout_s, _JOIN_S), watch)
             dist.init_process_group("gloo", store=own, rank=place.rank, world_size=place.ranks, timeout=timeout)
-            opened.settle(_ends_of_others(own, place.rank, range(place.ranks), opened.ends()))
+            _settle(own, place.rank, range(place.ranks), opened)
     except BaseException:
         opened.close()
         raise
@@ -237,25 +210,30 @@ def told_if_refused() -> Iterator[None]:
 def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, watch: FailureWatch) -> None:
     """Gloo waits as long as for a message, and says neither for whom nor that one will not come any more.
 
-    Args:
-        store: The group's.
-        jobs: The run's, where launchers tell of ranks that are done.
-        place: This rank.
-        limit_s: As long it waits.
-        watch: Tells the others of its failure.
-
     Raises:
         UsageError: another rank has come that counts more ranks, or fewer; or a second process with this one's rank.
         WorkerError: some ranks did not come, or another one has failed.
     """
     came = [f"assigner/came {rank}" for rank in range(place.ranks)]
+    own = came[place.rank]
     mine = f"{place.ranks} {clean(socket.gethostname())}:{os.getpid()}"  # how many it counts, and which process it is
-    before = clean(store.compare_set(came[place.rank], "", mine).decode(errors="replace"))
+
+    def refuse(failure: AssignerError) -> NoReturn:
+        watch.report("joining the run", failure)
+        raise failure
+
+    def check_alone() -> None:
+        """Refuse a second process with this one's rank, which has come after it and says so under the same name."""
+        found = clean(store.get(own).decode(errors="replace"))
+        if found != mine:
+            refuse(_second_process(mine, found, place))
+
+    before = clean(store.compare_set(own, "", mine).decode(errors="replace"))
     alone_at = 0.0
     if before != mine:  # of one that has died, or that is there
         if store.check(came):
-            _refuse_second(before, mine, place, watch)
-        store.set(came[place.rank], mine)
+            refuse(_second_process(before, mine, place))
+        store.set(own, mine)
         alone_at = time.monotonic() + _SECOND_S
     until = time.monotonic() + limit_s
     pause_s = _LEAST_PAUSE_S
@@ -266,75 +244,52 @@ def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, wa
         if not late and pause_s < _MOST_PAUSE_S:
             continue
         watch.check()
-        _check_alone(store, came[place.rank], mine, place, watch)
+        check_alone()
         missing = [rank for rank, name in enumerate(came) if not store.check([name])]
         done = next((rank for rank in missing if is_done(jobs, rank)), None)
         if done is not None:
-            failure, worker = WorkerError(f"it {LEFT}", hint=LEFT_HINT), f"worker:{done}"
-        elif missing and late:
-            _check_counts(store, {rank: name for rank, name in enumerate(came) if rank not in missing}, place, watch)
+            watch.report("joining the run", WorkerError(f"it {LEFT}", hint=LEFT_HINT), f"worker:{done}")
+            raise WorkerError(f"worker:{done} {LEFT}", hint=LEFT_HINT)
+        if missing and late:
+            if unlike := _unlike_count(store, [name for n, name in enumerate(came) if n not in missing], place):
+                refuse(unlike)
             names = ", ".join(f"worker:{rank}" for rank in missing[:_MOST_NAMES])
             names += ", ..." if len(missing) > _MOST_NAMES else ""
-            failure = WorkerError(
-                f"{place.ranks - len(missing)} of {place.ranks} ranks have come to the run within {limit_s:g} s;"
-                f" missing: {names}",
-                hint=_DIED,
-            )
-            worker = None
-        else:
-            continue
-        watch.report("joining the run", failure, worker)
-        raise failure if worker is None else WorkerError(f"{worker} {LEFT}", hint=LEFT_HINT)
-    _check_alone(store, came[place.rank], mine, place, watch)
-    _check_counts(store, dict(enumerate(came)), place, watch)
+            told = f"{place.ranks - len(missing)} of {place.ranks} ranks have come to the run within {limit_s:g} s"
+            refuse(WorkerError(f"{told}; missing: {names}", hint=_DIED))
+    check_alone()
+    if unlike := _unlike_count(store, came, place):
+        refuse(unlike)
 
 
-def _check_alone(store: Store, name: str, mine: str, place: Launched, watch: FailureWatch) -> None:
-    """Refuse a second process with this one's rank, which has come after it and says so under the same name."""
-    found = clean(store.get(name).decode(errors="replace"))
-    if found != mine:
-        _refuse_second(mine, found, place, watch)
-
-
-def _refuse_second(first: str, second: str, place: Launched, watch: FailureWatch) -> None:
+def _second_process(first: str, second: str, place: Launched) -> UsageError:
     names = (each.partition(" ")[2] or each for each in (first, second))
-    failure = UsageError(
+    return UsageError(
         f"two processes are worker:{place.rank}: {' and '.join(names)}",
         hint=f"start one process for each rank, 0 to {place.ranks - 1}: {place.variable} says which it is",
     )
-    watch.report("joining the run", failure)
-    raise failure
 
 
-def _check_counts(store: Store, came: Mapping[int, str], place: Launched, watch: FailureWatch) -> None:
-    """Refuse ranks that have come, by where they say it, and count others than this one; else each waits for others."""
-    told = (each.partition(b" ")[0] for each in store.multi_get(list(came.values())))
-    counts = zip(came, told, strict=True)
-    unlike = [(rank, int(told)) for rank, told in counts if told.isdigit() and int(told) != place.ranks]
-    if unlike:
-        rank, count = unlike[0]
-        failure = UsageError(
-            f"worker:{place.rank} was started as one of {place.ranks} ranks, and worker:{rank} as one of {count}",
-            hint="start every rank with the same count: WORLD_SIZE, or what its launcher sets in its place",
-        )
-        watch.report("joining the run", failure)
-        raise failure
+def _unlike_count(store: Store, came: Sequence[str], place: Launched) -> UsageError | None:
+    """What is wrong where ranks that have come, and say it there, count others than this one: each waits for others."""
+    for name, told in zip(came, store.multi_get([*came]), strict=True):
+        count = told.partition(b" ")[0]
+        if count.isdigit() and int(count) != place.ranks:
+            return UsageError(
+                f"worker:{place.rank} was started as one of {place.ranks} ranks, and worker:{name.rpartition(' ')[2]}"
+                f" as one of {int(count)}",
+                hint="start every rank with the same count: WORLD_SIZE, or what its launcher sets in its place",
+            )
+    return None
 
 
-def _ends_of_others(
-    store: Store, me: int, ranks: Iterable[int], ends: list[tuple[End, End]]
-) -> dict[int, list[tuple[End, End]]]:
+def _settle(store: Store, me: int, ranks: Iterable[int], opened: Connections) -> None:
     """Tell the other ranks of a group this one's connections, and learn theirs: by now each has all of the group's."""
-    mine = f"assigner/ends {me}"
-    store.set(mine, seal(mine, [_Connection(*here, *there) for here, there in ends]))
+    write(store, f"assigner/ends {me}", opened.ends())
     names = {rank: f"assigner/ends {rank}" for rank in ranks if rank != me}
     told = store.multi_get(list(names.values())) if names else []
-    return {
-        rank: [
-            ((each.here, each.here_port), (each.there, each.there_port)) for each in unseal(_Connections, name, text)
-        ]
-        for (rank, name), text in zip(names.items(), told, strict=True)
-    }
+    found = zip(names.items(), told, strict=True)
+    opened.settle({rank: unseal(tuple[ConnectionEnds, ...], name, text) for (rank, name), text in found})
 
 
 def settle_group(ranks: Sequence[int]) -> None:
@@ -345,16 +300,11 @@ def settle_group(ranks: Sequence[int]) -> None:
     number, me = next(_smaller_groups), dist.get_rank()
     if _joined and me in ranks:
         (own, opened), *_ = _joined
-        store = PrefixStore(f"assigner/smaller group {number}", own)
-        opened.settle(_ends_of_others(store, me, ranks, opened.ends()))
+        _settle(PrefixStore(f"assigner/smaller group {number}", own), me, ranks, opened)
 
 
 def asked_backend() -> Backend | None:
-    """What the environment asks messages to be carried by, ASSIGNER_BACKEND; None: nothing.
-
-    Raises:
-        UsageError: a backend that nobody knows.
-    """
+    """What the environment asks messages to be carried by, ASSIGNER_BACKEND; None: nothing."""
     found = next((each for each in get_args(Backend) if each == os.environ.get(_BACKEND)), None)
     if found is None and os.environ.get(_BACKEND):
         raise UsageError(
@@ -397,12 +347,8 @@ def farewell() -> Callable[[], None]:
     return functools.partial(take_leave, group_store(), ranks, stays=rank == 0, limit_s=_FAREWELL_S)
 
 
-def all_gather(kind: type[T], value: T) -> list[T]:
+def all_gather(kind: Any, value: T) -> list[T]:
     """Every rank's `value`, in their order, on every rank: JSON in tensors. All ranks call this at the same time.
-
-    Args:
-        kind: Their type, see `decode`.
-        value: This rank's.
 
     Raises:
         RuntimeError: a rank is gone, in torch's words.
@@ -423,12 +369,11 @@ def _gathered(mine: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-def _read(kind: type[T], text: bytes, rank: int) -> T:
+def _read(kind: Any, text: bytes, rank: int) -> Any:
     try:
-        found: Any = decode(kind, json.loads(text))
+        return decode(kind, json.loads(text))
     except (ValueError, RecursionError, FormatError) as error:
         raise WorkerError(
             f"worker:{rank} has told something else than was asked for ({type(error).__name__})",
             hint="all hosts run one release of assigner",
         ) from error
-    return found  # type: ignore[no-any-return]
