@@ -216,11 +216,8 @@ def _plain(address: str) -> str:
 
 def _other_host(each: socket.socket) -> str:
     """The address at the other end; empty: this host's own, or there is no connection."""
-    try:
-        here, there = each.getsockname()[0], each.getpeername()[0]
-    except OSError:
-        return ""
-    return "" if here == there else str(there)
+    ends = _ends(each)
+    return "" if ends is None or ends.here == ends.there else ends.there
 
 
 def _info(each: socket.socket) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 from free_ports import free_ports
@@ -212,3 +212,18 @@ def test_a_silent_host_is_ended_and_a_slow_one_is_not(monkeypatch):
         assert connections.silent == {"10.0.0.2"}
         for each in (one, far, two, away):
             each.close()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6")
+def test_a_host_is_one_by_whatever_socket_it_comes(monkeypatch):
+    """Through a socket that speaks IPv6 too, as a store's, an IPv4 address is written otherwise."""
+    monkeypatch.setattr(sockets, "_LOOK_S", 600.0)
+    two = {"family": socket.AF_INET6, "dualstack_ipv6": True}
+    with closing(Connections()) as connections, ExitStack() as stack:
+        for address, how in ((("127.0.0.1", 0), {}), (("::", 0), two)):
+            server = stack.enter_context(socket.create_server(address, **how))
+            there = "127.0.0.1", server.getsockname()[1]
+            stack.enter_context(socket.create_connection(there, source_address=("127.0.0.2", 0)))
+            stack.enter_context(server.accept()[0])
+        connections.guard()
+        assert {host for host, _ in connections._to_other_hosts()} == {"127.0.0.1", "127.0.0.2"}
