@@ -13,6 +13,7 @@ import math
 import queue
 import threading
 import time
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,15 +36,6 @@ class StoreSilentError(DistError):
     """The process that keeps a store is stopped, or its host cut off."""
 
 
-class _StoreCall:
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make
-        self.done = threading.Event()
-        self.found: Any = None
-        self.error: Exception | None = None
-        self.is_given_up = False
-
-
 class _StoreLane:
     """Makes calls in their order.
 
@@ -55,25 +47,24 @@ class _StoreLane:
     def __init__(self) -> None:
         self.is_silent = False
         self.closed = threading.Event()
-        self._calls: queue.SimpleQueue[_StoreCall | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="assigner-store", daemon=True)
         self._thread.start()
 
     def made(self, make: Callable[[], Any], limit_s: float, is_owed: Callable[[], bool] = lambda: True) -> Any:
         """What a call returns, or raise its error; `limit_s` begins anew where `is_owed` says that none is awaited."""
-        call = _StoreCall(make)
-        self._calls.put(call)
+        found = Future[Any]()
+        self._calls.put((found, make))
         # in slices: a process that was stopped itself, as by Ctrl-Z, has not waited meanwhile
         most = left = 0 if self.is_silent else math.ceil(limit_s / _SLICE_S)
         while left:
-            if call.done.wait(_SLICE_S):
-                if call.error is not None:
-                    raise call.error
-                return call.found
+            if wait([found], _SLICE_S).done:
+                return found.result()
             if self.closed.is_set():
                 break
             left = left - 1 if is_owed() else most
-        call.is_given_up = self.is_silent = True
+        found.cancel()
+        self.is_silent = True
         raise StoreSilentError(f"the run's store has not answered for {limit_s:g} s")
 
     def close(self, within_s: float = _END_S) -> None:
@@ -85,21 +76,20 @@ class _StoreLane:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            if call.is_given_up:
-                continue
+            found, make = call
+            if not found.set_running_or_notify_cancel():
+                continue  # it was given up
             try:
-                call.found = call.make()
+                found.set_result(make())
             except Exception as error:  # noqa: BLE001 - whoever waits raises it
-                call.error = error
+                found.set_exception(error)
             self.is_silent = False
-            call.done.set()
 
 
 class LimitedStore(Store):
     """A store whose calls end in time.
 
     Args:
-        store: The store.
         limit_s: How long a call may take; None: LIMIT_S.
         beside: Another one, over the same connection: both have one lane.
     """
@@ -114,36 +104,22 @@ class LimitedStore(Store):
         """A call took too long, and the store has not answered since."""
         return self._lane.is_silent
 
-    def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
-        return bool(self._lane.made(lambda: self._store.check(keys), self._limit_s))
-
-    def get(self, key: str) -> bytes:
-        """What stands at a key, which is there."""
-        found: bytes = self._lane.made(lambda: self._store.get(key), self._limit_s)
-        return found
-
-    def set(self, key: str, value: str) -> None:
-        """Write at a key."""
-        self._lane.made(lambda: self._store.set(key, value), self._limit_s)
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write at a key if it holds what is expected; what it holds then."""
-        found: bytes = self._lane.made(lambda: self._store.compare_set(key, expected, desired), self._limit_s)
-        return found
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to the number at a key; what it is then."""
-        return int(self._lane.made(lambda: self._store.add(key, amount), self._limit_s))
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """What stands at some keys."""
-        found: list[bytes] = self._lane.made(lambda: self._store.multi_get(keys), self._limit_s)
-        return found
-
     def close(self) -> None:
         """Make no more calls; whoever waits for one is told that it took too long."""
         self._lane.close()
+
+
+def _in_time(name: str) -> Callable[..., Any]:
+    """A store's method of that name, called by the lane."""
+
+    def call(self: LimitedStore, *given: Any) -> Any:
+        return self._lane.made(lambda: getattr(self._store, name)(*given), self._limit_s)
+
+    return call
+
+
+for _name in ("check", "get", "set", "compare_set", "add", "multi_get"):
+    setattr(LimitedStore, _name, _in_time(_name))
 
 
 def opened(make: Callable[[], S], port: int, *, limit_s: float = STARTING_S) -> S:
