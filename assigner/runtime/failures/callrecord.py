@@ -28,50 +28,39 @@ _MOST_OF_LEAF, _MOST_OF_FORM = 60, 240  # letters
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """A leaf of a batch, in words.
-
-    Args:
-        path: Where it stands: `inputs['ids']`.
-        words: Type and shape of a tensor, a plain value itself.
-        sum: Of its values.
-    """
-
-    path: str
-    words: str
-    sum: int
-
-
-@dataclass(frozen=True)
 class TreeRecord:
     """The inputs or the targets of a batch.
 
     Args:
         name: Which of both.
         form: All of them in words, as Python writes them.
-        leaves: One by one.
+        paths: Where each leaf stands: `inputs['ids']`.
+        words: Of each leaf, type and shape of a tensor, a plain value itself.
+        sums: Of each leaf's values.
     """
 
     name: str
     form: str
-    leaves: tuple[Leaf, ...]
+    paths: tuple[str, ...]
+    words: tuple[str, ...]
+    sums: tuple[int, ...]
 
     def difference(self, other: TreeRecord, mine: str, theirs: str) -> str:
         """In what two differ, with the names of both ranks; empty: in nothing."""
-        if [leaf.path for leaf in self.leaves] != [leaf.path for leaf in other.leaves]:
-            return f"the structure of {self.name}: {self.form} on {mine}, {other.form} on {theirs}"
-        pairs = list(zip(self.leaves, other.leaves, strict=True))
-        unlike = [pair for pair in pairs if pair[0].words != pair[1].words]
-        if unlike:
-            one, two = unlike[0]
-            what = _kind(one.words, two.words)
-            return f"the {what} of {one.path}{_more(unlike)}: {one.words} on {mine}, {two.words} on {theirs}"
-        unequal = [pair for pair in pairs if pair[0].sum != pair[1].sum]
-        if unequal:
-            return f"the values of {unequal[0][0].path}{_more(unequal)} ({unequal[0][0].words})"
-        if self.form != other.form:
-            return f"the structure of {self.name}: {self.form} on {mine}, {other.form} on {theirs}"
-        return ""
+        if self.paths == other.paths:
+            if unlike := _unlike(self.words, other.words):
+                n = unlike[0]
+                one, two, path = self.words[n], other.words[n], self.paths[n]
+                return f"the {_kind(one, two)} of {path}{_more(unlike)}: {one} on {mine}, {two} on {theirs}"
+            if unlike := _unlike(self.sums, other.sums):
+                return f"the values of {self.paths[unlike[0]]}{_more(unlike)} ({self.words[unlike[0]]})"
+            if self.form == other.form:
+                return ""
+        return f"the structure of {self.name}: {self.form} on {mine}, {other.form} on {theirs}"
+
+
+def _unlike(ours: Sequence[Any], theirs: Sequence[Any]) -> list[int]:
+    return [n for n, (one, two) in enumerate(zip(ours, theirs, strict=True)) if one != two]
 
 
 SETTINGS = "the settings of the optimizer"
@@ -157,9 +146,6 @@ def _kind(one: str, other: str) -> str:
 class TreeSums:
     """Inputs or targets as they are compared: cheap to make at every step.
 
-    Args:
-        tree: Of any structure.
-
     Attributes:
         form: Its structure, shapes, types and plain values; equal for trees that differ in values of tensors alone.
         strides: Of the tensors that are not contiguous, by their numbers.
@@ -182,23 +168,12 @@ class TreeSums:
             form, paths = repr(tree), [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(tree)]
         except Exception:  # noqa: BLE001 - a class of the user's own that takes no words in the place of tensors
             form, paths = str(self.structure), [f"[leaf {n}]" for n in range(len(words))]
-        leaves = zip(paths, words, self.sums, strict=True)
-        return TreeRecord(
-            name,
-            _shortened(form, _MOST_OF_FORM),
-            tuple(Leaf(f"{name}{path}", repr(word), found) for path, word, found in leaves),
-        )
+        places = tuple(f"{name}{path}" for path in paths)
+        return TreeRecord(name, _shortened(form, _MOST_OF_FORM), places, tuple(map(repr, words)), tuple(self.sums))
 
 
 class CallSums(NamedTuple):
-    """A comparison of calls as this rank makes it; see `CallRecord`.
-
-    Args:
-        number: How many comparisons this rank has made before.
-        calls: The one that is about to run last.
-        inputs: None: there are none here.
-        targets: Likewise.
-    """
+    """A comparison of calls as this rank makes it; see `CallRecord`."""
 
     number: int
     calls: tuple[ToldCall, ...]
