@@ -51,11 +51,6 @@ def check_workload(workload: Any) -> None:
 def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = None) -> PartitionGraph:
     """The partitions of a plan's model, found again from the workload.
 
-    Args:
-        workload: The model.
-        plan: Whose partitions.
-        known: The partitions as they were found before; they must be the plan's.
-
     Raises:
         FormatError: the plan is for another model.
         MarkingError: the forward of the plan's model fails where it is followed.
@@ -136,12 +131,6 @@ def _changed(workload: Workload, plan: Plan) -> str:
 def check_alike(workload: Workload, graph: PartitionGraph, member: Membership, given: Mapping[str, Any]) -> None:
     """Each rank has its own part of one model, and trains it as the others do. All ranks call it together.
 
-    Args:
-        workload: The model, and what is beside it.
-        graph: Its partitions.
-        member: This rank.
-        given: What the pipeline was made with.
-
     Raises:
         UsageError: another rank makes the pipeline in another way, or runs other code of the user's own; its builder
             draws from other seeds, or makes the model of other numbers or in another order; or a forward there runs its
@@ -171,11 +160,7 @@ def check_alike(workload: Workload, graph: PartitionGraph, member: Membership, g
 
 
 def _check_origins(graph: PartitionGraph, member: Membership) -> None:
-    """All parts of the model are from one builder's draws and numbers.
-
-    Raises:
-        UsageError: they are not.
-    """
+    """All parts of the model are from one builder's draws and numbers."""
     mine = graph.deferred.origins
     ordered = {f"the model's builder has the texts or names of {name}": each for name, each in mine.texts.items()} | {
         f"the forward of {name} has its operations": each for name, each in graph.order.items()
@@ -201,7 +186,7 @@ def _check_origins(graph: PartitionGraph, member: Membership) -> None:
         _check_ordered(ordered, member)
         return
     names = list(mine.values)
-    rank, what = _first_unlike(_told(mine.placed, member))
+    rank, what = _first_unlike(dict(enumerate(member.told(mine.placed))))
     name = names[what] if rank is not None and what < len(names) else "something"
     raise UsageError(
         f"the model's builder makes {name} of other numbers {where}",
@@ -226,7 +211,8 @@ def _check_code(workload: Workload, graph: PartitionGraph, member: Membership) -
     for rank, (their_release, theirs) in told.items():
         if their_release != release or theirs == first:
             continue
-        ours, other = (json.loads(member.text_from(each, json.dumps(mine))) for each in (0, rank))
+        every = member.told(mine)
+        ours, other = every[0], every[rank]
         for name in sorted(ours.keys() & other.keys()):
             if not ({*ours[name]} <= {*other[name]} or {*other[name]} <= {*ours[name]}):
                 raise UsageError(
@@ -238,17 +224,12 @@ def _check_code(workload: Workload, graph: PartitionGraph, member: Membership) -
 def _check_ordered(mine: Mapping[str, tuple[int, int]], member: Membership) -> None:
     """The same texts, or operations, follow each other alike on all ranks; others are none of anybody's business.
 
-    Args:
-        mine: Of each place, in words, what is there, and how that is ordered.
-        member: This rank.
-
-    Raises:
-        UsageError: they do not, by the order of a set.
+    Of each place, in words, it is given what is there, and how that is ordered.
     """
     places = {digest([f"{place}: {what}"]): place for place, (what, _) in mine.items()}
     pairs = zip(places, (how for _, how in mine.values()), strict=True)
     known: dict[int, int] = {}
-    for rank, numbers in _told([each for pair in pairs for each in pair], member).items():
+    for rank, numbers in enumerate(member.told([each for pair in pairs for each in pair])):
         for what, how in zip(numbers[::2], numbers[1::2], strict=True):
             if known.setdefault(what, how) != how:
                 raise UsageError(
@@ -256,11 +237,6 @@ def _check_ordered(mine: Mapping[str, tuple[int, int]], member: Membership) -> N
                     f" worker:{rank} than on others: their parts would be of two models",
                     hint=_OF_A_SET,
                 )
-
-
-def _told(numbers: Sequence[int], member: Membership) -> dict[int, list[int]]:
-    """Numbers of all ranks, however many each has."""
-    return {rank: json.loads(member.text_from(rank, json.dumps(numbers))) for rank in member.ranks}
 
 
 def _first_unlike(told: Mapping[int, Sequence[float]]) -> tuple[int | None, int]:

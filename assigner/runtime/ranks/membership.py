@@ -11,7 +11,7 @@ import itertools
 import json
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -64,16 +64,8 @@ def outside_inference() -> Iterator[None]:
 class Membership:
     """One rank's part in a run. Every rank makes one, and calls the same methods in the same order.
 
-    Args:
-        plan: What the run executes.
-        timeout_s: A wait for another rank that takes longer ends with an error.
-        backend: See `Pipeline`.
-
     Attributes:
-        rank: This process's rank.
         worker: Its worker, `worker:1/cpu`; None: the plan leaves this rank out.
-        device: Where it computes.
-        transport: To the other ranks; None: there are none.
         groups: Those of this rank with others that share a stage of the plan, or a parameter, by their workers.
         at: What is being done, for errors: in words, or what has words for it once it is asked.
         calls: The last calls that were compared with those of other ranks, which may ask for them.
@@ -149,10 +141,6 @@ class Membership:
         Args:
             plan: What is to run; one without a prediction passes.
             given_back: Bytes that this process holds now and will not hold then.
-
-        Raises:
-            InfeasibleError: the prediction is above the capacity that the plan was made for, or above what is free now.
-            LostConnectionError: another rank has left.
         """
         off = "check_memory=False tries it all the same"
         predicted = plan.predicted_workers
@@ -185,11 +173,7 @@ class Membership:
             self.groups = self._groups.open(stage.workers for stage in plan.stages)
 
     def open_groups(self, sets: Iterable[tuple[str, ...]]) -> None:
-        """Open groups of workers that share parameters over several stages, too; through the host: they compare alone.
-
-        Raises:
-            LostConnectionError: a rank is gone.
-        """
+        """Open groups of workers that share parameters over several stages; through the host: they compare alone."""
         if self._groups is not None:
             self.groups = {**self._groups.open(sets, direct=False), **self.groups}
 
@@ -199,11 +183,7 @@ class Membership:
             self.transport.flush()
 
     def check_rank(self, rank: int | None) -> None:
-        """Refuse a rank that the run has not; None passes.
-
-        Raises:
-            UsageError: there is no such rank.
-        """
+        """Refuse a rank that the run has not; None passes."""
         if rank is not None and not 0 <= rank < self.world:
             raise UsageError(
                 f"there is no rank {rank}: the run has {self.world}", hint=f"0 to {self.world - 1}, or None for all"
@@ -236,6 +216,11 @@ class Membership:
             mine = refusal and [isinstance(refusal, FormatError), refusal.message, refusal.hint]
             broken, message, hint = json.loads(self.text_from(first, json.dumps(mine)))
         raise refusal or (FormatError if broken else UsageError)(f"worker:{first}: {message}", hint=hint)
+
+    def told(self, value: Any) -> list[Any]:
+        """Every rank's value, plain as JSON has it, in the ranks' order, on every rank."""
+        text = json.dumps(value)
+        return [json.loads(self.text_from(rank, text)) for rank in self.ranks]
 
     def text_from(self, rank: int, text: str) -> str:
         """One rank's text, which is not empty, on every rank; what this one has sent has left when it returns."""
@@ -327,11 +312,7 @@ class Membership:
         return held
 
     def ask_calls(self, number: int) -> dict[int, tuple[CallRecord, ...]]:
-        """The last calls that the other ranks have compared, or are about to; of those that answer within seconds.
-
-        Args:
-            number: Of the comparison; a rank answers when it has come to it.
-        """
+        """The last calls that the other ranks have compared, or are about to; of those that answer within seconds."""
         return {} if self._watch is None else called(self._watch.store, self.others, number)
 
     def _answer(self, store: Store, number: int) -> bool:
@@ -344,8 +325,6 @@ class Membership:
 
     def numbers(self, number: float) -> list[float]:
         """Every rank's number, in the ranks' order, on every rank; this rank's has left when it returns."""
-        if self.transport is None:
-            return [number]
         return [found for (found,) in self.numbers_of({rank: [number] for rank in self.ranks}).values()]
 
     @property
@@ -359,11 +338,7 @@ class Membership:
         return [rank for rank in self.ranks if rank != self.rank]
 
     def stop_requested(self, signals: Sequence[str], grace_s: float) -> bool:
-        """Whether one of the signals has come to any rank; see `Pipeline`. The first call has each rank note them.
-
-        Raises:
-            UsageError: signals that cannot be noted, or others than in the first call.
-        """
+        """Whether one of the signals has come to any rank; see `Pipeline`. The first call has each rank note them."""
         at = "the question whether to stop"
         if self._stop is None:
             self._stop = self.agree(at, lambda: StopSignals(signals, grace_s))
@@ -382,14 +357,7 @@ class Membership:
             return any(self.numbers(float(self._stop.requested)))
 
     def close(self, *, check: Callable[[], None]) -> None:
-        """Leave the run, together with the other ranks; one that has failed leaves alone.
-
-        Args:
-            check: Whether all of them leave.
-
-        Raises:
-            WorkerError: another rank failed before it came here.
-        """
+        """Leave the run, together with the other ranks; one that has failed leaves alone."""
         goodbye = farewell() if self._owns_group else None
         if goodbye is not None:
             with self.guarded("the end of the run"):
@@ -404,10 +372,6 @@ class Membership:
         """Drop an unfinished step, leave the process group if this membership joined it, and stop the threads.
 
         In this order: a thread that waits for a message wakes up when the group's connections are closed.
-
-        Args:
-            why: For calls that come behind it.
-            failed: Other ranks may be in the middle of something.
         """
         if failed and self.transport is not None and self.transport.direct is not None:
             self.transport.direct.abort()
