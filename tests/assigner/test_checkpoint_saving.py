@@ -144,7 +144,7 @@ def test_what_is_not_whole_takes_no_name(tmp_path: Path):
     part = part_of(tmp_path / "at", "01234567")
     part.mkdir()
     with pytest.raises(FileNotFoundError):
-        put_in_place(part, tmp_path / "at", "training.json")
+        put_in_place(part, tmp_path / "at")
     assert (tmp_path / "at" / "training.json").is_file()
 
 

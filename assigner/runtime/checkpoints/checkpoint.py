@@ -30,7 +30,7 @@ from assigner.runtime.batch.recurrence import StateLeaf, StatePart
 from assigner.runtime.batch.staterows import output_leaves
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 from assigner.runtime.checkpoints.shards import DAMAGED, SAVE, Index, index_of, read_json
-from assigner.runtime.checkpoints.swapping import leftovers
+from assigner.runtime.checkpoints.swapping import FACTS, leftovers
 from assigner.runtime.checkpoints.wholestate import extra_key
 from assigner.runtime.ranks.packedvalues import PackedValue
 
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from assigner.runtime.checkpoints.wholestate import UnreadState
     from assigner.runtime.stages.localpartitions import LocalPartitions
     from assigner.runtime.update.rankoptimizer import RankOptimizer
-
-FACTS = "training.json"
-"""The file of a checkpoint that is written last: a folder that has it is whole."""
 
 _PART = f".{_EXTRA_STATE_KEY_SUFFIX}"  # of a module's name: its extra state
 

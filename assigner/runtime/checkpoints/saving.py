@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 
 from assigner.errors import UsageError
 from assigner.files import room_hint
-from assigner.runtime.checkpoints.checkpoint import FACTS, check_places, check_saved, extra_part, packed_state
+from assigner.runtime.checkpoints.checkpoint import check_places, check_saved, extra_part, packed_state
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 from assigner.runtime.checkpoints.shards import SAVE, nan_count, write_index, write_json, write_shard
-from assigner.runtime.checkpoints.swapping import SavingLock, flush, leftovers, part_of, put_in_place, remove
+from assigner.runtime.checkpoints.swapping import FACTS, SavingLock, flush, leftovers, part_of, put_in_place, remove
 from assigner.runtime.checkpoints.wholestate import extra_key
 from assigner.runtime.ranks.packedvalues import PackedValue
 
@@ -166,7 +166,7 @@ class Saving:
                     write_index(self._part, kind, self._number)
                 flush(self._part)
                 write_json(self._part / FACTS, self._facts)
-                put_in_place(self._part, self._folder, FACTS)
+                put_in_place(self._part, self._folder)
                 self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
@@ -174,12 +174,12 @@ class Saving:
         for path in leftovers(self._folder):
             is_ours = (self._lock is not None and self._lock.is_held) or self._number in path.name
             if is_ours and (self._folder.exists() or not (path / FACTS).is_file()):
-                remove(path, FACTS, self._number)
+                remove(path, self._number)
 
     def abandon(self) -> None:
         """Make room again after a stage that could not be done."""
         if self._lock is not None:
-            remove(self._part, FACTS, self._number)
+            remove(self._part, self._number)
 
     def close(self) -> None:
         """Nothing more is written: another run may save there."""

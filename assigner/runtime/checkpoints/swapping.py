@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 _HERE = -100  # AT_FDCWD
 _EXCHANGE = 2  # RENAME_EXCHANGE
 _UNABLE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV)
-
-
 _LOCKED = (errno.EAGAIN, errno.EACCES)
+
+FACTS = "training.json"
+"""The file of a checkpoint that is written last, and removed first: a folder that has it is whole."""
 
 
 def part_of(folder: Path, number: str) -> Path:
@@ -53,9 +54,6 @@ def leftovers(folder: Path) -> list[Path]:
 
 class SavingLock:
     """Says that this process saves to a name.
-
-    Args:
-        folder: The name.
 
     Attributes:
         is_held: False: the file system has no locks, and another process may save there, too.
@@ -104,18 +102,13 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def put_in_place(part: Path, folder: Path, seal: str) -> None:
+def put_in_place(part: Path, folder: Path) -> None:
     """Have what was written at `part_of` be the folder; one that was there is among the leftovers then.
-
-    Args:
-        part: What was written.
-        folder: The name.
-        seal: The file that says that a folder is whole.
 
     Raises:
         OSError: it is not whole, or cannot be renamed; then the old one stands.
     """
-    flush(part / seal)
+    flush(part / FACTS)
     flush(part)
     if not folder.exists():
         part.rename(folder)
@@ -143,16 +136,10 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(other))
 
 
-def remove(folder: Path, seal: str, number: str) -> None:
-    """Remove what a save has left; what cannot be removed now is tried again by the next one.
-
-    Args:
-        folder: One of `leftovers`.
-        seal: As for `put_in_place`; it is removed first.
-        number: Of the save that removes it.
-    """
+def remove(folder: Path, number: str) -> None:
+    """Remove one of `leftovers`, as the save of a number; what cannot be removed now is tried again by the next one."""
     gone = folder.with_name(re.sub(r"(\.[0-9a-f]{8})?\.\w+$", f".{number}.gone", folder.name))
     with suppress(OSError):  # another process was faster, or it is not ours
         folder.rename(gone)
-        (gone / seal).unlink(missing_ok=True)
+        (gone / FACTS).unlink(missing_ok=True)
         shutil.rmtree(gone, ignore_errors=True)
