@@ -20,10 +20,9 @@ from assigner.runtime.passes import BatchPasses
 from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 from assigner.runtime.ranks.process import settle_vector_maths
 from assigner.runtime.stages.gathering import Gathering
-from assigner.runtime.stages.localpartitions import LocalPartitions
-from assigner.runtime.stages.reduction import SharedStage
-from assigner.runtime.stages.replicas import CHANGED_UNLIKE, MADE_UNLIKE, ReplicaWatch, check_alike, check_same_loss
-from assigner.runtime.stages.updaters import updaters, updating_ranks
+from assigner.runtime.stages.localpartitions import LocalPartitions, UnreadState
+from assigner.runtime.stages.replicas import ReplicaWatch, replicated
+from assigner.runtime.stages.updaters import updating_ranks
 from assigner.runtime.step.batchnorm import DeferredStatistics
 from assigner.runtime.step.gradients import Gradients
 from assigner.runtime.step.results import shared_result
@@ -31,14 +30,13 @@ from assigner.runtime.update.sparsemomentum import fit_momentum
 from assigner.schedule.replication import is_exchanged, tie_holders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import nn
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Batch, Workload
-    from assigner.runtime.checkpoints.wholestate import UnreadState
     from assigner.runtime.forward.remat import Rematerialisation
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.step.batchnorm import BatchNorm
@@ -52,31 +50,13 @@ if TYPE_CHECKING:
 class Installation:
     """A rank's partitions under a plan, and what runs them.
 
-    Args:
-        workload: The model's loss and seed.
-        plan: What is to be executed.
-        graph: The model's partitions.
-        member: This process in the run, in its place under the plan.
-        remat: What runs its forward again.
-        batch_norm: How running statistics move.
-        trains: False: the parameters want no gradients.
-        scaling: Of the loss.
-        unread: What no partition holds.
-
     Attributes:
-        share: The partitions with their weights.
         trained: Their parameters that are trained.
         updated: Those of them that this rank updates, for other workers too where the plan says so.
         written: The tensors that forwards write, as far as that is learnt.
         training: Forwards and backwards.
         executor: What runs the plan's own graph in training.
-        needs: What this rank needs of a batch.
-        cutting: Of batches into micro-batches.
-        comparison: Of the calls that all ranks make.
-        watch: Of what workers of a stage share.
         inference: Forwards alone.
-        gradients: Of the parameters.
-        gathering: Of parameters that workers update for each other.
         updating: The ranks that update something that is trained, in the plan's order, and what.
     """
 
@@ -100,22 +80,21 @@ class Installation:
         if any(step.letter == INPUT for steps in plan.listed.values() for step in steps):
             count_retained()
         self.graph = graph
-        self.share = LocalPartitions(graph, plan, member.worker, member.device)
+        self.share = LocalPartitions(graph, plan, member.worker, member.device, unread)
         for partition in () if trains else self.share.partitions:
             self.share.freeze(partition, self.share.parameters_of(partition))
         self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else {}
         self.updated = {name: each for name, each in self.trained.items() if name in self.share.updated}
-        self.plan, self.member, self._begun = plan, member, False
+        self.plan, self.member = plan, member
         member.open_groups(tie_holders(plan, tie) for tie in graph.ties if is_exchanged(plan, tie))
-        check_alike(self.share, plan, member, MADE_UNLIKE)
-        check_same_loss(workload, plan, graph.last.name, member)
-        statistics = DeferredStatistics(self.share.modules, batch_norm, self.share.groups(plan, member))
+        self.watch = ReplicaWatch(self.share, workload, member)
+        groups = {name: member.groups[workers] for name, workers in replicated(plan, self.share.partitions).items()}
+        statistics = DeferredStatistics(self.share.modules, batch_norm, groups)
         variants = Variants(graph, plan, self.share.modules, member, trained=self.trained, unread=unread.lend)
-        self.written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
+        self.written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere())
         states = {name: PartitionState(module, self.written) for name, module in self.share.modules.items()}
         self.needs = Needs(workload, variants, member)
         self.cutting, self.comparison = Cutting(workload), CallComparison(member, self.needs, plan.micro_batches)
-        self.watch = ReplicaWatch(self.share, plan, workload, graph.last.name, member)
 
         def passes(**of_training: Any) -> BatchPasses:
             carried = CarriedState(workload.carried, cutting=self.cutting, planned=graph.output, member=member)
@@ -126,35 +105,12 @@ class Installation:
         self.training, self.inference = passes(remat=remat, statistics=statistics, states=states), passes()
         self.executor = self.training.executor(variants.planned)
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)
-        self.gathering = Gathering(dict(self._divided()) if trains else {})
+        self.gathering = Gathering(self.share, member)
         self.updating = updating_ranks(graph, plan)
         member.on_leaving = self.forget
 
-    def _divided(self) -> Iterator[tuple[int, SharedStage]]:
-        """Of each stage whose updates this rank divides with others the group, and who updates what for the others."""
-        for n, stage in enumerate(self.plan.stages):
-            group = self.member.groups.get(stage.workers)
-            if group is None or not stage.is_divided:
-                continue
-            by = updaters(self.graph, self.plan)
-            held = {
-                self.graph.canonical[each]: None
-                for partition in stage.partitions
-                for each in self.graph.piece[partition].parameters
-            }
-            alone = {name: by[name][0] for name in held if len(by[name]) == 1}
-            updated = {
-                worker: {name: self.share.parameters[name] for name, one in alone.items() if one == worker}
-                for worker in stage.workers
-            }
-            yield n, SharedStage(group, updated)
-
     def begin(self, call: str, batch: Batch | None) -> tuple[Program, list[MicroBatch]]:
         """The program for a training batch, and the batch cut for it.
-
-        Args:
-            call: What is called, with its arguments but the batch.
-            batch: (inputs, targets); None for what this rank was not given.
 
         Raises:
             UsageError: another rank makes another call or has another batch, this one lacks what it needs, the batch
@@ -167,11 +123,7 @@ class Installation:
                 hint="call it outside of that block; pipeline.evaluate and pipeline.forward need no such block",
             )
         micro_batches = self._cut(call, given_pair(batch))
-        if not self._begun:
-            self.member.at = "the comparison of weights that several workers hold"
-            self.member.before_sums()
-            check_alike(self.share, self.plan, self.member, CHANGED_UNLIKE)
-            self._begun = True
+        self.watch.check_first()
         return self.training.variants.planned.program(len(micro_batches), training=True), micro_batches
 
     def _cut(self, call: str, batch: tuple[Any, Any], *, loss: bool = True) -> list[MicroBatch]:
@@ -183,22 +135,11 @@ class Installation:
         return self.cutting.split((inputs, targets), count, weighed=loss, weights=weights)
 
     def check_read_elsewhere(self) -> None:
-        """Behind a forward: it has not begun to change what code outside of its partition reads.
-
-        Raises:
-            MarkingError: it has.
-        """
+        """Behind a forward: it has not begun to change what code outside of its partition reads."""
         self.share.read_elsewhere.check(self.training.variants.read_elsewhere)
 
     def evaluate(self, call: str, batch: Batch | None, number: int, outputs_to: Receiver | None = None) -> StepResult:
-        """The loss and the metrics over a batch; see `Pipeline.evaluate`.
-
-        Args:
-            call: What is called, with its arguments but the batch.
-            batch: (inputs, targets); None for what this rank was not given.
-            number: Of the batch that is trained on next.
-            outputs_to: Who wants the model's outputs; None: nobody.
-        """
+        """The loss and the metrics over a batch; see `Pipeline.evaluate`."""
         found, outputs = self.inference.run(self._cut(call, given_pair(batch)), number, outputs_to=outputs_to)
         self.check_read_elsewhere()
         result = shared_result(found, self.inference.workload, self.member, training=False)
@@ -216,8 +157,7 @@ class Installation:
 
     def go_on_from(self, other: Installation) -> None:
         """Take over the state that goes from batch to batch from what ran another plan."""
-        self._begun = other._begun  # from the first step on, unlike kinds of workers may differ by rounding
-        self.watch.copies.accept()
+        self.watch.go_on_from(other.watch)
         self.training.carried.parts = other.training.carried.parts
         self.inference.carried.parts = other.inference.carried.parts
 
@@ -227,20 +167,14 @@ class Installation:
         return {name: each for name, each in self.trained.items() if name not in self.updated}
 
     def update(self, optimizer: RankOptimizer, number: int, *, good: bool) -> None:
-        """Apply the gradients, and hand each other what workers have updated for others.
-
-        Args:
-            optimizer: This rank's.
-            number: As `Executor.update` takes it.
-            good: False: nothing is applied, anywhere.
-        """
+        """Apply the gradients where they are `good`, and hand each other what workers have updated for others."""
         applied = optimizer.applied if good else None
         if applied is not None:
             fit_momentum(applied)
         self.executor.update(applied, number, optimizer.around(applied, self.member.device) if good else None)
         if good and self.plan.is_divided:
             self.member.before_sums()
-            self.gathering.run(self.member, self.executor.recorder, gradients=optimizer.changes_gradients)
+            self.gathering.run(self.executor.recorder, gradients=optimizer.changes_gradients)
         self.gradients.note_applied()
         if good:
             self.tell_settings(optimizer)

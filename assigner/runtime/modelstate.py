@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -17,7 +16,7 @@ from assigner.model.members import named_buffers
 from assigner.runtime.batch.callcomparison import LEAVING
 from assigner.runtime.checkpoints.checkpoint import Checkpoint, TrainingProgress
 from assigner.runtime.checkpoints.saving import Saving
-from assigner.runtime.checkpoints.wholestate import UnreadState, WholeState
+from assigner.runtime.checkpoints.wholestate import WholeState
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.ranks.membership import outside_inference
 from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
@@ -62,7 +61,6 @@ class ModelState:
     _clock: StepClock
     _batches: int
     _trains: bool
-    _unread: UnreadState
     _outside: OutsideValues
     _rank_optimizer: RankOptimizer
     _scaling: GradientScaling
@@ -118,7 +116,6 @@ class ModelState:
 
         Raises:
             UsageError: it holds something else, on every rank alike; or there is no such rank.
-            WorkerError: another rank failed; the message has its error.
         """
         self._member.check_rank(source)
         at = f"sharing a value of worker:{source}"
@@ -142,7 +139,6 @@ class ModelState:
 
         Raises:
             UsageError: a name is of no parameter of its rank's, or a tensor has more elements, or fewer.
-            WorkerError: another rank failed; the message has its error.
         """
         at = "a sum over parameters"
         self._compare("sum_over_parameters()", at)
@@ -188,7 +184,6 @@ class ModelState:
         Raises:
             UsageError: there is no such signal; other arguments than in the first call; or the first call is not made
                 in the main thread.
-            WorkerError: another rank failed; the message has its error.
         """
         signals = (signals,) if isinstance(signals, str) else tuple(signals)
         self._compare(f"stop_requested(signals={signals}, grace_s={grace_s})", "the question whether to stop")
@@ -288,7 +283,6 @@ class ModelState:
         Raises:
             UsageError: a tensor, or a module's extra state, cannot go to another rank; or there is no such rank; or
                 the copies of a weight have come apart.
-            WorkerError: another rank failed; the message has its error.
         """
         self._member.check_rank(to)
         self._compare(f"full_state_dict(to={to})", "gathering the model's state")
@@ -316,7 +310,6 @@ class ModelState:
         Raises:
             UsageError: it does not fit the model, ranks have given different ones, or none has given one. On every
                 rank, and nothing has changed.
-            WorkerError: another rank failed; the message has its error.
         """
         self._compare(f"load_state_dict(strict={strict})", "loading a state_dict")
         found = self._whole.hand_out(state_dict, strict=strict)
@@ -330,7 +323,7 @@ class ModelState:
 
     @property
     def _whole(self) -> WholeState:
-        return WholeState(self.graph, self._installed.share, self._unread, self._member)
+        return WholeState(self._installed.share, self._member)
 
     @contextlib.contextmanager
     def kept_buffers(self, *patterns: str) -> Iterator[None]:
@@ -412,20 +405,11 @@ class ModelState:
         carried = self._installed.training.carried
         with self._member.guarded("the gathering of the carried state"):
             carried.gather()
-            number = self._member.text_from(0, secrets.token_hex(4))
-        saving = Saving(
-            Path(folder), self.rank, number=number, graph=self.graph, share=self._installed.share, unread=self._unread,
-            optimizer=self._rank_optimizer, carried=carried, progress=progress, force=force,
-        )  # fmt: skip
-        try:
-            self._compare_copies(f"saving to {folder}")
-            for stage in saving.stages:
-                self._member.agree(f"saving to {folder}", stage)
-        except UsageError:
-            saving.abandon()
-            raise
-        finally:
-            saving.close()
+        self._compare_copies(f"saving to {folder}")
+        Saving(
+            folder, self._installed.share, self._rank_optimizer, self._member,
+            carried=carried, progress=progress, force=force,
+        ).run()  # fmt: skip
 
     @outside_inference()
     def load(self, folder: Path | str) -> Any:
@@ -443,19 +427,17 @@ class ModelState:
             FormatError: it is broken, of another model or another optimizer; the message says which file, and where.
         """
         self._compare("load()", f"loading {folder}", shown=f"load({str(folder)!r})")
-        share, unread, trains = self._installed.share, self._unread, self._rank_optimizer if self._trains else None
+        share, trains = self._installed.share, self._rank_optimizer if self._trains else None
         found = self._member.agree(
             f"loading {folder}",
-            lambda: Checkpoint.read(
-                Path(folder), self.graph, share, unread, trains, places=self.workload.carried or {}
-            ),
+            lambda: Checkpoint.read(Path(folder), share, trains, places=self.workload.carried or {}),
         )
         with self._member.guarded(f"loading {folder}"):
             marks = self._member.numbers(float(found.mark))
         if len(set(marks)) > 1:
             raise FormatError(f"{folder} is not the same on all ranks", hint="load it again, from a folder they share")
         with self._member.guarded(f"loading {folder}"):
-            found.put(share, unread, trains)
+            found.put(share, trains)
             self._installed.training.carried.put(found.carried)
             self._installed.inference.carried.put(None)
             self.steps, self._batches = found.progress.steps, found.progress.batches

@@ -17,7 +17,6 @@ from assigner.model.deferred.modes import left_in_eval
 from assigner.model.deferred.originals import keep_moved
 from assigner.model.marking.casting import refuse_other_casting
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
-from assigner.runtime.checkpoints.wholestate import UnreadState
 from assigner.runtime.forward.lossvalues import LossValues
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.forward.remat import Rematerialisation
@@ -31,6 +30,7 @@ from assigner.runtime.ranks.membership import Membership, outside_inference
 from assigner.runtime.ranks.process import check_world, executed, start_computing
 from assigner.runtime.recording.memory import held_bytes
 from assigner.runtime.relocation import EarlierMemory, relocate, removals
+from assigner.runtime.stages.localpartitions import UnreadState
 from assigner.runtime.stages.updaters import holder_counts, shares_of
 from assigner.runtime.step.results import StepResult, check_trained, shared_result
 from assigner.runtime.tracing import traced
@@ -81,6 +81,7 @@ class Pipeline(ModelState):
         FormatError: the plan is for another model.
         UsageError: too few ranks; ranks with unlike plans, arguments, workloads or code; or a device that is not there.
         InfeasibleError: the plan does not fit into a worker's memory; every rank raises it.
+        WorkerError: another rank failed, here or in a method; the message has its error.
     """
 
     @outside_inference()
@@ -187,10 +188,9 @@ class Pipeline(ModelState):
             UsageError: it needs more ranks than the run has or another device for a rank, gradients wait for their
                 update, or a trace is being made. The pipeline goes on under its old plan, on every rank.
             InfeasibleError: the plan does not fit into a worker's memory. The pipeline has left the run.
-            WorkerError: another rank failed; the message has its error.
         """
         at = "the move to another plan"
-        old, new = self.plan, plan if isinstance(plan, Plan) else load_plan(Path(plan))
+        new = plan if isinstance(plan, Plan) else load_plan(Path(plan))
         plan_graph(self.workload, new, self.graph)
         check_world(new)
         if self._installed.executor.recorder is not None:
@@ -208,12 +208,12 @@ class Pipeline(ModelState):
         self.plan = new
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded(at):
-            earlier, attributes = self._relocate(old, remat)
+            earlier, attributes = self._relocate(remat)
         self._member.settle()
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
         earlier.warn(self._installed.share, self._rank_optimizer, but=attributes)
 
-    def _relocate(self, old: Plan, remat: Rematerialisation) -> tuple[EarlierMemory, list[dict[str, Any]]]:
+    def _relocate(self, remat: Rematerialisation) -> tuple[EarlierMemory, list[dict[str, Any]]]:
         """Have this rank's part of the plan in the place of that of an old one.
 
         Returns:
@@ -223,7 +223,7 @@ class Pipeline(ModelState):
             self._installed.gradients.drop()
         before, updated = self._installed, self._updated
         earlier = EarlierMemory(before.share, self._rank_optimizer)
-        found, moments = relocate(self.graph, old, self.plan, before.share, self._rank_optimizer, member=self._member)
+        found, moments = relocate(self.plan, before.share, self._rank_optimizer, self._member)
         self._installed = self._install(remat)
         self._updated = updated
         self._installed.go_on_from(before)
@@ -303,7 +303,6 @@ class Pipeline(ModelState):
         Raises:
             UsageError: `max_norm` without an update, a batch that cannot be used, or `training=False`; a metric fails;
                 or an output cannot be put together.
-            WorkerError: another rank failed; the message has its error.
         """
         if max_norm is not None and not update:
             raise UsageError("max_norm without an update", hint="call pipeline.clip_grad_norm_ before the update")
@@ -391,7 +390,6 @@ class Pipeline(ModelState):
         Raises:
             UsageError: the workload has no loss, a batch that cannot be used, a metric fails, or an output cannot be
                 put together.
-            WorkerError: another rank failed; the message has its error.
         """
         self.workload.require_loss()
         self._check_receiver(outputs_to)
@@ -432,7 +430,6 @@ class Pipeline(ModelState):
         Raises:
             UsageError: there is no such rank; or an output without rows differs between micro-batches, and is no
                 floating number, or the workload has a `weight`, which asks for targets (see `evaluate`), or sums.
-            WorkerError: another rank failed; the message has its error.
         """
         self._member.check_rank(to)
         refuse_other_casting(self.workload.autocast, self._member.device.type)
@@ -589,7 +586,6 @@ class Pipeline(ModelState):
 
         Raises:
             UsageError: rank 0 cannot write `path`, a trace is being made already, or the block made no whole step.
-            WorkerError: another rank failed; the message has its error.
         """
         self._compare("trace()", "the start of a trace", shown=f"trace({str(path)!r})")
         installed, base = self._installed, self._base_bytes

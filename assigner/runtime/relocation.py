@@ -60,7 +60,6 @@ class RelocatedState:
     """What belongs to one partition.
 
     Args:
-        state: Its parameters and buffers by the model's names.
         attributes: What forwards have changed on its modules.
         frozen: The names of its parameters that want no gradient: a script may freeze some in the middle.
         gradients: Those of its parameters to which the next step adds.
@@ -68,7 +67,7 @@ class RelocatedState:
 
     state: dict[str, torch.Tensor]
     attributes: dict[str, Any]
-    frozen: frozenset[str]
+    frozen: list[str]
     gradients: dict[str, torch.Tensor]
 
     @classmethod
@@ -81,13 +80,9 @@ class RelocatedState:
 
     def packed(self) -> PackedValue:
         """For another rank; its attributes can go there (`LocalPartitions.check_leaving`)."""
-        state, attributes, gradients = (
-            {name: _bare(each) for name, each in some.items()} for some in (self.state, self.attributes, self.gradients)
-        )
-        frozen = sorted(self.frozen)
-        return PackedValue.of(
-            {"state": state, "attributes": attributes, "frozen": frozen, "gradients": gradients}, "a partition"
-        )
+        parts = {"state": self.state, "attributes": self.attributes, "gradients": self.gradients}
+        bare = {part: {name: _bare(each) for name, each in some.items()} for part, some in parts.items()}
+        return PackedValue.of({**bare, "frozen": self.frozen}, "a partition")
 
     def unpack(self, partition: str, share: LocalPartitions) -> None:
         """Put it where the partition is now."""
@@ -99,8 +94,7 @@ class RelocatedState:
     @classmethod
     def unpacked(cls, packed: PackedValue) -> RelocatedState:
         """What another rank has packed."""
-        found = packed.value
-        return cls(found["state"], found["attributes"], frozenset(found["frozen"]), found["gradients"])
+        return cls(**packed.value)
 
 
 def _bare(value: Any) -> Any:
@@ -134,31 +128,14 @@ def _state_removals(graph: PartitionGraph, old: Plan, new: Plan) -> Iterator[tup
 
 
 def relocate(
-    graph: PartitionGraph,
-    old: Plan,
-    new: Plan,
-    share: LocalPartitions,
-    optimizer: RankOptimizer,
-    *,
-    member: Membership,
+    new: Plan, share: LocalPartitions, optimizer: RankOptimizer, member: Membership
 ) -> tuple[dict[str, RelocatedState], list[OptimizerState]]:
-    """Send what leaves this rank and receive what comes to it; every rank calls this.
-
-    Args:
-        graph: The model's partitions.
-        old: Who holds what now.
-        new: Who shall hold what.
-        share: What this rank holds now.
-        optimizer: With the state.
-        member: This process in the run.
+    """Send what leaves this rank under a new plan and receive what comes to it; every rank calls this.
 
     Returns:
         What belongs to each partition that this rank is to hold, and the optimizer's state of what it is to update.
-
-    Raises:
-        LostConnectionError: a rank is gone.
     """
-    rank = member.rank
+    rank, old = member.rank, share.plan
     found: dict[str, RelocatedState] = {}
     for partition in share.partitions:
         if rank in (rank_of(worker) for worker in new.holders[partition]):
@@ -168,10 +145,10 @@ def relocate(
             send_value(member, RelocatedState.of(partition, share).packed(), [target])
         elif rank == target:
             found[partition] = RelocatedState.unpacked(receive_value(member, source))
-    after = updaters(graph, new)
+    after = updaters(share.graph, new)
     stay = {name: each for name, each in share.updated.items() if rank in (rank_of(worker) for worker in after[name])}
     moments = [OptimizerState.of(stay, optimizer)]
-    for names, source, target in _state_removals(graph, old, new):
+    for names, source, target in _state_removals(share.graph, old, new):
         if rank == source:
             leaving = OptimizerState.of({name: share.updated[name] for name in names}, optimizer)
             tensors = {key: _bare(each) for key, each in leaving.dense.items()}
@@ -187,8 +164,6 @@ class _Part(NamedTuple):
     """A tensor of the model's training, without a hold on it.
 
     Args:
-        words: What it is.
-        memory: Its own.
         watched: It, where a script that uses it is told so.
     """
 
@@ -205,12 +180,7 @@ class _Part(NamedTuple):
 
 
 class EarlierMemory:
-    """The memory of a rank's parameters, buffers, gradients and moments under a plan that it is to leave.
-
-    Args:
-        share: The rank's partitions under it.
-        optimizer: With the state of what the rank updates.
-    """
+    """The memory of a rank's parameters, buffers, gradients and moments under a plan that it is to leave."""
 
     def __init__(self, share: LocalPartitions, optimizer: RankOptimizer) -> None:
         built = ((name, each) for name, each in share.built().items() if each.layout is torch.strided)

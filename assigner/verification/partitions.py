@@ -12,10 +12,10 @@ from assigner.errors import AssignerError, MarkingError, UsageError
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
 from assigner.runtime.batch.variants import lending_under
-from assigner.runtime.checkpoints.wholestate import UnreadState
 from assigner.runtime.forward.remat import Rematerialisation
 from assigner.runtime.installation import Installation
 from assigner.runtime.passes import without_training
+from assigner.runtime.stages.localpartitions import UnreadState
 from assigner.runtime.update.rankoptimizer import RankOptimizer
 from assigner.runtime.update.scaling import GradientScaling
 from assigner.usercode import user_line

@@ -19,7 +19,7 @@ from workloads import WIDTH, Reference, graph_of, make_plan, normalised, pipelin
 
 from assigner.errors import UsageError
 from assigner.runtime.relocation import RelocatedState
-from assigner.runtime.stages.localpartitions import LocalPartitions
+from assigner.runtime.stages.localpartitions import LocalPartitions, UnreadState
 
 EXACT = 1e-10
 
@@ -56,7 +56,8 @@ def test_what_travels_arrives():
     made = made_of(Queue)
     graph = graph_of(made)
     plan = make_plan(made)
-    shares = [LocalPartitions(graph, plan, "worker:0/cpu", torch.device("cpu")) for _ in range(2)]
+    given = graph, plan, "worker:0/cpu", torch.device("cpu"), UnreadState(graph, 0)
+    shares = [LocalPartitions(*given) for _ in range(2)]
     layer = shares[0].modules["middle"].get_submodule("middle")
     layer.queue, layer.count, layer.seen = torch.ones(3, dtype=torch.complex128), 4, [1, (2, "x")]
     RelocatedState.unpacked(RelocatedState.of("middle", shares[0]).packed()).unpack("middle", shares[1])

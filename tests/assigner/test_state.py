@@ -33,7 +33,7 @@ from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred.reach import reach
 from assigner.model.marking import partition_graph
 from assigner.runtime.forward.state import WrittenTensors, has_user_code
-from assigner.runtime.stages.localpartitions import LocalPartitions
+from assigner.runtime.stages.localpartitions import LocalPartitions, UnreadState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -232,8 +232,8 @@ def test_a_shared_weight_that_another_stage_reads(other, micro_batches, said):
     made = tied_and_renormed()
     graph = graph_of(made)
     plan = make_plan(made, [(0, ["table"]), (0, ["body"]), (other, ["head"])], micro_batches=micro_batches)
-    share = LocalPartitions(graph, plan, "worker:0/cpu", torch.device("cpu"))
-    written = WrittenTensors(share.modules.values(), share.held_elsewhere(plan))
+    share = LocalPartitions(graph, plan, "worker:0/cpu", torch.device("cpu"), UnreadState(graph, 0))
+    written = WrittenTensors(share.modules.values(), share.held_elsewhere())
     written.add(share.parameters["body.weight"])
     with pytest.raises(UsageError, match=rf"writes table\.weight, which {said}") if said else contextlib.nullcontext():
         written.add(share.parameters["table.weight"])

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import StatePlace
-    from assigner.runtime.checkpoints.wholestate import UnreadState
     from assigner.runtime.stages.localpartitions import LocalPartitions
     from assigner.runtime.update.rankoptimizer import RankOptimizer
 
@@ -75,21 +74,13 @@ class TrainingProgress:
     state: Any = None
 
     def facts(self) -> dict[str, Any]:
-        """As JSON.
-
-        Raises:
-            UsageError: `state` holds a value that is not plain.
-        """
+        """As JSON."""
         state = to_json(self.state, "state")
         return {"steps": self.steps, "batches": self.batches, "scaler": self.scaler, "state": state}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], path: Path) -> TrainingProgress:
-        """From JSON; checkpoints of old have only the counts and the model's fingerprint.
-
-        Raises:
-            FormatError: something else stands there.
-        """
+        """From JSON; checkpoints of old have only the counts and the model's fingerprint."""
         try:
             decode(str, facts.get("fingerprint"), "fingerprint")
             steps, batches = (decode(_COUNT, facts.get(key), key) for key in ("steps", "batches"))
@@ -107,44 +98,31 @@ class Checkpoint:
 
     Args:
         mark: The same on all ranks that have read the same checkpoint, as far as its JSON says.
-        progress: Where training was.
-        state: This rank's tensors by the model's names.
-        empty: Buffers that are None in the model, or that forwards have registered.
+        tensors: Those that have a place on this rank, by the model's names.
         moments: The state of this rank's optimizer; None: it is not wanted.
         extra: What this rank's modules are to be given as their extra state.
-        unread: What no partition holds.
         carried: The state that goes from batch to batch; None: there is none, or it is not wanted.
     """
 
     mark: int
     progress: TrainingProgress
-    state: Mapping[str, torch.Tensor]
-    empty: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor]
     moments: OptimizerState | None
     extra: Mapping[str, Any]
-    unread: Mapping[str, torch.Tensor]
     carried: StatePart | None
 
     @classmethod
     def read(
         cls,
         folder: Path,
-        graph: PartitionGraph,
         share: LocalPartitions,
-        unread: UnreadState,
         optimizer: RankOptimizer | None,
         *,
         places: Mapping[StatePlace, StatePlace],
     ) -> Checkpoint:
         """What this rank needs of a checkpoint, whatever plan wrote it; nothing is changed yet.
 
-        Args:
-            folder: The checkpoint.
-            graph: The model's partitions.
-            share: What is to be filled; a buffer that is None, and was so when it was saved, stays so.
-            unread: What no partition holds.
-            optimizer: Of those of the share's parameters that it updates. None: nothing is trained.
-            places: Which input carries which output, as `Workload.carried`.
+        A buffer that is None, and was so when it was saved, stays so. Without an optimizer nothing is trained.
 
         Raises:
             UsageError: there is no checkpoint.
@@ -155,21 +133,19 @@ class Checkpoint:
             path = folder / FACTS
             facts = read_json(path)
             progress = TrainingProgress.of(facts, path)
-            if facts["fingerprint"] != graph.fingerprint:
-                raise FormatError(f"{folder} was saved from another model", hint=_hint_of_another(folder, graph))
+            if facts["fingerprint"] != share.graph.fingerprint:
+                raise FormatError(f"{folder} was saved from another model", hint=_hint_of_another(folder, share.graph))
             index = Index.read(folder, "model")
-            extra, others = share.extra_state(), unread.names
-            names = [name for name in index.section("weight_map") if _PART not in name]
-            check_places(names, graph, FormatError, str(index.path))
-            empty = share.empty(names)
-            wanted = {*state, *empty, *others}
+            extra, names = share.extra_state(), [name for name in index.section("weight_map") if _PART not in name]
+            check_places(names, share.graph, FormatError, str(index.path))
+            wanted = share.places(names).keys()
             found = index.tensors(lambda name: name in wanted or name.partition(_PART)[0] in extra)
             _aliases(index)
             for name, tensor in state.items():
                 _check_like(index.path, name, found.get(name), tensor)
             moments = carried = None
             if optimizer is not None:
-                carried = read_state(folder, graph, places)
+                carried = read_state(folder, share.graph, places)
                 moments = OptimizerState.read(folder, share.updated, optimizer, of_old="shared" not in index.content)
             paths = (path, index.path, index_of(folder, "optimizer"), index_of(folder, "carried"))
             index.check_save(path, facts.get(SAVE))
@@ -177,19 +153,15 @@ class Checkpoint:
                 if index_of(folder, kind).is_file():
                     Index.read(folder, kind).check_save(path, facts.get(SAVE))
             mark = zlib.crc32(b"".join(each.read_bytes() for each in paths if each.is_file()))
-            kept = {name: found[name] for name in state}
-            filled, apart = ({name: found[name] for name in some if name in found} for some in (empty, others))
-            return cls(mark, progress, kept, filled, moments, _extra_states(index, found, extra), apart, carried)
+            tensors = {name: tensor for name, tensor in found.items() if name in wanted}
+            return cls(mark, progress, tensors, moments, _extra_states(index, found, extra), carried)
 
-    def put(self, share: LocalPartitions, unread: UnreadState, optimizer: RankOptimizer | None) -> None:
+    def put(self, share: LocalPartitions, optimizer: RankOptimizer | None) -> None:
         """Fill what it was read for, in place; the optimizer's state and its settings (`lr`, ...) are replaced."""
-        empty = share.empty(self.empty)
-        unread.put(self.unread)
         share.set_extra_state(self.extra)
-        for name, tensor in share.state().items():
-            tensor.detach().copy_(self.state[name])
-        for name, tensor in self.empty.items():
-            empty[name](tensor)
+        places = share.places(self.tensors)
+        for name, tensor in self.tensors.items():
+            places[name](tensor)
         if self.moments is not None and optimizer is not None:
             self.moments.put(share.updated, optimizer)
 
@@ -208,17 +180,7 @@ def _hint_of_another(folder: Path, graph: PartitionGraph) -> str:
 
 
 def check_places(names: Iterable[str], graph: PartitionGraph, kind: type[FormatError | UsageError], where: str) -> None:
-    """The model has all of these tensors, or can be given them.
-
-    Args:
-        names: Theirs.
-        graph: The model's partitions.
-        kind: Of the error.
-        where: Its first words.
-
-    Raises:
-        FormatError, UsageError: as `kind` says, naming one that has no place.
-    """
+    """The model has all of these tensors, or can be given them."""
     for name in names:
         if name not in graph.persistent and not graph.takes_buffer(name, graph.piece):
             raise kind(
@@ -251,12 +213,7 @@ def _aliases(index: Index) -> dict[str, str]:
 
 
 def extra_part(path: str, number: int) -> str:
-    """The key of a tensor of a module's extra state.
-
-    Args:
-        path: Of the module.
-        number: Of the tensor.
-    """
+    """The key of a tensor of a module's extra state."""
     return f"{extra_key(path)}/{number}"
 
 
@@ -323,8 +280,9 @@ def read_state(folder: Path, graph: PartitionGraph, places: Mapping[StatePlace, 
             if facts is None:
                 leaves.append(StateLeaf(place, graph.output.leaves[number], None, frozenset()))
             elif key in found:
-                leaves.append(StateLeaf(place, found.pop(key), _dimension(index, dimensions, key), frozenset()))
-                _check_rows(index, key, leaves[-1], rows)
+                value = found.pop(key)
+                dimension = _dimension(index, dimensions, key, tuple(value.shape), rows)
+                leaves.append(StateLeaf(place, value, dimension, frozenset()))
             else:
                 raise FormatError(f"{index.path}: {key!r} is missing", hint=_CARRIED)
     if found:
@@ -332,19 +290,16 @@ def read_state(folder: Path, graph: PartitionGraph, places: Mapping[StatePlace, 
     return StatePart(rows, structures, leaves)
 
 
-def _dimension(index: Index, dimensions: Mapping[str, Any], key: str) -> int | None:
+def _dimension(index: Index, dimensions: Mapping[str, Any], key: str, shape: tuple[int, ...], rows: int) -> int | None:
+    """In which dimension a tensor of this shape has its rows, as the index says; None: in none."""
     found = dimensions.get(key)
     if found is not None and (type(found) is not int or found < 0):
         index.refuse(f"dimensions: {key!r}", found, "a dimension or null")
-    return found
-
-
-def _check_rows(index: Index, key: str, leaf: StateLeaf, rows: int) -> None:
-    dimension, shape = leaf.dimension, tuple(leaf.value.shape)
-    if dimension is not None and (dimension >= len(shape) or shape[dimension] != rows):
+    if found is not None and (found >= len(shape) or shape[found] != rows):
         raise FormatError(
-            f"{index.path}: {key!r} has shape {shape}, without {rows} rows in dimension {dimension}", hint=DAMAGED
+            f"{index.path}: {key!r} has shape {shape}, without {rows} rows in dimension {found}", hint=DAMAGED
         )
+    return found
 
 
 @contextlib.contextmanager
@@ -369,16 +324,19 @@ def _reading(folder: Path, first: str) -> Iterator[None]:
             f"{folder} is no checkpoint: {lacks}", hint=hint or "name the folder that pipeline.save(folder) has written"
         )
     before = _identity(folder)
+    failed: FormatError | OSError | None = None
     try:
         yield
     except (FormatError, OSError) as error:
-        _check_same(folder, before)
-        if isinstance(error, OSError):
-            raise FormatError(f"{folder}: cannot be read: {error}", hint=hint or DAMAGED) from error
-        if hint is not None:
-            raise type(error)(error.message, hint=f"{error.hint}; {hint}" if error.hint else hint) from error
-        raise
-    _check_same(folder, before)
+        failed = error
+    if _identity(folder) != before:
+        raise FormatError(f"{folder} was replaced while it was read", hint="load it again") from failed
+    if isinstance(failed, OSError):
+        raise FormatError(f"{folder}: cannot be read: {failed}", hint=hint or DAMAGED) from failed
+    if failed is not None and hint is not None:
+        raise type(failed)(failed.message, hint=f"{failed.hint}; {hint}" if failed.hint else hint) from failed
+    if failed is not None:
+        raise failed
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
@@ -387,11 +345,6 @@ def _identity(folder: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
-
-
-def _check_same(folder: Path, before: tuple[int, int] | None) -> None:
-    if _identity(folder) != before:
-        raise FormatError(f"{folder} was replaced while it was read", hint="load it again")
 
 
 def load_weights(folder: Path | str) -> dict[str, torch.Tensor]:

@@ -103,13 +103,7 @@ class OptimizerState:
     def read(
         cls, folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: RankOptimizer, *, of_old: bool
     ) -> OptimizerState:
-        """The state of these parameters in a checkpoint, as the optimizer can take it.
-
-        Args:
-            folder: The checkpoint.
-            parameters: By the model's names.
-            optimizer: What is to have it; it is not changed.
-            of_old: The checkpoint may lack what once was not written down.
+        """The state of these parameters in a checkpoint, as the optimizer can take it; `of_old`: it may lack some.
 
         Raises:
             FormatError: it is broken, or this optimizer cannot take it.
@@ -298,9 +292,6 @@ def _trial(
     """What an optimizer of torch's own keeps for a parameter with 2, 3, ... entries along its dimensions, after a step.
 
     None: it wants other gradients than these (SparseAdam), or a closure (LBFGS).
-
-    Raises:
-        FormatError: it does not take these settings.
     """
     small = nn.Parameter(torch.zeros([n + 2 for n in range(dims)], dtype=dtype, device="cpu"))
     small.grad = torch.zeros_like(small)

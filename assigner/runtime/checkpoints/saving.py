@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +27,11 @@ from assigner.runtime.checkpoints.wholestate import extra_key
 from assigner.runtime.ranks.packedvalues import PackedValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
-    from assigner.model.marking import PartitionGraph
     from assigner.runtime.batch.recurrence import CarriedState
     from assigner.runtime.checkpoints.checkpoint import TrainingProgress
-    from assigner.runtime.checkpoints.wholestate import UnreadState
+    from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.stages.localpartitions import LocalPartitions
     from assigner.runtime.update.rankoptimizer import RankOptimizer
 
@@ -39,46 +39,45 @@ _OURS = re.compile(r"training\.json|(model|optimizer|carried)(\.safetensors\.ind
 
 
 class Saving:
-    """A checkpoint on its way to the disk: stages, each of which begins when all ranks have ended the one before.
+    """A checkpoint on its way to the disk, in stages: each begins when all ranks have ended the one before.
 
     Args:
-        folder: Where to.
-        rank: This rank.
-        number: Of this save; see `part_of`. The same on every rank.
-        graph: The model's partitions.
-        share: Those of this rank.
-        unread: What no partition holds.
-        optimizer: Its optimizer.
         carried: The state that goes from batch to batch, which is gathered.
-        progress: Where training is.
-        force: A checkpoint that is there is replaced.
     """
 
     def __init__(
         self,
-        folder: Path,
-        rank: int,
-        *,
-        number: str,
-        graph: PartitionGraph,
+        folder: Path | str,
         share: LocalPartitions,
-        unread: UnreadState,
         optimizer: RankOptimizer,
+        member: Membership,
+        *,
         carried: CarriedState,
         progress: TrainingProgress,
         force: bool,
     ) -> None:
-        self._named, self._folder = folder, Path(os.path.realpath(folder))  # of a link, what it points to
-        self._rank, self._force = rank, force
-        self._graph, self._share, self._unread = graph, share, unread
-        self._optimizer, self._carried, self._progress = optimizer, carried, progress
-        self._number, self._part = number, part_of(self._folder, number)
+        self._at, self._force = f"saving to {folder}", force
+        self._named, self._folder = Path(folder), Path(os.path.realpath(folder))  # of a link, what it points to
+        self._graph, self._share, self._optimizer = share.graph, share, optimizer
+        self._member, self._rank = member, member.rank
+        self._carried, self._progress = carried, progress
         self._lock: SavingLock | None = None
 
-    @property
-    def stages(self) -> tuple[Callable[[], None], ...]:
-        """Each raises UsageError where it cannot be done; then `abandon` is to be called."""
-        return self._check, self._begin, self._write, self._complete
+    def run(self) -> None:
+        """Write it; all ranks call this together. One that is refused makes room again: another run may save there."""
+        with self._member.guarded(self._at):
+            self._number = self._member.text_from(0, secrets.token_hex(4))
+        self._part = part_of(self._folder, self._number)
+        try:
+            for stage in (self._check, self._begin, self._write, self._complete):
+                self._member.agree(self._at, stage)
+        except UsageError:
+            if self._lock is not None:
+                remove(self._part, self._number)
+            raise
+        finally:
+            if self._lock is not None:
+                self._lock.close()
 
     def _check(self) -> None:
         """Refuse before anything is written: what stands there, what cannot be kept, and what is not worth it."""
@@ -148,7 +147,7 @@ class Saving:
             "extra": {path: each.text for path, each in self._extra.items()},
             "plain": self._graph.plain_names,
         }
-        tensors = {**self._unread.state(), **self._share.state(kept=True), **extra}
+        tensors = {**self._share.unread.state(), **self._share.state(kept=True), **extra}
         moments = self._moments
         with _written(self._named):
             shards: dict[str, tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]] = {
@@ -175,16 +174,6 @@ class Saving:
             is_ours = (self._lock is not None and self._lock.is_held) or self._number in path.name
             if is_ours and (self._folder.exists() or not (path / FACTS).is_file()):
                 remove(path, self._number)
-
-    def abandon(self) -> None:
-        """Make room again after a stage that could not be done."""
-        if self._lock is not None:
-            remove(self._part, self._number)
-
-    def close(self) -> None:
-        """Nothing more is written: another run may save there."""
-        if self._lock is not None:
-            self._lock.close()
 
 
 @contextlib.contextmanager

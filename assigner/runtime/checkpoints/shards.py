@@ -43,11 +43,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file.
-
-    Raises:
-        FormatError: the file is missing, or holds something else.
-    """
+    """The object in a file."""
     try:
         if not path.is_file():
             raise FormatError(f"{path}: there is no such file", hint=DAMAGED)
@@ -77,13 +73,6 @@ def write_shard(
     folder: Path, name: str, save: str, tensors: Mapping[str, torch.Tensor], more: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Write a shard, and beside it the list of what it holds, for the index.
-
-    Args:
-        folder: Where to.
-        name: `model-00003`.
-        save: The number of the save.
-        tensors: By their keys.
-        more: Sections of the index, in each of them entries by name.
 
     Raises:
         OSError, SafetensorError: it cannot be written.
@@ -144,13 +133,7 @@ def index_of(folder: Path, kind: str) -> Path:
 
 @dataclass(frozen=True)
 class Index:
-    """An index that was read.
-
-    Args:
-        path: Its file.
-        kind: Of its shards.
-        content: What stands in it.
-    """
+    """An index that was read; what it lacks or has in another form than expected is a FormatError."""
 
     path: Path
     kind: str
@@ -158,11 +141,7 @@ class Index:
 
     @classmethod
     def read(cls, folder: Path, kind: str) -> Index:
-        """The index of a folder over its shards of a kind.
-
-        Raises:
-            FormatError: there is none, or it is broken.
-        """
+        """The index of a folder over its shards of a kind."""
         path = index_of(folder, kind)
         return cls(path, kind, read_json(path))
 
@@ -173,24 +152,12 @@ class Index:
         return metadata.get(SAVE) if isinstance(metadata, dict) else None
 
     def check_save(self, path: Path, number: Any) -> None:
-        """Another file is of the same save, as far as both say of which they are.
-
-        Args:
-            path: Its own.
-            number: What it says.
-
-        Raises:
-            FormatError: it is of another one.
-        """
+        """Another file is of the same save, as far as both say of which they are."""
         if None not in (number, self.save) and number != self.save:
             raise FormatError(f"{path} and {self.path.name} are of two saves", hint=DAMAGED)
 
     def section(self, name: str, *, optional: bool = False) -> dict[str, Any]:
-        """The entries of a section by name.
-
-        Raises:
-            FormatError: it is missing, or no object.
-        """
+        """The entries of a section by name."""
         if optional and name not in self.content:
             return {}
         if name not in self.content:
@@ -206,11 +173,7 @@ class Index:
         raise FormatError(f"{self.path}: {key}: {shown(value)} is not allowed; expected {expected}", hint=DAMAGED)
 
     def tensors(self, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
-        """Those tensors of the shards whose keys are wanted; the heads of all shards are checked.
-
-        Raises:
-            FormatError: a shard cannot be read, or it does not fit the index.
-        """
+        """Those tensors of the shards whose keys are wanted; the heads of all shards are checked."""
         folder, places, nan = self.path.parent, self.section("weight_map"), self.section("nan", optional=True)
         proper = re.compile(rf"{self.kind}-\d{{5,9}}\.safetensors", re.ASCII)
         for key, place in places.items():

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,63 +40,18 @@ from assigner.runtime.ranks.packedvalues import (
 from assigner.runtime.stages.localpartitions import set_buffer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from assigner.model.marking import PartitionGraph
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.stages.localpartitions import LocalPartitions
 
 
-class UnreadState:
-    """Tensors of the model that no partition holds: they stay as they were built, or as they were loaded.
-
-    Args:
-        graph: The model's partitions.
-        rank: This rank; rank 0 gives and saves them, the others have them for evaluations that read them.
-
-    Attributes:
-        names: Theirs.
-        loaded: Those that were loaded.
-    """
-
-    def __init__(self, graph: PartitionGraph, rank: int) -> None:
-        self.names, self._gives = graph.unread, rank == 0
-        self.loaded: dict[str, torch.Tensor] = {}
-        self._deferred, self._lent = graph.deferred, dict[str, torch.Tensor]()
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Their values, on the CPU; on another rank than 0 none."""
-        return self._values(self.names if self._gives else ())
-
-    def _values(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        made = self._deferred.materialise(name for name in names if name not in self.loaded)
-        return {**made, **{name: self.loaded[name] for name in names if name in self.loaded}}
-
-    def lend(self, names: Iterable[str], device: torch.device) -> dict[str, torch.Tensor]:
-        """Some of them on a device, for evaluations to read; what is loaded later comes there, too."""
-        values = self._values([name for name in names if name not in self._lent])
-        self._lent.update({name: tensor.detach().to(device, copy=True) for name, tensor in values.items()})
-        return {name: self._lent[name] for name in names}
-
-    def put(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Take over what was loaded."""
-        self.loaded.update(values)
-        for name in values.keys() & self._lent.keys():
-            self._lent[name].copy_(values[name])
-
-
 class WholeState:
-    """The model's state over all ranks.
+    """The model's state over all ranks."""
 
-    Args:
-        graph: The model's partitions.
-        share: What this rank holds.
-        unread: What no partition holds.
-        member: This process in the run.
-    """
-
-    def __init__(self, graph: PartitionGraph, share: LocalPartitions, unread: UnreadState, member: Membership) -> None:
-        self.graph, self.share, self.unread, self.member = graph, share, unread, member
+    def __init__(self, share: LocalPartitions, member: Membership) -> None:
+        self.graph, self.share, self.member = share.graph, share, member
 
     def gather(self, to: int | None) -> dict[str, Any] | None:
         """The plain model's state_dict on rank `to`; see `Pipeline.full_state_dict`."""
@@ -106,8 +60,7 @@ class WholeState:
         mine, extra = member.agree(at, self._held)
         found: dict[str, torch.Tensor] = {}
         with member.guarded(at):
-            told = json.dumps({name: shape_and_type(tensor) for name, tensor in mine.items()})
-            lists: list[dict[str, Any]] = [json.loads(member.text_from(rank, told)) for rank in member.ranks]
+            lists = member.told({name: shape_and_type(tensor) for name, tensor in mine.items()})
             extras: dict[str, Any] = {}
             for rank in member.ranks:
                 extras.update(broadcast(member, rank, extra if rank == member.rank else None).value)
@@ -125,7 +78,7 @@ class WholeState:
     def _held(self) -> tuple[dict[str, torch.Tensor], PackedValue]:
         """What this rank has of the state, and what its modules say beside it."""
         self.share.check_parameters()
-        held = {name: tensor.detach() for name, tensor in {**self.unread.state(), **self.share.state()}.items()}
+        held = {name: tensor.detach() for name, tensor in {**self.share.unread.state(), **self.share.state()}.items()}
         for name, tensor in held.items():
             refuse_unplain(tensor, name)
         return held, PackedValue.of(self.share.extra_state(), "get_extra_state()")
@@ -173,10 +126,9 @@ class WholeState:
         """Take over a plain model's state; see `Pipeline.load_state_dict`."""
         at, member = "loading a state_dict", self.member
         given = member.agree(at, lambda: None if state is None else _GivenState.of(self.graph, state, strict=strict))
-        mine, empty = self.share.state(), self.share.empty()
+        places = self.share.places()
         with member.guarded(at):
-            says = json.dumps({"holds": [*mine, *empty, *self.unread.names], "gives": given and given.told()})
-            told: list[dict[str, Any]] = [json.loads(member.text_from(rank, says)) for rank in member.ranks]
+            told: list[dict[str, Any]] = member.told({"holds": [*places], "gives": given and given.told()})
         givers = [rank for rank in member.ranks if told[rank]["gives"]]
         if not givers:
             raise UsageError("no rank has given a state_dict", hint="give it on one rank, or the same on several")
@@ -196,12 +148,8 @@ class WholeState:
                     value = receive(member, source, facts)
                 else:
                     continue
-                if name in mine:
-                    mine[name].detach().copy_(value)
-                elif name in empty:
-                    empty[name](value.detach().clone())
-                elif name in self.unread.names:
-                    self.unread.put({name: copy_of(value).to(self.graph.deferred.tensors()[name].dtype)})
+                if name in places:
+                    places[name](value)
             self.share.set_extra_state(extra.value)
         return _IncompatibleKeys(gives["missing"], gives["unexpected"])
 
@@ -236,11 +184,7 @@ class _GivenState:
 
     @classmethod
     def of(cls, graph: PartitionGraph, state: Mapping[str, Any], *, strict: bool) -> _GivenState:
-        """Have the model itself read it.
-
-        Raises:
-            UsageError: it does not fit the model.
-        """
+        """Have the model itself read it."""
         if not isinstance(state, Mapping):
             raise UsageError(f"a {type(state).__name__} is no state_dict", hint="torch.load(path, weights_only=True)")
         model = graph.deferred.model
@@ -297,11 +241,7 @@ def _same_state(source: int, gives: Mapping[str, Any], rank: int, others: Mappin
 
 
 def _with_every_name(model: nn.Module, state: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """A state_dict with all names of each tensor that has several: files often have one of them.
-
-    Raises:
-        UsageError: the values under two of them differ.
-    """
+    """A state_dict with all names of each tensor that has several: files often have one of them."""
     given = OrderedDict(state)
     for key, each in state.items():
         if isinstance(each, torch.Tensor):  # one that inference mode has made can be no trained parameter

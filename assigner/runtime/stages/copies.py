@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from assigner.formats.plan import Plan
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.ranks.workergroups import PendingTensor, WorkerGroup
     from assigner.runtime.stages.localpartitions import LocalPartitions
@@ -39,18 +38,12 @@ _APART = 64  # more than a sample has values
 
 
 class CopyComparison:
-    """The weights of this rank that other workers hold too.
+    """The weights of this rank that other workers hold too."""
 
-    Args:
-        share: This rank's partitions.
-        plan: Who shares them.
-        member: This process in the run.
-    """
-
-    def __init__(self, share: LocalPartitions, plan: Plan, member: Membership) -> None:
+    def __init__(self, share: LocalPartitions, member: Membership) -> None:
         self._member = member
         self._groups: list[_GroupCopies] = []
-        copies = share.copies(plan)
+        copies = share.copies()
         for workers, group in member.groups.items():
             held = {
                 name: parameter
@@ -58,7 +51,7 @@ class CopyComparison:
                 if parameter.is_floating_point() or parameter.is_complex()
             }
             if held:
-                self._groups.append(_GroupCopies(group, held, is_divided=plan.is_divided))
+                self._groups.append(_GroupCopies(group, held, is_divided=share.plan.is_divided))
 
     def note_gradients(self) -> None:
         """The gradients are about to be applied, perhaps by one worker for all: they are compared next time, too."""
@@ -101,11 +94,6 @@ class CopyComparison:
 
 class _GroupCopies:
     """What one group of workers holds.
-
-    Args:
-        group: The workers.
-        held: Parameters by name, in one order on all of them.
-        is_divided: Workers update some for others.
 
     Attributes:
         apart: How far apart the copies of each parameter have been; None: nobody knows.

@@ -15,65 +15,61 @@ from typing import TYPE_CHECKING
 import torch
 
 from assigner.runtime.stages.reduction import copy_gradients, in_buckets, parts_of
+from assigner.runtime.stages.updaters import updaters
 from assigner.schedule.program import Action, ActionKind
 from assigner.schedule.rings import BUCKET_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch import nn
 
     from assigner.runtime.ranks.membership import Membership
-    from assigner.runtime.ranks.workergroups import PendingTensor
+    from assigner.runtime.ranks.workergroups import PendingTensor, WorkerGroup
     from assigner.runtime.recording.recorder import Recorder
-    from assigner.runtime.stages.reduction import SharedStage
+    from assigner.runtime.stages.localpartitions import LocalPartitions
 
 Bucket = dict[str, "nn.Parameter"]
 
 
 class Gathering:
-    """What this rank and others hand each other behind an update.
+    """What this rank and others hand each other behind an update, of each stage whose updates they divide."""
 
-    Args:
-        stages: Those whose updates are divided, by number, with the parameters that each worker updates for all.
-    """
-
-    def __init__(self, stages: Mapping[int, SharedStage]) -> None:
-        self._groups = {stage: group for stage, (group, _) in stages.items()}
+    def __init__(self, share: LocalPartitions, member: Membership) -> None:
+        self._member = member
+        self._groups: dict[int, WorkerGroup] = {}
         self._rounds: dict[int, list[tuple[tuple[str, Bucket], ...]]] = {}
-        for stage, (group, parameters) in stages.items():
-            most = BUCKET_BYTES // len(group.workers)
-            buckets = [
-                [(worker, each) for each in in_buckets(parameters[worker].items(), most)] for worker in group.workers
-            ]
-            self._rounds[stage] = [tuple(filter(None, each)) for each in itertools.zip_longest(*buckets)]
+        graph, by = share.graph, updaters(share.graph, share.plan)
+        for n, stage in enumerate(share.plan.stages):
+            group = member.groups.get(stage.workers)
+            if group is None or not stage.is_divided:
+                continue
+            held = (each for partition in stage.partitions for each in graph.piece[partition].parameters)
+            names = [name for name in dict.fromkeys(map(graph.canonical.__getitem__, held)) if len(by[name]) == 1]
+            buckets = []
+            for worker in group.workers:
+                updated = [(name, share.parameters[name]) for name in names if by[name][0] == worker]
+                cut = in_buckets(updated, BUCKET_BYTES // len(group.workers))
+                buckets.append([(worker, each) for each in cut])
+            self._groups[n] = group
+            self._rounds[n] = [tuple(filter(None, each)) for each in itertools.zip_longest(*buckets)]
 
-    def run(self, member: Membership, recorder: Recorder | None, *, gradients: bool = False) -> None:
-        """Send what this worker has updated, and take over what the others have.
-
-        Args:
-            member: This process in the run.
-            recorder: Notes it, while a trace is made.
-            gradients: Of the parameters, too: the update may have changed them.
-
-        Raises:
-            LostConnectionError: a worker is gone.
-        """
+    def run(self, recorder: Recorder | None, *, gradients: bool = False) -> None:
+        """Send what this worker has updated, and take over what others have; gradients too where these change."""
         for stage in sorted(self._rounds, reverse=True):
-            member.at = f"the exchange of the updated parameters of stage {stage} among its workers"
+            self._member.at = f"the exchange of the updated parameters of stage {stage} among its workers"
             span = None if recorder is None else recorder.begin(Action(ActionKind.GATHER, stage, -1))
             for buckets in self._rounds[stage]:
-                self._exchange(stage, buckets, member.name)
+                self._exchange(stage, buckets)
                 if gradients:
-                    self._exchange(stage, buckets, member.name, gradients=True)
+                    self._exchange(stage, buckets, gradients=True)
             if span is not None:
                 span.done()
 
-    def _exchange(
-        self, stage: int, buckets: Sequence[tuple[str, Bucket]], worker: str, *, gradients: bool = False
-    ) -> None:
+    def _exchange(self, stage: int, buckets: Sequence[tuple[str, Bucket]], *, gradients: bool = False) -> None:
         """Hand out a bucket of each worker: of its parameters, or of their gradients."""
         begun: list[PendingTensor] = []
+        worker = self._member.name
         for source, bucket in buckets:
             held = list(bucket.values())
             size = sum(each.numel() for each in held) + (len(held) if gradients else 0)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -45,17 +45,9 @@ if TYPE_CHECKING:
 _OWN = 2  # a flat tensor's own hold on its memory, and that of the object that is asked
 
 
-class SharedStage(NamedTuple):
-    """What this rank has together with others of a stage: the same on all members, in one order.
-
-    Args:
-        group: The workers.
-        parameters: What they add up, by partition in the stage's order and each at the first that uses it; or what each
-            of them updates for all, by worker of the group.
-    """
-
-    group: WorkerGroup
-    parameters: Mapping[str, Mapping[str, nn.Parameter]]
+SharedStage = tuple[WorkerGroup, "Mapping[str, Mapping[str, nn.Parameter]]"]
+"""The workers that share a stage, and what they add up of it: by partition in the stage's order, and each at the first
+that uses it; the same on all members, in one order."""
 
 
 @dataclass
@@ -63,11 +55,8 @@ class _Bucket:
     """Parameters of one type, whose gradients lie in one flat tensor, in their order.
 
     Args:
-        parameters: By name.
         after: The position of the first partition that adds to one of them: its backward is the last to do so.
         flat: Its memory on a CPU, which the gradients lie in afterwards; None: none yet.
-        pending: Their sum, on its way.
-        span: Of that, where somebody notes it.
         ended_s: When the sum was there, on this process's clock; empty: not yet, or nobody notes it.
     """
 
@@ -123,18 +112,14 @@ class _Bucket:
 
 
 class Reduction:
-    """The sums of this rank's gradients over the workers that hold the same stages.
+    """The sums of this rank's gradients over the workers that hold the same stages, by the stages' numbers.
 
-    Args:
-        stages: Those that this rank shares, by number, with the parameters whose gradients no exchange of shared
-            parameters adds up already.
+    No exchange of shared parameters adds up any of them already.
     """
 
     def __init__(self, stages: Mapping[int, SharedStage]) -> None:
         self._groups = {stage: group for stage, (group, _) in stages.items()}
-        self._positions = {
-            stage: {name: n for n, name in enumerate(partitions)} for stage, (_, partitions) in stages.items()
-        }
+        self._positions = {stage: {name: n for n, name in enumerate(held)} for stage, (_, held) in stages.items()}
         self._buckets = {stage: _buckets([*partitions.values()]) for stage, (_, partitions) in stages.items()}
 
     @property
@@ -143,13 +128,7 @@ class Reduction:
         return [name for held in self._buckets.values() for each in held for name in each.parameters]
 
     def begin(self, stage: int, recorder: Recorder | None = None, *, behind: str | None = None) -> None:
-        """Begin to add up gradients of a stage.
-
-        Args:
-            stage: Its number.
-            recorder: Notes the sums.
-            behind: This rank's backwards of this partition and of those behind it are done; None: of the whole stage.
-        """
+        """Begin to add up gradients of a stage: a partition and those behind it, whose backwards are done, or all."""
         if not self._groups[stage].direct:
             self._begin(stage, recorder, 0 if behind is None else self._positions[stage][behind])
 

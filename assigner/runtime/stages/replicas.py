@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.stages.localpartitions import LocalPartitions
 
-MADE_UNLIKE = (
+_MADE_UNLIKE = (
     "the model's builder has made other values for it on one of them than on another",
     "draw them from torch's own generator, which is seeded, or seed what else draws in there",
 )
-CHANGED_UNLIKE = (
+_CHANGED_UNLIKE = (
     "the script has given it other values on one of them than on another before the first step",
     "give all ranks the same: seed what draws them by each one's name, or hand them out with pipeline.load_state_dict",
 )
@@ -67,15 +67,7 @@ def obstacles(workload: Workload, graph: PartitionGraph) -> dict[str, str]:
 
 
 def check_shared(plan: Plan, why: Mapping[str, str]) -> None:
-    """Refuse replicas of partitions that several workers cannot share.
-
-    Args:
-        plan: Who shares them.
-        why: Of such partitions, in words; see `obstacles`.
-
-    Raises:
-        UsageError: naming one, and why.
-    """
+    """Refuse replicas of partitions that several workers cannot share; `why`, in words: see `obstacles`."""
     for name, workers in replicated(plan, why).items():
         raise UsageError(
             f"{sharers(name, workers)}, and {why[name]}: each of them would see its own micro-batches alone",
@@ -110,21 +102,11 @@ def sharers(partition: str, workers: Sequence[str]) -> str:
     return f"{', '.join(workers)} share partition {partition!r}"
 
 
-def check_alike(share: LocalPartitions, plan: Plan, member: Membership, unlike: tuple[str, str]) -> None:
-    """Refuse replicas with unlike values; all members of a group find the same.
-
-    Args:
-        share: This rank's partitions.
-        plan: Who shares them.
-        member: This process in the run.
-        unlike: Why, and a hint.
-
-    Raises:
-        UsageError: a builder or script draws random numbers from a generator that is seeded in another way, or not.
-    """
-    copies = share.copies(plan)
+def _check_alike(share: LocalPartitions, member: Membership, unlike: tuple[str, str]) -> None:
+    """Refuse replicas with unlike values: `unlike` says why, and a hint; all members of a group find the same."""
+    copies = share.copies()
     for workers, group in member.groups.items():
-        names = [name for name in share.partitions if plan.holders[name] == workers]
+        names = [name for name in share.partitions if share.plan.holders[name] == workers]
         digests = {sharers(name, workers): _digest(share.held_by(name), share.modules[name]) for name in names}
         seen = {name for partition in names for name in share.parameters_of(partition)}
         for name, parameter in copies.get(workers, {}).items():
@@ -136,19 +118,10 @@ def check_alike(share: LocalPartitions, plan: Plan, member: Membership, unlike: 
                 raise UsageError(f"{who}, and {why}", hint=hint)
 
 
-def check_same_loss(workload: Workload, plan: Plan, last: str, member: Membership) -> None:
-    """Refuse a loss that several workers call and that is another one on one of them; all of them find the same.
-
-    Args:
-        workload: Has the loss, and metrics.
-        plan: Who calls it.
-        last: The partition that makes the model's output.
-        member: This process in the run.
-
-    Raises:
-        UsageError: a number or a tensor that it can read, from its file or its attributes, is another one.
-    """
-    group = member.groups.get(plan.holders[last])
+def _check_same_loss(workload: Workload, share: LocalPartitions, member: Membership) -> None:
+    """Refuse a loss that several workers call and that is another one on one of them; all of them find the same."""
+    last = share.graph.last.name
+    group = member.groups.get(share.plan.holders[last])
     if group is None:
         return
     called, vocabulary = called_of(workload)
@@ -197,24 +170,33 @@ def _rounded(leaf: Any) -> Any:
 
 
 class ReplicaWatch:
-    """What steps or evaluations change in Python, and evaluations in buffers too, watched in each of them.
-
-    Args:
-        share: This rank's partitions.
-        plan: Who shares them.
-        workload: Whose loss and metrics are watched where this rank shares the last partition.
-        last: The partition that makes the model's output.
-        member: This process in the run.
+    """What workers of a stage must have alike; what steps change in Python, and evaluations in buffers too, is watched.
 
     Attributes:
         copies: What several workers hold, compared with every step and evaluation.
     """
 
-    def __init__(self, share: LocalPartitions, plan: Plan, workload: Workload, last: str, member: Membership) -> None:
-        self._share, self._plan, self._workload, self._last = share, plan, workload, last
-        self.copies = CopyComparison(share, plan, member)
-        self._shared = replicated(plan, share.partitions)
+    def __init__(self, share: LocalPartitions, workload: Workload, member: Membership) -> None:
+        _check_alike(share, member, _MADE_UNLIKE)
+        _check_same_loss(workload, share, member)
+        self._share, self._workload, self._last = share, workload, share.graph.last.name
+        self._member, self._has_begun = member, False
+        self.copies = CopyComparison(share, member)
+        self._shared = replicated(share.plan, share.partitions)
         self._mementos: dict[str, Memento] = {}
+
+    def check_first(self) -> None:
+        """A step comes next: before the first one the script has given the workers of a stage the same weights."""
+        if not self._has_begun:
+            self._member.at = "the comparison of weights that several workers hold"
+            self._member.before_sums()
+            _check_alike(self._share, self._member, _CHANGED_UNLIKE)
+            self._has_begun = True
+
+    def go_on_from(self, other: ReplicaWatch) -> None:
+        """Under another plan; from the first step on, unlike kinds of workers may differ by rounding."""
+        self._has_begun = other._has_begun
+        self.copies.accept()
 
     def begin(self, *, training: bool) -> None:
         """The forwards of a step or of an evaluation come next; modules are in their modes.
@@ -253,7 +235,7 @@ class ReplicaWatch:
                 if name
                 else "Workload.loss or one of Workload.metrics keeps something from call to call"
             )
-            check_shared(self._plan, {partition: what})
+            check_shared(self._share.plan, {partition: what})
         self.copies.end()
 
     def forget(self) -> None:

@@ -101,7 +101,7 @@ class Gradients:
                     name: self.parameters[name] for name in names if self._wanted.get(name) and name not in apart
                 }
                 apart.update(own[partition])
-            yield n, SharedStage(group, own)
+            yield n, (group, own)
 
     def counts(self, name: str) -> bool:
         """Whether this rank counts a parameter, which others may hold too."""
