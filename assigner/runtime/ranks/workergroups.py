@@ -7,7 +7,6 @@ or NCCL's, where every member has a GPU for itself (see `nccl`). All are tried o
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -24,6 +23,8 @@ from assigner.runtime.messages.sending import checked
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+_DIRECT = "direct"
+
 
 @dataclass(slots=True)
 class PendingTensor:
@@ -31,8 +32,6 @@ class PendingTensor:
 
     Args:
         tensor: Gets it; nobody touches it before `wait`.
-        work: torch's.
-        group: Whose members make it.
     """
 
     tensor: torch.Tensor
@@ -44,11 +43,7 @@ class PendingTensor:
         self.work.get_future().then(lambda _: call())
 
     def wait(self) -> torch.Tensor:
-        """It, once it is there; on a GPU what its stream does next waits for it.
-
-        Raises:
-            LostConnectionError: a member is gone, or did not come within the time-out.
-        """
+        """It, once it is there; on a GPU what its stream does next waits for it."""
         limit = () if self.group.direct else (self.group.timeout,)
         checked(self.group.peer, lambda: self.work.wait(*limit))
         return self.tensor
@@ -60,10 +55,6 @@ class WorkerGroup:
 
     Args:
         workers: Their names; the first one keeps what is kept once.
-        group: Theirs.
-        direct: It is NCCL's.
-        timeout: A wait for another member that takes longer fails.
-        device: This worker's.
         peer: Who is lost where a connection of the group breaks.
         meeting: Where the members of one of NCCL's meet before each kernel (see `handshake`).
     """
@@ -121,17 +112,13 @@ class WorkerGroups:
     """The groups of a run in which this rank is.
 
     Args:
-        rank: This rank.
-        device: Where it computes.
         direct: The ranks that NCCL reaches.
-        timeout_s: A wait for another member that takes longer fails.
     """
 
     def __init__(self, rank: int, device: torch.device, direct: frozenset[int], *, timeout_s: float) -> None:
         self._rank, self._device, self._direct = rank, device, direct
         self._timeout = timedelta(seconds=timeout_s)
-        self._groups: dict[tuple[bool, tuple[int, ...]], dist.ProcessGroup | None] = {}
-        self._meetings: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup | None] = {}  # by use and ranks
 
     def open(self, sets: Iterable[Sequence[str]], *, direct: bool = True) -> dict[tuple[str, ...], WorkerGroup]:
         """The groups of these sets of workers, those of this rank. Every rank of the run gives the same sets.
@@ -139,63 +126,56 @@ class WorkerGroups:
         Args:
             sets: The workers' names.
             direct: Through NCCL where it reaches all of a set; else through the host.
-
-        Raises:
-            LostConnectionError: a rank is gone.
         """
         found: dict[tuple[str, ...], WorkerGroup] = {}
         for workers in dict.fromkeys(tuple(each) for each in sets):
             ranks = tuple(sorted(map(rank_of, workers)))
             if len(ranks) < 2:
                 continue
-            reached = direct and self._direct.issuperset(ranks)
-            key = reached, ranks
-            is_new = key not in self._groups
+            use = _DIRECT if direct and self._direct.issuperset(ranks) else "host"
+            is_new = (use, ranks) not in self._groups
             others = [worker for worker in workers if rank_of(worker) != self._rank]
             peer = others[0] if len(workers) == 2 else f"one of {', '.join(others)}"
-            if is_new:
-                self._groups[key] = checked(peer, functools.partial(self._made, ranks, direct=reached))
-                if reached:
-                    self._meetings[ranks] = checked(peer, functools.partial(self._made, ranks, direct=False))
-            group = self._groups[key]
-            if group is not None:
-                meeting = self._meeting(workers, ranks, peer) if reached else None
-                found[workers] = WorkerGroup(workers, group, reached, self._timeout, self._device, peer, meeting)
-                if is_new:
-                    self._try_out(found[workers])
+            group = self._group(use, ranks, peer)
+            meets = self._group("meeting", ranks, peer) if use == _DIRECT else None
+            if group is None:
+                continue
+            meeting = None
+            if meets is not None:  # one that is known has met as often everywhere
+                host = WorkerGroup(workers, meets, False, self._timeout, torch.device("cpu"), peer)
+                meeting = Meeting(host.largest)
+            made = WorkerGroup(workers, group, use == _DIRECT, self._timeout, self._device, peer, meeting)
+            found[workers] = made
+            if is_new:  # a number, waited for: connections and communicators are there when it has been added up
+                number = torch.ones(1, device=self._device)
+                made.add_up(number).wait()
+                assert number.item() == len(workers)
         return found
 
-    def _meeting(self, workers: tuple[str, ...], ranks: tuple[int, ...], peer: str) -> Meeting | None:
-        """Through the host; None: the group is no group of NCCL's. One that is known has met as often everywhere."""
-        group = self._meetings.get(ranks)
-        if group is None:
-            return None
-        return Meeting(WorkerGroup(workers, group, False, self._timeout, torch.device("cpu"), peer).largest)
+    def _group(self, use: str, ranks: tuple[int, ...], peer: str) -> dist.ProcessGroup | None:
+        """That of some ranks for a use, which all ranks of the run make at first; None: this one is not in it."""
 
-    def _made(self, ranks: Sequence[int], *, direct: bool) -> dist.ProcessGroup | None:
-        backend = nccl.GROUP_BACKEND if direct else dist.get_backend()
-        group = dist.new_group(ranks, timeout=self._timeout, backend=backend)
-        settle_group(ranks)
-        return group if self._rank in ranks else None
+        def made() -> dist.ProcessGroup | None:
+            backend = nccl.GROUP_BACKEND if use == _DIRECT else dist.get_backend()
+            group = dist.new_group(ranks, timeout=self._timeout, backend=backend)
+            settle_group(ranks)
+            return group if self._rank in ranks else None
 
-    def _try_out(self, group: WorkerGroup) -> None:
-        """A number, waited for: connections and communicators are there when it has been added up."""
-        number = torch.ones(1, device=self._device)
-        group.add_up(number).wait()
-        assert number.item() == len(group.workers)
+        if (use, ranks) not in self._groups:
+            self._groups[use, ranks] = checked(peer, made)
+        return self._groups[use, ranks]
 
     def hang_up(self) -> None:
         """End what is on its way through NCCL: without its peers it would be waited for."""
         if self._device.type == "cuda":
-            mine = {key: group for key, group in self._groups.items() if key[0] and group is not None}
+            mine = {key: group for key, group in self._groups.items() if key[0] == _DIRECT and group is not None}
             if nccl.aborted(mine.values()):
                 self._groups = {key: group for key, group in self._groups.items() if key not in mine}
 
     def close(self) -> None:
         """Leave the groups, where the world group has not been left with them in it."""
         if dist.is_initialized():
-            for group in (*self._groups.values(), *self._meetings.values()):
+            for group in self._groups.values():
                 if group is not None:
                     dist.destroy_process_group(group)
         self._groups.clear()
-        self._meetings.clear()
