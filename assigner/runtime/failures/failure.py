@@ -76,10 +76,7 @@ class FailureWatch:
 
     Args:
         store: The job's store, under the run's name, the same on every rank; a connection of its own.
-        worker: This rank's worker.
-        ranks: How many ranks watch the run.
         connections: The group's; None: they are not this package's to watch.
-        exit_code: Of a process whose main thread has to be ended.
 
     Attributes:
         printed: Another rank's failure stands on this rank's stderr.
@@ -125,25 +122,14 @@ class FailureWatch:
         atexit.register(self.close)  # a thread inside the store when the interpreter ends would abort the process
 
     def report(self, where: str, error: BaseException, worker: str | None = None) -> Failure:
-        """Write this rank's failure unless there is one already; return the first.
-
-        Args:
-            where: What it was doing.
-            error: What went wrong.
-            worker: Whose fault it is; None: this rank's.
-        """
+        """Write a failure of this rank, or of another worker, unless there is one already; return the first."""
         kind, trace = type(error), shortened("".join(traceback.format_exception(error)))
         hint = error.hint if isinstance(error, AssignerError) else None
         worker = worker or self.worker
         return self._write(Failure(worker, where, words_of(error), kind.__name__, kind.__module__, trace, hint))
 
     def accuse(self, worker: str, why: str) -> None:
-        """Write that another rank is lost, which this one's main thread may not know: the watching threads see to it.
-
-        Args:
-            worker: That rank.
-            why: What speaks for it.
-        """
+        """Write that another rank is lost, which this one's main thread may not know: watching threads see to it."""
         with suppress(DistError):  # whoever keeps the store is lost as well
             seal_first(self.store, _KEY, Failure(worker, "", f"{why}; {self.worker} noticed", hint=_SILENT_HINT))
 
@@ -159,18 +145,18 @@ class FailureWatch:
         self.known.set()
         self._missed = peer
         noticed = f"{self.worker} noticed in {where}{gloo_words(error)}{self._paused}"
-        is_late = bool(_LATE.search(str(error)))
-        is_cut = self._is_cut
-        mine = Failure(peer, "", f"its process is gone, cut off or stuck; {noticed}", hint=_SILENT_HINT)
-        if is_late and self.doing is None:
-            mine = Failure(peer, "", f"it did not answer in time; {noticed}", hint=_LATE_HINT)
+        is_late, is_cut = bool(_LATE.search(str(error))), self._is_cut
         silent = f"it did not answer for {SILENCE_S:g} s"
         either = f"{silent}: its host is cut off, or that of {self.worker}, or the wire loses much"
-        if is_cut:
-            mine = Failure(peer, "", f"{either}; {noticed}", hint=_CUT_HINT)
+        who, why, hint = peer, "its process is gone, cut off or stuck", _SILENT_HINT
         if is_cut and self.connections is not None and self.connections.is_alone():
-            alone = f"its host is cut off, or its wire loses much: no other host answers; {noticed}"
-            mine = Failure(self.worker, "", alone, hint=_CUT_HINT)
+            why = "its host is cut off, or its wire loses much: no other host answers"
+            who, hint = self.worker, _CUT_HINT
+        elif is_cut:
+            why, hint = either, _CUT_HINT
+        elif is_late and self.doing is None:
+            why, hint = "it did not answer in time", _LATE_HINT
+        mine = Failure(who, "", f"{why}; {noticed}", hint=hint)
         begin, doings, asks = time.monotonic(), dict[int, Doing](), self.doing is not None and not is_cut
         others = set(range(self.ranks)) - {self._rank}
         while True:
@@ -200,11 +186,7 @@ class FailureWatch:
             time.sleep(_LOOK_S)
 
     def check(self) -> None:
-        """Raise the first failure, where the watching thread has read it.
-
-        Raises:
-            WorkerError: that one.
-        """
+        """Raise the first failure, where the watching thread has read it."""
         if self._found is not None:
             self.known.set()
             self._stay(self._found)  # this rank may host the store
@@ -443,9 +425,6 @@ def joining(store: Store, name: str, worker: str, ranks: int) -> Iterator[Failur
         name: The group's, the same on every rank.
         worker: This rank.
         ranks: How many the group will have.
-
-    Raises:
-        WorkerError: the ranks lost each other, or this one cannot take part.
     """
     watch = FailureWatch(PrefixStore(f"{name} joining", store), worker, ranks=ranks)
     # a rank that waits for one that will not come learns of nothing by itself, and that one never knows
