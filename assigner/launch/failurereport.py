@@ -48,7 +48,6 @@ class FailureReport:
     Args:
         worker: Whose error it is.
         message: What went wrong, without the worker.
-        hint: What to do next.
         exit_code: Of the process that has the error.
         trace: Its traceback; empty: there is none.
         place: Where in the user's code it was raised, where the message does not say it.
@@ -204,11 +203,7 @@ def how_it_ended(code: int) -> str:
 
 
 def ended_hint(how: str) -> str:
-    """What to do about a process that has handed over no error.
-
-    Args:
-        how: As `how_it_ended` says.
-    """
+    """What to do about a process that has handed over no error."""
     name = how.rpartition(" ")[2]
     return next((hint for names, hint in _ENDS if name in names), _OUTSIDE if "killed by" in how else _NO_ERROR)
 

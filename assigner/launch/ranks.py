@@ -89,13 +89,6 @@ class RanksAgent(LocalElasticAgent):
     The hosts meet at the run's store, with JSON; torchrun's other ways to meet unpickle what stands there. No logs are
     kept: the ranks write to this process's own outputs.
 
-    Args:
-        command: Program and arguments.
-        layout: Where the ranks are.
-        others: The way to the other hosts' launchers.
-        causes: Where the ranks hand over what their launcher is to know.
-        notice: Says a line.
-
     Attributes:
         done: The ranks of this host that have ended with exit code 0.
         ended: Those that were ended here, since another one had failed or a signal came.
@@ -367,10 +360,7 @@ class RankFailedError(WorkerError):
     A rank that says that it was used wrongly (2) or that files do not fit together (5) passes its code on.
 
     Args:
-        message: Which rank, and how it ended.
         rank_exit_code: What its process returned; negative: the signal that killed it.
-        hint: What to do next, where the rank has said it.
-        trace: Its traceback, where it has handed that over.
         is_told: The message is what a rank has said, and needs no guess at why its process ended.
     """
 

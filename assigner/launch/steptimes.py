@@ -48,12 +48,7 @@ class StepTimes:
 
 
 class StepClock:
-    """Takes the times of one rank's steps under one plan.
-
-    Args:
-        plan: What runs.
-        remat: What the run does with its rematerialisation.
-    """
+    """Takes the times of one rank's steps under one plan."""
 
     def __init__(self, plan: Plan, remat: RunRemat) -> None:
         self._plan, self._remat = plan, remat
@@ -86,11 +81,7 @@ class StepClock:
         self._updated = True
 
     def hand_over(self, weights: Callable[[], float | None] = lambda: None) -> None:
-        """Give the times to the launcher that started this process, if there are any and it is one that listens.
-
-        Args:
-            weights: As of `begin_step`, now.
-        """
+        """Give the times to the launcher that started this process, if there are any and it is one that listens."""
         if not (self._seconds or self._others or self._gathered):
             return
         asks = bool(self._gathered) and not self._updated and self._weights is not None
@@ -102,10 +93,6 @@ class StepClock:
 
 
 def handed_over(folder: Path) -> StepTimes | None:
-    """What rank 0 has handed over, its last pipeline counts; None: no step was made under a plan.
-
-    Raises:
-        FormatError: it is not what `StepClock` writes.
-    """
+    """What rank 0 has handed over, its last pipeline counts; None: no step was made under a plan."""
     path = folder / _FILE
     return handed_record(StepTimes, path) if path.is_file() else None

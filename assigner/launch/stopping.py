@@ -40,11 +40,7 @@ _FILE = "stop"  # the ending of a file's name
 
 
 class SignalledExit(SystemExit):
-    """A signal has ended a launcher and its ranks; the code is the one by which a shell tells of a killed process.
-
-    Args:
-        number: Of the signal.
-    """
+    """A signal has ended a launcher and its ranks; the code is the one by which a shell tells of a killed process."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -86,15 +82,8 @@ def take_signals(
 class StopSignals:
     """The signals that ask this process to stop.
 
-    Args:
-        names: Of the signals.
-        grace_s: How long this process may take to end after one.
-
     Attributes:
         requested: One has come.
-
-    Raises:
-        UsageError: there is no such signal, or none that can be noted.
     """
 
     def __init__(self, names: Iterable[str], grace_s: float) -> None:
@@ -119,7 +108,9 @@ class StopSignals:
         take_signals(self._numbers, self._note, self._before)
         for number in self._before:
             signal.siginterrupt(number, False)  # a message that is on its way in C goes on
-        self._tell()
+        if self._before:
+            told = NotedSignals(tuple(sorted(self._before)), self.grace_s)
+            self._file = hand_record(f"{self._process}.{id(self)}.{_FILE}", told)
 
     def close(self) -> None:
         """Have the signals do what they did before; in a rank, not before the same request can have come again."""
@@ -136,11 +127,6 @@ class StopSignals:
                 if signal.getsignal(number) == self._note:  # else somebody has put another one in its place since
                     signal.signal(number, before)
             self._before.clear()
-
-    def _tell(self) -> None:
-        if self._before:
-            told = NotedSignals(tuple(sorted(self._before)), self.grace_s)
-            self._file = hand_record(f"{self._process}.{id(self)}.{_FILE}", told)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         before = self._before.get(number, signal.SIG_DFL)

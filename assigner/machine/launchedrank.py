@@ -44,11 +44,7 @@ class Launched:
     """One rank.
 
     Args:
-        launcher: Who started it.
         variable: Where its rank stands.
-        rank: Its number in the run.
-        ranks: How many there are.
-        local_rank: Its number on its host.
         local_ranks: How many its host has; None: the launcher does not say.
         node: Its host's number, where the launcher says it.
         job: Names the job, the same on all of its ranks; empty: the launcher has no name for it.

@@ -58,11 +58,7 @@ class ProcessorTime:
 
 
 def processor_time(process: int | None = None) -> ProcessorTime:
-    """Read what a process has had until now; of a process that is gone, or where nobody tells, no threads.
-
-    Args:
-        process: Its number; None: this one.
-    """
+    """What a process (None: this one) has had until now; of one that is gone, or where nobody tells, no threads."""
     folder = Path("/proc", "self" if process is None else str(process), "task")
     try:
         found = {int(each.name): _thread_time(each) for each in folder.iterdir()}
@@ -82,12 +78,7 @@ def _thread_time(folder: Path) -> tuple[float, float] | None:
 
 
 def cores_shared(mine: Sequence[int], others: Iterable[Sequence[int]]) -> None:
-    """Note how many ranks may run on this one's cores: a launcher may bind each to its own (Open MPI, Slurm).
-
-    Args:
-        mine: The cores on which this process may run.
-        others: The same of the host's other ranks.
-    """
+    """Note how many ranks may run on this one's cores: a launcher may bind each to its own (Open MPI, Slurm)."""
     _sharing[:] = [_ranks_on(mine, others)]
 
 
@@ -117,11 +108,7 @@ def allowed_share(threads: int, ranks: int | None = None) -> float:
 
 
 def spare_cores(threads: int) -> float:
-    """Cores that affinity and quota leave beside the compute threads of the ranks on them; below 0: they lack some.
-
-    Args:
-        threads: Compute threads of each rank.
-    """
+    """Cores that affinity and quota leave beside the compute threads of the ranks on them; below 0: they lack some."""
     return allowed_cores() - threads * _ranks()
 
 
@@ -134,13 +121,7 @@ def _ranks() -> int:
 
 
 def starved_share(before: ProcessorTime, after: ProcessorTime, *, allowed: float) -> float:
-    """The share of a process's processor time that others had between two readings, from 0 to 1.
-
-    Args:
-        before: The first reading.
-        after: The second one.
-        allowed: What `allowed_share` gives.
-    """
+    """The share of a process's processor time that others had between two readings, from 0 to 1."""
     spent = []
     for thread, (computed_s, queued_s) in after.threads.items():
         computed_before, queued_before = before.threads.get(thread, (0.0, 0.0))
@@ -156,11 +137,7 @@ def starved_share(before: ProcessorTime, after: ProcessorTime, *, allowed: float
 
 
 class StarvationWatch:
-    """Watches this process from its construction on.
-
-    Args:
-        threads: Its compute threads.
-    """
+    """Watches this process from its construction on."""
 
     def __init__(self, threads: int) -> None:
         self.allowed = allowed_share(threads)
@@ -172,12 +149,7 @@ class StarvationWatch:
 
 
 class RanksWatch:
-    """Watches the processes that this one starts while the context is open, whatever they run.
-
-    Args:
-        ranks: How many of them compute here.
-        threads: Compute threads of each.
-    """
+    """Watches the processes that this one starts while the context is open, whatever they run."""
 
     def __init__(self, *, ranks: int, threads: int) -> None:
         self.allowed = allowed_share(threads, ranks)

@@ -121,7 +121,6 @@ class OutsideValues:
     parameters alone. Numbers and texts count, as they are when this is made, and all that modules hold.
 
     Args:
-        graph: Of the model.
         device: This rank's; code between partitions has copies of tensors where that is not the CPU.
 
     Attributes:
@@ -225,11 +224,6 @@ class OutsideValues:
         """What a step has moved the script may no more read of the builder's; every rank calls this behind each.
 
         In the first step all ranks tell each other: mostly forwards move the same ones from then on.
-
-        Args:
-            held: This rank's parameters and buffers by name.
-            written: As of `note_held`.
-            member: This process in the run.
         """
         moved, untold, self._untold = self.note_held(held, written), self._untold, []
         if untold:
@@ -247,9 +241,6 @@ class OutsideValues:
             state: Gives this rank's parameters and buffers by name. What the script has loaded of them counts as no
                 change: with `model.load_state_dict(pipeline.full_state_dict())` it evaluates its own model.
             training: False: they may also be as after `eval()`, each for itself.
-
-        Raises:
-            UsageError: naming it.
         """
         if self.is_outdated:
             raise UsageError(
@@ -348,16 +339,7 @@ class OutsideValues:
         return float(1 + zlib.crc32(repr(changed).encode())) if changed else 0.0
 
     def check_moved(self, old: Plan, new: Plan, told: Mapping[int, Sequence[float]]) -> None:
-        """Refuse to build a partition where what it holds from outside is not what it was where it comes from.
-
-        Args:
-            old: Who has them.
-            new: Who gets them.
-            told: What `digests` gave on each rank.
-
-        Raises:
-            UsageError: naming the partition; on every rank.
-        """
+        """Refuse to build a partition where what it holds from outside is not what it was where it comes from."""
         place = {name: n for n, name in enumerate(self._started)}
         for partition, source, target in removals(old, new):
             if told[source][place[partition]] != told[target][place[partition]]:

@@ -70,15 +70,8 @@ class BatchPasses:
     """The forwards of this rank, and in training its backwards.
 
     Args:
-        variants: The model's graphs.
-        member: This process in the run.
-        workload: The loss and the seed.
-        needs: What this rank needs of a batch.
         carried: The state that goes from batch to batch: training has its own.
-        watch: Of what steps and evaluations change in stages that several workers share.
-        remat: What keeps no graph and runs its forward again; None: nothing is trained.
-        statistics: Of BatchNorm modules; None: nothing is trained.
-        states: What forwards change beside their outputs, by partition; None: nothing is trained.
+        remat: What keeps no graph and runs its forward again; None, as `statistics` and `states`: nothing is trained.
 
     Attributes:
         as_planned: The last batch did what the plan says and nothing else: its program's actions, through one graph.

@@ -48,13 +48,7 @@ def traced(
 ) -> Iterator[None]:
     """Record the steps of the block and write them; see `Pipeline.trace`. All ranks enter and leave it together.
 
-    Args:
-        path: The trace's file.
-        installed: What runs the plan.
-        remat: What is rematerialised.
-        base_bytes: What this process held before it built its partitions.
-        last: How many steps are kept.
-        force: Replace an existing file.
+    `base_bytes` is what this process held before it built its partitions.
     """
     plan, member, executor = installed.plan, installed.member, installed.executor
     if last < 1:

@@ -47,11 +47,8 @@ class Failure:
     Args:
         worker: Who failed.
         where: What it was doing; empty: nobody knows.
-        error: What it said.
         kind: The type of the error; empty: there is none, the worker is gone.
         module: Where that type is defined.
-        trace: Its traceback.
-        hint: What to do next.
     """
 
     worker: str
@@ -94,11 +91,7 @@ class Failure:
         return f"{self}{trace}"
 
     def to_error(self, *, traced: bool = True) -> WorkerError:
-        """The failure as an error on a rank that did not fail itself; where it was raised, of the same type.
-
-        Args:
-            traced: Note the traceback of its worker on it.
-        """
+        """The failure as an error on a rank that did not fail itself; where it was raised, of the same type."""
         if not self.kind:
             return WorkerError(str(self), hint=self.hint)
         error = remote_error(self)
@@ -109,9 +102,6 @@ class Failure:
 
 class OtherWorkerError(WorkerError):
     """An error that was raised on another rank. Where that is possible, also an instance of the error's own type.
-
-    Args:
-        failure: What failed there.
 
     Attributes:
         worker: Who raised it.
@@ -129,11 +119,7 @@ class OtherWorkerError(WorkerError):
 
 
 def remote_error(failure: Failure) -> OtherWorkerError:
-    """The error of another rank.
-
-    Args:
-        failure: Of an error that was raised there.
-    """
+    """The error of another rank."""
     found = _loaded_type(failure.module, failure.kind)
     if found is None or not _takes_a_message(found):
         return OtherWorkerError(failure)

@@ -55,11 +55,7 @@ _failed: list[bool] = []  # whether this process's last run has
 
 
 def load() -> Any:
-    """The module `mpi4py.MPI`, with MPI not yet begun where nobody else has begun it.
-
-    Raises:
-        UsageError: there is none, or no library behind it.
-    """
+    """The module `mpi4py.MPI`, with MPI not yet begun where nobody else has begun it."""
     if importlib.util.find_spec("mpi4py") is None:
         raise UsageError("backend 'mpi': mpi4py is not installed", hint=_INSTALL)
     if "mpi4py.MPI" not in sys.modules:
@@ -132,14 +128,7 @@ def _tested(request: Any) -> bool:
 
 
 class MpiMessage:
-    """A send or a receive of some parts; see `MessageUnderWay`.
-
-    Args:
-        carrier: Whose.
-        peer: The other end's rank.
-        tensor: Its memory.
-        requests: MPI's, one for each part, and the part's bytes.
-    """
+    """A send or a receive of some parts; see `MessageUnderWay`."""
 
     def __init__(self, carrier: MpiCarrier, peer: int, tensor: torch.Tensor, requests: list[tuple[Any, int]]) -> None:
         self._carrier, self.peer, self.tensor, self.requests = carrier, peer, tensor, requests
@@ -197,10 +186,8 @@ class MpiCarrier:
     """One rank's messages through MPI; see `Carrier`.
 
     Args:
-        mpi: The module.
         communicator: Of all ranks of the run, for these messages alone. It is left to MPI_Finalize: to free it would
             wait for ranks that may be gone.
-        connections: See `open_mpi`.
     """
 
     name = "mpi"

@@ -56,22 +56,13 @@ def check_workers(plan: Plan, backend: Backend | None) -> None:
 
 
 def alone_on_theirs(devices: Mapping[int, str]) -> frozenset[int]:
-    """The ranks that share their device with no other one.
-
-    Args:
-        devices: What tells devices apart, by rank.
-    """
+    """The ranks that share their device with no other one."""
     ranks = Counter(devices.values())
     return frozenset(rank for rank, device in devices.items() if ranks[device] == 1)
 
 
 def direct_ranks(workers: Sequence[str], device: torch.device, backend: Backend | None) -> frozenset[int]:
     """The ranks whose messages to each other go through NCCL. Every rank calls this at the same time.
-
-    Args:
-        workers: Those that send and receive; the same on all ranks.
-        device: This rank's.
-        backend: See `Pipeline`.
 
     Raises:
         UsageError: every worker was asked to use NCCL, and one cannot; all ranks raise it.
@@ -119,13 +110,7 @@ def aborted(groups: Iterable[dist.ProcessGroup]) -> bool:
 
 
 class DirectChannels:
-    """The channels of this rank.
-
-    Args:
-        ranks: Those that are reached directly by each other.
-        device: This rank's.
-        timeout: A wait for another rank that takes longer fails.
-    """
+    """The channels of this rank."""
 
     def __init__(self, ranks: frozenset[int], *, device: torch.device, timeout: timedelta) -> None:
         self.ranks, self.device, self.timeout = ranks, device, timeout

@@ -44,12 +44,7 @@ Channel = tuple[str, str, bool]
 def sending_orders(
     program: Program, carried: Callable[[Route], bool] = lambda _route: True
 ) -> dict[Channel, tuple[Message, ...]]:
-    """The order of the messages in each channel of a program.
-
-    Args:
-        program: What runs.
-        carried: Whether a route's messages pass through channels.
-    """
+    """The order of the messages in each channel of a program."""
     orders: dict[Channel, list[Message]] = defaultdict(list)
     for actions in program.actions.values():
         for action in actions:
@@ -63,11 +58,7 @@ def sending_orders(
 
 
 class Posting:
-    """What is still to be posted of one run of a program.
-
-    Args:
-        orders: As `sending_orders` gives them.
-    """
+    """What is still to be posted of one run of a program."""
 
     def __init__(self, orders: Mapping[Channel, Sequence[Message]]) -> None:
         self._orders = orders

@@ -87,8 +87,6 @@ class PendingSends:
     """The sends of one rank.
 
     Args:
-        timeout: A wait for another rank that takes longer fails.
-        wait: Waits for a message.
         attend: Called first in each thread; None: nothing to do there.
     """
 
@@ -156,11 +154,7 @@ class PendingSends:
         self._hand_over(send, self._starting[lane])
 
     def flush(self) -> None:
-        """Wait until everything sent has left.
-
-        Raises:
-            LostConnectionError: a receiver is gone, or did not receive within the time-out.
-        """
+        """Wait until everything sent has left."""
         for send in self._taken():
             assert send.work is not None
             checked(send.target, functools.partial(self._wait, send.work))

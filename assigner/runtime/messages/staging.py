@@ -11,11 +11,7 @@ import torch
 
 
 class Staging:
-    """Copies of one GPU.
-
-    Args:
-        device: Which.
-    """
+    """Copies of one GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -97,19 +97,7 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 class Transport:
-    """Sends and receives of one rank.
-
-    Args:
-        device: Where received tensors go.
-        timeout_s: A wait for another rank that takes longer fails.
-        direct: The channels to other GPUs; None: there are none.
-        memory: What is shared with other CPU ranks; None: nothing.
-        carrier: What carries all else; None: gloo.
-
-    Attributes:
-        direct: As the argument.
-        carrier: What carries all else.
-    """
+    """Sends and receives of one rank; LostConnectionError where another one is gone, or does not answer in time."""
 
     def __init__(
         self,
@@ -137,12 +125,6 @@ class Transport:
     ) -> Transport:
         """That of this rank in its run, by every way there is. Every rank calls this at the same time.
 
-        Args:
-            workers: Those that send and receive; the same on all ranks.
-            device: This rank's.
-            timeout_s: A wait for another rank that takes longer fails.
-            backend: See `Pipeline`.
-
         Raises:
             UsageError, WorkerError: what was asked for is not there, or ranks ask for unlike things.
             LostConnectionError: a rank is gone.
@@ -154,11 +136,7 @@ class Transport:
         return cls(device=device, timeout_s=timeout_s, direct=direct, memory=memory, carrier=carrier)
 
     def know(self, routes: Iterable[Route]) -> None:
-        """Number the routes of a program that have no number yet; every rank knows the same programs in one order.
-
-        Raises:
-            UsageError: what carries messages has too few tags.
-        """
+        """Number the routes of a program that have no number yet; every rank knows the same programs in one order."""
         routes = tuple(routes)
         for route in routes:
             ends = frozenset((rank_of(route.source), rank_of(route.target)))
@@ -235,11 +213,7 @@ class Transport:
         checked(message.route.source, lambda: self._wait(posted.work))
 
     def receive(self, message: Message, span: RecordedSpan | None = None) -> torch.Tensor:
-        """The tensor of a message that was posted, once it is there; `span` gets the time at which it was.
-
-        Raises:
-            LostConnectionError: the sender is gone, or did not send within the time-out.
-        """
+        """The tensor of a message that was posted, once it is there; `span` gets the time at which it was."""
         buffer = self._arrived(message, span)
         assert buffer is not None
         return self._on_device(message, buffer)
@@ -279,11 +253,7 @@ class Transport:
             raise LostConnectionError(message.route.source, error) from error
 
     def send(self, message: Message, tensor: torch.Tensor, span: RecordedSpan | None = None) -> None:
-        """Send a tensor; returns at once. `span` gets the times at which it was handed over and had left.
-
-        Raises:
-            LostConnectionError: this or an earlier send found its receiver gone.
-        """
+        """Send a tensor; returns at once. `span` gets the times at which it was handed over and had left."""
         self._sends.check()
         name = message.route.target
         data = tensor.detach().resolve_conj().resolve_neg().contiguous()  # memory that says what the tensor is
@@ -326,46 +296,26 @@ class Transport:
         work.wait(self.timeout)
 
     def flush(self) -> None:
-        """Wait until everything sent has left.
-
-        Raises:
-            LostConnectionError: a receiver is gone, or did not receive within the time-out.
-        """
+        """Wait until everything sent has left."""
         self._sends.flush()
 
     def put(self, data: bytes, target: int) -> None:
-        """Send bytes to a rank, outside of the program; returns at once. `data` is not empty.
-
-        Raises:
-            LostConnectionError: the rank is gone.
-        """
+        """Send bytes to a rank, outside of the program; returns at once. `data` is not empty."""
         self.put_tensor(torch.tensor(len(data), device="cpu"), target)
         self.put_tensor(torch.frombuffer(bytearray(data), dtype=torch.uint8), target)
 
     def get(self, source: int) -> bytes:
-        """The bytes that a rank puts next.
-
-        Raises:
-            LostConnectionError: the rank is gone.
-        """
+        """The bytes that a rank puts next."""
         size = int(self.get_tensor(source, (), torch.int64))
         return self.get_tensor(source, (size,), torch.uint8).numpy().tobytes()
 
     def put_tensor(self, tensor: torch.Tensor, target: int) -> None:
-        """Send a contiguous CPU tensor's values to a rank, outside of the program; returns at once.
-
-        Raises:
-            LostConnectionError: the rank is gone.
-        """
+        """Send a contiguous CPU tensor's values to a rank, outside of the program; returns at once."""
         for part in _parts(tensor):
             self._start_send(f"worker:{target}", part, target, tag=0)
 
     def get_tensor(self, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor that a rank puts next, on the CPU.
-
-        Raises:
-            LostConnectionError: the rank is gone.
-        """
+        """The tensor that a rank puts next, on the CPU."""
         name, made = f"worker:{source}", torch.empty(shape, dtype=dtype, device="cpu")
         for part in _parts(made):
             work = checked(name, functools.partial(self.carrier.irecv, part, source, 0))
@@ -373,11 +323,7 @@ class Transport:
         return made
 
     def compare_clocks(self) -> ClockComparison:
-        """Rank 0's clock against this rank's; all ranks call this between two steps.
-
-        Raises:
-            LostConnectionError: a rank is gone.
-        """
+        """Rank 0's clock against this rank's; all ranks call this between two steps."""
         if dist.get_rank():
             return checked("worker:0", lambda: compare_clock(0))
         for rank in range(1, dist.get_world_size()):
@@ -385,11 +331,7 @@ class Transport:
         return ClockComparison(time.perf_counter())
 
     def meet(self) -> None:
-        """Wait until every rank is here.
-
-        Raises:
-            LostConnectionError: a rank is gone, or did not come within the time-out.
-        """
+        """Wait until every rank is here."""
         checked("another worker", dist.barrier)
 
     def close(self, *, failed: bool = False) -> None:

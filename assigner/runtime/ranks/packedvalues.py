@@ -30,7 +30,6 @@ class PackedValue:
     """A value that is packed.
 
     Args:
-        text: JSON.
         tensors: The tensors that it speaks of, contiguous and on the CPU.
     """
 
@@ -39,11 +38,7 @@ class PackedValue:
 
     @classmethod
     def of(cls, value: Any, where: str) -> PackedValue:
-        """A value, packed; the tensors are copies.
-
-        Raises:
-            UsageError: a part of it cannot be packed; the message says which, by `where`, its name.
-        """
+        """A value, packed; tensors are copies. What cannot be packed is refused, in words that begin with `where`."""
         met: list[torch.Tensor] = []
         try:
             plain = to_json(value, where, met)
@@ -67,11 +62,7 @@ class PackedValue:
 
 
 def refuse_unplain(tensor: torch.Tensor, where: str) -> None:
-    """Refuse a tensor that has no values, or more to it than these.
-
-    Raises:
-        UsageError: `where`, its name, says which.
-    """
+    """Refuse a tensor that has no values, or more to it than these; `where` is its name."""
     own = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     what = (
         f"a {type(tensor).__name__}" if own
@@ -112,13 +103,7 @@ def receive(member: Membership, source: int, told: list[Any]) -> torch.Tensor:
 
 
 def broadcast(member: Membership, source: int, parcel: PackedValue | None) -> PackedValue:
-    """The parcel of one rank on every rank.
-
-    Args:
-        member: This process in the run.
-        source: The rank that has it.
-        parcel: None on the others.
-    """
+    """The parcel of one rank, which alone gives it, on every rank."""
     if parcel is None:
         return receive_value(member, source)
     send_value(member, parcel, member.others)

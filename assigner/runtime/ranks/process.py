@@ -34,11 +34,6 @@ def join_run(plan: Plan, timeout_s: float, backend: Backend | None = None) -> bo
 
     A plan on one worker without a launcher runs in this process alone.
 
-    Args:
-        plan: What is to run.
-        timeout_s: A wait for another rank that takes longer fails.
-        backend: See `Pipeline`.
-
     Raises:
         UsageError: fewer ranks than the plan needs, ranks with unlike plans, a launcher that says too little, or a
             backend that is not there.
@@ -83,12 +78,7 @@ def executed(plan: Plan) -> dict[str, str]:
 
 
 def _check_alike(plan: Plan) -> None:
-    """Every rank calls this: those with unlike plans would wait for messages that the others never send.
-
-    Raises:
-        UsageError: another rank has another plan; every rank raises it.
-        WorkerError: another rank is gone.
-    """
+    """Every rank calls this: those with unlike plans would wait for messages that the others never send."""
     try:
         told = all_gather(dict[str, str], executed(plan))
     except RuntimeError as error:
@@ -108,11 +98,7 @@ def _check_alike(plan: Plan) -> None:
 
 
 def check_world(plan: Plan) -> None:
-    """Refuse a plan that needs more ranks than the run has.
-
-    Raises:
-        UsageError: it does.
-    """
+    """Refuse a plan that needs more ranks than the run has."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     if ranks < plan.world_size:
         raise UsageError(
@@ -133,11 +119,7 @@ def set_threads(plan: Plan, worker: str | None) -> None:
 
 
 def worker_device(worker: str | None) -> torch.device:
-    """The device of a worker, chosen as this process's own; the CPU for a rank without a stage.
-
-    Raises:
-        UsageError: this process has no such device.
-    """
+    """The device of a worker, chosen as this process's own; the CPU for a rank without a stage."""
     device = torch.device(Location.parse(worker).device if worker else "cpu")
     if device.type == "cuda":
         use_many_queues()

@@ -23,11 +23,7 @@ _RESET_PEAK = "5"  # Documentation/filesystems/proc.rst, clear_refs
 
 
 class MemoryGauge:
-    """Reads what this process holds on a device, and the most that it has held since `reset_peak`.
-
-    Attributes:
-        device: Where.
-    """
+    """Reads what this process holds on a device, and the most that it has held since `reset_peak`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

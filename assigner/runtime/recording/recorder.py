@@ -98,10 +98,6 @@ class RecordedStep:
 class Recorder:
     """Notes the actions of one rank.
 
-    Args:
-        gauge: Of the device's memory.
-        last: How many steps are kept.
-
     Attributes:
         steps: The last steps that ran the plan's whole program.
         highest_bytes: The most that was held at the end of an action.

@@ -23,11 +23,7 @@ _MESSAGE_BYTES, _PIECE_BYTES = 1 << 20, 1 << 15  # a piece fits into a socket's 
 
 
 def measure_reference(device: torch.device) -> ReferenceTimes:
-    """Do the three pieces of work for a while each; ranks that share a host do it at the same time.
-
-    Args:
-        device: What the worker computes on.
-    """
+    """Do the three pieces of work for a while each; ranks that share a host do it at the same time."""
     with torch.no_grad():
         return ReferenceTimes(_compute_s(device), _memory_s(device), _message_s())
 
