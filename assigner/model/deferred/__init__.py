@@ -58,11 +58,7 @@ if TYPE_CHECKING:
 
 
 class DeferredModel:
-    """A model as its builder makes it, on the meta device.
-
-    Args:
-        builder: Makes the model.
-        seed: What the generator is seeded with before the builder runs.
+    """A model as its builder makes it, on the meta device, with the generator seeded before.
 
     Attributes:
         model: The module tree; its parameters and buffers are meta tensors.
@@ -174,16 +170,10 @@ class DeferredModel:
         return {storage: self.kept[storage].clone() for storage in storages}  # type: ignore[no-untyped-call]
 
     def materialise(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """The named parameters and buffers with their initial values.
+        """The named parameters and buffers with their initial values; two names of one tensor give one tensor.
 
-        Args:
-            names: Names in the model; two names of one tensor give one tensor.
-            device: Where the tensors go; they are made on the CPU, so that every device starts from the same values.
-
-        Returns:
-            name -> tensor; parameters have the class, the attributes, the hooks and the `requires_grad` that the
-            builder has given them. A tensor that was there before the
-            builder ran is copied: it is the user's own.
+        They are made on the CPU, so that every device starts from the same values, in the likeness of the builder's. A
+        tensor that was there before the builder ran is copied: it is the user's own.
         """
         known = self.tensors()
         wanted = {name: known[name] for name in names}
@@ -219,15 +209,7 @@ def _check_sizes(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def slot_of(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """Where a module holds a tensor.
-
-    Args:
-        model: The module that the name begins at.
-        name: The tensor's, with dots.
-
-    Returns:
-        The parameters of the module that has it, where it is one of them, else that module's buffers; and its key.
-    """
+    """Where a module holds a tensor: the parameters of the part that has it, or else its buffers, and the key there."""
     path, _, key = name.rpartition(".")
     holder = model.get_submodule(path)
     return (holder._parameters if key in holder._parameters else holder._buffers), key
@@ -237,8 +219,7 @@ def slot_of(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
 def placed(entries: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
     """Something stands in places of modules or files while the block runs, and what was there before behind it.
 
-    Args:
-        entries: Dicts as the parameters, buffers or attributes of a module, each with a key and what is to be there.
+    An entry is a dict, as the attributes of a module, with a key and what is to be there.
     """
     every = [*entries]
     before = found_at(every)

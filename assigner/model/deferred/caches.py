@@ -36,14 +36,8 @@ def clear_caches(model: nn.Module, kept: Mapping[int, list[int]] | None = None) 
     """Empty what functools.cache keeps in the files of a model: fake tensors must neither stay there nor come.
 
     An object that the user's code makes once, and sets up, is no tensor: it stays, and its function with it. So does
-    the model itself, where its builder is cached.
-
-    Args:
-        model: That model.
-        kept: What this gave before the forward; what came since goes again. None: it comes next.
-
-    Returns:
-        The objects that stay, by the cached functions' ids.
+    the model itself, where its builder is cached. What stays is given back, by the ids of the functions: behind the
+    forward (`kept`) all that came since goes again.
     """
     stay: dict[int, list[int]] = {}
     modules = {id(each) for each in model.modules()}
@@ -63,12 +57,7 @@ def clear_caches(model: nn.Module, kept: Mapping[int, list[int]] | None = None) 
 
 
 def that_made(model: nn.Module, before: Mapping[int, list[int]]) -> list[str]:
-    """The names of the functions that have made objects, which are no tensors and lead to none.
-
-    Args:
-        model: Its.
-        before: What `clear_caches` gave.
-    """
+    """The functions that have made objects, no tensors and nothing that leads to one, since `clear_caches`, by name."""
     pairs = ((each, kept_objects(each)) for each in cached_functions(model.named_modules()))
     return [
         each.__qualname__

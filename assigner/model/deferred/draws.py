@@ -46,11 +46,7 @@ class Draws:
     def start(self, generator: torch.Generator, number: int) -> torch.Tensor | int:
         """Mark a generator as one from which call `number` has drawn.
 
-        Returns:
-            From where that call draws: a generator's state, or the number of the call where it goes on.
-
-        Raises:
-            BuilderError: the generator is another device's.
+        From where that call draws is returned: a generator's state, or the number of the call where it goes on.
         """
         if generator.device.type != "cpu":
             raise BuilderError(
@@ -77,11 +73,7 @@ class Draws:
 class SharedDraws:
     """The states that a builder draws from of the generators of Python and of NumPy that all code shares.
 
-        before -> random.seed(42) -> draws -> random.seed(7)       42's alone: nobody has drawn from what was before
-
-    Attributes:
-        python: Of Python's.
-        numpy: Of NumPy's.
+    before -> random.seed(42) -> draws -> random.seed(7)       42's alone: nobody has drawn from what was before
     """
 
     _SEEDING = ((random, "seed"), (random, "setstate"), (np.random, "seed"), (np.random, "set_state"))

@@ -46,24 +46,14 @@ def keepers(kind: type) -> tuple[Keeper, ...]:
 
 
 def named_keepers(value: Any, vocabulary: Vocabulary) -> tuple[Keeper, ...]:
-    """How that is copied which code with some names can read; it is not put back.
-
-    Args:
-        value: The object.
-        vocabulary: The names.
-    """
+    """How that is copied which code with some names can read; it is not put back."""
     kind: Any = type(value)
     copy, kept = vocabulary.copier(value), keepers(kind)
     return kept if copy is None else (Keeper(copy, lambda *_: None), *(each for each in kept if each is SLOTS))
 
 
 def is_as(space: dict[Any, Any], values: dict[Any, Any]) -> bool:
-    """Whether the same objects are under the same names, in the same order.
-
-    Args:
-        space: What is there now.
-        values: What was there.
-    """
+    """Whether the same objects are under the same names, in the same order."""
     if len(space) != len(values) or not all(map(operator.is_, dict.values(space), values.values())):
         return False
     return [*dict.keys(space)] == [*values]

@@ -36,15 +36,7 @@ def in_likeness(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def check_hung(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse what the builder has hung on tensors and what cannot follow them.
-
-    Args:
-        tensors: Parameters and buffers by name.
-
-    Raises:
-        UsageError: an attribute, or a hook by its closure, holds tensors or modules: these are the builder's, without
-            values; a tensor is sparse; or a hook is one that torch calls after it has added a micro-batch's gradient.
-    """
+    """Refuse what cannot follow parameters and buffers: what an attribute or a hook holds has no values."""
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided:
             raise UsageError(f"{name} is a sparse tensor", hint=SPARSE)
@@ -64,11 +56,7 @@ def check_hung(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def check_no_late_hooks(name: str, parameter: torch.Tensor) -> None:
-    """Refuse hooks that see a gradient when it has been added: a micro-batch's, not the step's.
-
-    Raises:
-        UsageError: there is one.
-    """
+    """Refuse hooks that see a gradient when it has been added: a micro-batch's, not the step's."""
     if getattr(parameter, "_post_accumulate_grad_hooks", None):
         raise UsageError(
             f"{name} has a hook from register_post_accumulate_grad_hook, which would run for every micro-batch",

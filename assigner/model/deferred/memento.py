@@ -45,40 +45,21 @@ _Hooks = tuple[dict[int, Any], dict[int, Any] | None]
 
 
 class StateChange(NamedTuple):
-    """An entry that is not what it was.
+    """An entry that is not what it was; ABSENT: nothing was there, or is."""
 
-    Args:
-        name: Where it stands, for people.
-        holder: What has it; of a name at the top of a file: all names there.
-        key: Of a dict, a module, an object or a file: its entry; None: the holder as a whole.
-        before: What was there; ABSENT: nothing.
-        now: What is there; ABSENT: nothing.
-        is_beyond: A forward that runs again would not find it as it was.
-    """
-
-    name: str
-    holder: Any
-    key: Any
+    name: str  # where it stands, for people
+    holder: Any  # what has it; of a name at the top of a file: all names there
+    key: Any  # of a dict, a module, an object or a file: its entry; None: the holder as a whole
     before: Any
     now: Any
-    is_beyond: bool
+    is_beyond: bool  # a forward that runs again would not find it as it was
 
 
 class Memento:
     """What modules hold now.
 
-    Args:
-        modules: By name, each once; their submodules are not followed.
-        others: Functions and objects that run with them, as a loss.
-        beside: What is not looked into where it is met.
-        backwards: False: what only hooks on backwards can reach is not met. No forward reads it.
-        parameters: True: those of modules that are met are among the tensors.
-        top: What stands at the top of files (see `reach`).
-        vocabulary: What counts of modules and of their classes: what has one of these names. Such a memento is to be
-            compared, and cannot be put back. None: all.
-
-    Attributes:
-        tensors: That were met, but for those made in inference mode, of which torch counts no changes.
+    Arguments are those of `reach`: modules by name, without their submodules, and others that run with them, as a loss.
+    With a vocabulary it is to be compared, and cannot be put back.
     """
 
     def __init__(
@@ -108,7 +89,7 @@ class Memento:
         return made
 
     def _keep(self, found: Iterable[tuple[Place, Any]], vocabulary: Vocabulary | None, *, with_values: bool) -> None:
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor] = []  # but for those made in inference mode: torch counts no changes of these
         self._kept: list[_Kept] = []
         self._places: list[Place] = []  # of the tensors
         self._loose: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # tensor, part of it, its values
@@ -144,11 +125,7 @@ class Memento:
                 held.data.copy_(value)
 
     def exchange(self, others: Mapping[int, torch.Tensor]) -> None:
-        """Have other tensors in the places of some.
-
-        Args:
-            others: By the ids of those that go.
-        """
+        """Have other tensors in the places of some, whose ids these stand under."""
         for keeper, held, values, _ in self._kept if others else ():
             if (exchanged := _exchanged(values, others)) is not values:
                 keeper.put(held, exchanged)
@@ -188,10 +165,8 @@ class Memento:
     ) -> bool:
         """Something is no more as it was then; tensors by torch's count of the changes to them.
 
-        Args:
-            ignoring: What does not count: changes of tensors, and one in the place of another; or values: numbers and
-                texts, as attributes and as items, and changes within tensors.
-            among: Which of what is kept; None: all.
+        Without "tensors" neither their changes nor one in the place of another count; without "values" neither numbers
+        and texts, as attributes and as items, nor changes within tensors.
         """
         if ignoring == "nothing" and self.moved():
             return True

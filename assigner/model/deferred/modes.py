@@ -29,10 +29,7 @@ def settle_mode(model: Any) -> None:
     """Have modules with a `train` of their own do what it does: one may keep its BatchNorm in eval mode.
 
     A training script calls it on the model before its loop. What nn.Module's own `train` would do beside that, to
-    parts that the builder has in another mode, is taken back.
-
-    Raises:
-        UsageError: a `train` is another method than the one that `eval()` calls with the mode.
+    parts that the builder has in another mode, is taken back. A `train` that is another method is refused.
     """
     modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
     for name, module in modules.items():
@@ -61,11 +58,7 @@ def switch_modes(modules: Iterable[nn.Module], flags: Mapping[nn.Module, bool]) 
     """Call `train` of those that have one of their own, as `train` and `eval` of a model do.
 
     One within another is called by that, and again only if its mode is another one. Flags that are merely the mode's,
-    as nn.Module's `train` sets them, stay as they were.
-
-    Args:
-        modules: They, parents first.
-        flags: With which mode; those that are missing: False.
+    as nn.Module's `train` sets them, stay as they were. Modules come parents first; one without a flag is evaluated.
     """
     reached: dict[nn.Module, bool] = {}
     for module in modules:
@@ -80,17 +73,10 @@ def switch_modes(modules: Iterable[nn.Module], flags: Mapping[nn.Module, bool]) 
 
 
 def eval_attributes(deferred: DeferredModel, parts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What the model's `eval()` leaves on its modules where `eval()` of the parts leaves something else.
+    """What the model's `eval()` leaves on its modules where `eval()` of the parts, by name, leaves something else.
 
-    Args:
-        deferred: The model; it is left as it is.
-        parts: Names of modules that a pipeline has copies of.
-
-    Returns:
-        By each name of a module attributes and their values: `training`, and of parts numbers and texts, or ABSENT.
-
-    Raises:
-        UsageError: it changes something else of a part.
+    By each name of a module attributes and their values: `training`, and of parts numbers and texts, or ABSENT. Where
+    it changes something else of a part it is refused.
     """
     model = deferred.model
     modules = {name: each for part in parts for name, each in model.get_submodule(part).named_modules(prefix=part)}
@@ -127,11 +113,7 @@ def eval_attributes(deferred: DeferredModel, parts: Iterable[str]) -> dict[str, 
 def left_in_eval(deferred: DeferredModel) -> str | None:
     """The parts with parameters that train in eval mode although `train()` of the model would switch them, in words.
 
-    Args:
-        deferred: The model; it is left as it is.
-
-    Returns:
-        None: there are none in which the mode matters. One that is a layer by itself somebody has put in that mode.
+    None: there are none in which the mode matters. One that is a layer by itself somebody has put in that mode.
     """
     now = {module for module in deferred.model.modules() if not module.training}
     found: list[str] = []

@@ -105,12 +105,7 @@ def returned_arguments(operation: Any) -> list[str | None]:
 
 
 def fresh_values(returned: Sequence[str | None], result: Any) -> list[Any]:
-    """What an operation gives that is none of its arguments.
-
-    Args:
-        returned: Its `returned_arguments`.
-        result: All that it gives.
-    """
+    """What an operation gives that is none of its arguments, by its `returned_arguments`."""
     results = list(result) if len(returned) > 1 else [result]
     return [each for each, name in zip(results, returned, strict=False) if name is None]
 
@@ -141,23 +136,15 @@ def branched(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any
 
 
 class Writes(Watching):  # type: ignore[no-untyped-call]
-    """Notes which storages are written to, also through `.data`, which torch does not count, and which are read.
-
-    Attributes:
-        storages: The numbers (`storage_of`) of those that are written to.
-        read: Of those that are given to any operation.
-        used: Likewise, but for the operations of a BatchNorm.
-        normed: Of those that are given to these.
-        effects: How many operations have written or drawn.
-    """
+    """Notes which storages are written to, also through `.data`, which torch does not count, and which are read."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.storages: set[int] = set()
-        self.read: set[int] = set()
-        self.used: set[int] = set()
-        self.normed: set[int] = set()
-        self.effects = 0
+        self.storages: set[int] = set()  # that are written to, by their numbers (`storage_of`)
+        self.read: set[int] = set()  # that are given to any operation
+        self.used: set[int] = set()  # likewise, but for the operations of a BatchNorm
+        self.normed: set[int] = set()  # that are given to these
+        self.effects = 0  # how many operations have written or drawn
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -181,9 +168,6 @@ class GradientUses(TorchFunctionMode):
 
     Nothing adds to that of a buffer: it is None, unless code gives it one. `Module.to` asks for each parameter's, to
     convert it as the parameter; where that is as it should be, so is its gradient.
-
-    Attributes:
-        found: These, as often as it was.
     """
 
     _GRADIENT: Any = torch.Tensor.grad

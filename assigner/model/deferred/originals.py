@@ -187,12 +187,7 @@ def plain_class(tensor: torch.Tensor) -> type[torch.Tensor]:
 
 
 def keep_originals(tensors: Mapping[str, torch.Tensor], moving: Collection[str]) -> None:
-    """Refuse from now on that a script uses what is another on the copies.
-
-    Args:
-        tensors: The builder's parameters and buffers by name.
-        moving: The names of those that forwards change, as running statistics.
-    """
+    """Refuse from now on that a script uses what is another on the copies: what trains, or what forwards move."""
     for name, tensor in tensors.items():
         _watch(tensor)
         if tensor.requires_grad or tensor.is_meta or name in moving:
@@ -200,12 +195,7 @@ def keep_originals(tensors: Mapping[str, torch.Tensor], moving: Collection[str])
 
 
 def keep_moved(tensors: Mapping[str, torch.Tensor], but: Any) -> None:
-    """Refuse from now on that a script uses what a pipeline had under an earlier plan.
-
-    Args:
-        tensors: Parameters and buffers by name.
-        but: What forwards go on with: values in which some of the buffers may be.
-    """
+    """Refuse from now on that a script uses what a pipeline had under an earlier plan, but for what it goes on with."""
     known = {id(each) for each in pytree.tree_leaves(but)}
     for name, tensor in tensors.items():
         if id(tensor) not in known:
@@ -244,12 +234,7 @@ def is_outdated(model: nn.Module) -> bool:
 
 
 def keep_left(model: nn.Module, left: Mapping[nn.Module, Mapping[str, str]]) -> None:
-    """Refuse from now on that a script uses what forwards leave on modules, if the model's tensors are kept.
-
-    Args:
-        model: The builder's.
-        left: Its modules whose attributes forwards change, with the words for each attribute.
-    """
+    """Refuse from now on that a script uses what forwards leave on modules, if the model's tensors are kept."""
     for module, words in left.items() if _has_originals(model) else ():
         if module not in _left:
             module_class: Any = type(module)
@@ -264,22 +249,16 @@ def _has_originals(module: nn.Module | None) -> bool:
 
 
 class _Left(NamedTuple):
-    """What forwards of copies leave on a module.
+    """What forwards of copies leave on a module: of each attribute, what it is and whose forward changes it, in words.
 
-    Args:
-        words: Of each attribute, what it is and whose forward changes it, for people.
-        module: It, or the model where it has no tensors: with values of the script's own in these it is its own too.
+    The module is the model where it has no tensors: with values of the script's own in these it is its own too.
     """
 
     words: Mapping[str, str]
     module: ref[nn.Module]
 
     def check(self, name: str) -> None:
-        """Refuse that the script reads or sets an attribute.
-
-        Raises:
-            UsageError: it is one of these, or all.
-        """
+        """Refuse that the script reads or sets an attribute; of another name than these, all of them."""
         if not _unwatched and _has_originals(self.module()):
             words = self.words[name] if name in self.words else next(iter(self.words.values()))
             raise UsageError(

@@ -19,7 +19,7 @@ import hashlib
 import numbers
 import re
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,21 +51,13 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 @dataclass(frozen=True)
 class Origins:
-    """What a model was made from; numbers of 48 bits, 0: nothing.
+    """What a model was made from; numbers of 48 bits, 0: nothing."""
 
-    Args:
-        seeds: Of torch's draws.
-        python: Of draws from Python's generator.
-        numpy: Of draws from NumPy's.
-        values: Of weights by name, and of numbers by where they are.
-        texts: Of each container of texts, or of names, by where it is: of what is in it, and of how that stands there.
-    """
-
-    seeds: int
-    python: int = 0
-    numpy: int = 0
-    values: dict[str, int] = field(default_factory=dict)
-    texts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    seeds: int  # of torch's draws
+    python: int  # of draws from Python's generator
+    numpy: int
+    values: dict[str, int]  # of weights by name, and of numbers by where they are
+    texts: dict[str, tuple[int, int]]  # of each container of texts: of what is in it, and of how that stands there
 
     @property
     def numbers(self) -> list[float]:
@@ -85,15 +77,10 @@ def origins_of(
     draws: SharedDraws,
     unregistered: Sequence[tuple[torch.Tensor, View]],
 ) -> Origins:
-    """Those of a builder.
+    """Those of a builder, by its calls, the model that it has made, and the names by which forwards read of that.
 
-    Args:
-        calls: What it has torch do.
-        model: What it has made.
-        vocabulary: What its forwards can read.
-        draws: What it has drawn from Python's generator and NumPy's.
-        unregistered: Tensors that it has made beside parameters and buffers, each with what stands for it in the calls.
-            Their values may be what memory held before, as those of torch.empty.
+    `unregistered` are tensors beside parameters and buffers, each with what stands for it in the calls: their values
+    may be what memory held before, as those of torch.empty.
     """
     seeds = [call.source.numpy().tobytes() for call in calls if isinstance(call.source, torch.Tensor)]
     known, made = _known(calls), {id(tensor): view for tensor, view in unregistered}

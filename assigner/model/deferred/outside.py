@@ -34,14 +34,9 @@ _OF_IMPORTS = frozenset({"__builtins__", "__loader__", "__spec__"})  # pytest's 
 
 
 def objects_outside(builder: Callable[[], nn.Module], model: nn.Module) -> dict[int, Any]:
-    """What a model shares with what is reached without it.
+    """The objects that a model holds and that are reached without it, or that a function has, by id.
 
-    Args:
-        builder: Has made the model; what it closes over, and its file's names, are the outside.
-        model: Its modules' classes, and their files, are too.
-
-    Returns:
-        The objects that the model holds and that are reached without it, or that a function has, by id.
+    Outside is what its builder closes over, and the files of that and of the modules' classes.
     """
     kinds = dict.fromkeys(type(module) for module in model.modules())
     files = dict.fromkeys(kind.__module__ for kind in kinds if is_users(kind.__module__))

@@ -36,14 +36,9 @@ _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def own_code(functions: Iterable[Any], model: nn.Module) -> dict[str, list[int]]:
-    """What can be run of the user's own files.
+    """What functions, as the loss, and a model's forwards can run of the user's own files; of an object its class's.
 
-    Args:
-        functions: As the loss; of an object what its class has.
-        model: Whose forwards run.
-
-    Returns:
-        By name and file, as `loss (model.py)`, numbers of 48 bits, in order: one for each definition.
+    By name and file, as `loss (model.py)`, numbers of 48 bits, in order: one for each definition.
     """
     found: dict[str, set[int]] = defaultdict(set)
     waiting: list[Any] = [*functions, *(type(each) for each in model.modules())]

@@ -87,9 +87,7 @@ def given_attributes(held: Any) -> dict[str, Any]:
 def attributes_of(module: nn.Module, plain: bool = False) -> dict[str, Any]:
     """The attributes of a module beside those that each has; of torch's own, of those that are given something to call.
 
-    Args:
-        module: Without submodules.
-        plain: Numbers and texts too.
+    Numbers and texts are among them where `plain` says so.
     """
     kind, space = type(module), module.__dict__
     if not plain and kind in _PLAIN:
@@ -118,8 +116,7 @@ def _is_torchs(name: str, value: Any) -> bool:
 def is_users(name: str | None) -> bool:
     """Whether a Python module is the user's: neither torch's nor Python's own, nor this program's.
 
-    Args:
-        name: Of the module; what else a class written in C has for it is nobody's.
+    What a class written in C has in the place of a name is nobody's.
     """
     return (name if isinstance(name, str) else "").partition(".")[0] not in _NOT_LOOKED_INTO
 

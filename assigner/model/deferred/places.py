@@ -21,12 +21,9 @@ the top of a file alone, by a class, a function or another file."""
 
 
 class Place(NamedTuple):
-    """Where an object is found.
+    """Where an object is found: its key in a holder, and the form in which its name is made of both.
 
-    Args:
-        form: How its name is made of the holder's and of the key; or where a name begins, which is the key then.
-        key: In the holder.
-        holder: None: the name begins here.
+    Without a holder the key is a name that begins here, and the form says where: one of `ORIGINS`.
     """
 
     form: str
@@ -76,13 +73,7 @@ class Place(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Some of the names at the top of a file: those that a function of it binds anew, or reads.
-
-    Args:
-        space: All that the file has.
-        names: Those.
-        code: Of the function that reads them; None: any code may.
-    """
+    """Some of the names at the top of a file: those that a function of it binds anew, or reads (`code`; None: any)."""
 
     space: dict[str, Any]
     names: tuple[str, ...]
@@ -90,10 +81,6 @@ class Names(NamedTuple):
 
 
 class Called(NamedTuple):
-    """What the script can change of a function beside its code: its defaults, and what hangs on it.
-
-    Args:
-        function: It.
-    """
+    """What the script can change of a function beside its code: its defaults, and what hangs on it."""
 
     function: types.FunctionType

@@ -305,12 +305,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def readable(self) -> Iterator[None]:
-        """What torch does with memory beside all calls: what is loaded has memory, and what has none is not saved.
-
-        Raises:
-            BuilderError: the builder saves tensors; or it or torch has met a `BuilderError` of this recorder's, and has
-                raised an error of its own.
-        """
+        """What torch does with memory beside all calls: what is loaded has memory, and what has none is not saved."""
         with contextlib.ExitStack() as stack:
             readers: list[tuple[Any, str]] = [(torch.UntypedStorage, name) for name in ("cpu", "tolist", "_write_file")]
             # these read memory by its address; which of them there is, a release says
@@ -329,6 +324,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
+        """The builder, or torch, may have met a `BuilderError` of this recorder's and raised an error of its own."""
         try:
             yield
         except AssignerError:
@@ -412,8 +408,7 @@ class LooksReal(TorchFunctionMode):
 def _check_loaded(func: Any, args: tuple[Any, ...], written: list[torch.Tensor]) -> None:
     """Tensors with memory (loaded weights) stay what they are: a change would be made to a copy, and be lost.
 
-    Raises:
-        BuilderError: one is written to, or is a parameter that is converted, which would part it from its ties.
+    A parameter that is converted would be parted from its ties.
     """
     if func is torch.ops.aten._to_copy.default and isinstance(args[0], nn.Parameter) and not is_meta(args[0]):
         raise BuilderError("converts a loaded tensor", hint=_LOADED_HINT)
@@ -464,11 +459,7 @@ def _within(error: BaseException) -> BuilderError | None:
 
 
 def _check_autocast(func: Any) -> None:
-    """Autocast chooses types by the device of the tensors, and would leave those on the meta device alone.
-
-    Raises:
-        BuilderError: the call is one whose types it chooses.
-    """
+    """Autocast chooses types by the device of the tensors, and would leave those on the meta device alone."""
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "AutocastCPU"):
         raise BuilderError(
             f"calls {func.name().removeprefix('aten::')} under torch.autocast",

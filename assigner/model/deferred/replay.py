@@ -48,24 +48,16 @@ class View:
 
 @dataclass(frozen=True)
 class Call:
-    """One recorded operation; meta tensors among its arguments and results are views.
-
-    Attributes:
-        writes: The storages that it changes.
-        source: Where a draw starts: at a generator's state, or where the call of that number has ended. None: the call
-            draws nothing.
-        by_values: True if a draw takes as much from the generator as the values among its arguments say.
-        default: The default type of numbers when the builder made the call.
-    """
+    """One recorded operation; meta tensors among its arguments and results are views."""
 
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
-    writes: frozenset[int]
-    source: torch.Tensor | int | None
-    by_values: bool
-    default: torch.dtype
+    writes: frozenset[int]  # storages
+    source: torch.Tensor | int | None  # where a draw starts: a generator's state, or where the call of that number ends
+    by_values: bool  # a draw takes as much from the generator as the values among its arguments say
+    default: torch.dtype  # of numbers when the builder made the call
 
     def reads(self) -> set[int]:
         """The storages among the arguments."""
@@ -82,11 +74,9 @@ class Call:
 
 
 class Replay:
-    """Runs the recorded calls that the wanted storages depend on, and the draws that come before theirs.
+    """Runs the recorded calls that the wanted storages depend on (`needed`), and the draws that come before theirs.
 
-    Attributes:
-        needed: Numbers of the calls that run on true memory.
-        drawn: Numbers of the draws that run on scratch memory, to bring their generator where the next draw starts.
+    Those run on scratch memory (`drawn`), to bring their generator where the next draw starts.
     """
 
     def __init__(self, calls: list[Call], wanted: set[int]) -> None:

@@ -64,17 +64,11 @@ _HOOKS = [name for name in STANDARD if "hooks" in name]
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The names that some code has.
-
-    Args:
-        names: Those; None: any.
-        made: The classes that it may make objects of.
-        draws: It can reach the generators of Python's `random` and of NumPy that all code shares.
-    """
+    """The names that some code has; None: any."""
 
     names: frozenset[str] | None = None
-    made: frozenset[type] = frozenset()
-    draws: bool = True
+    made: frozenset[type] = frozenset()  # classes of which it may make objects
+    draws: bool = True  # it can reach the generators of Python's `random` and of NumPy that all code shares
 
     def has(self, name: str) -> bool:
         """Whether the code can reach an attribute of this name."""
@@ -130,12 +124,9 @@ class Vocabulary:
 def vocabulary_of(
     modules: Iterable[nn.Module], beside: Iterable[nn.Module] = (), others: Iterable[Any] = ()
 ) -> Vocabulary:
-    """The names that the forward of modules, or functions alone, can reach anything by.
+    """The names that the forward of modules, each without its submodules, can reach anything by; or functions alone.
 
-    Args:
-        modules: Whose, each without its submodules.
-        beside: Other modules, whose forward is other code; what it else has may be asked for by name.
-        others: Functions that run with it.
+    The forward of those `beside` is other code; what they else have may be asked for by name.
     """
     modules = list(modules)
     listener = _Listener(_CALLED if modules else _RUN)  # `train` of an object that has a loss is the script's own loop
@@ -155,12 +146,7 @@ class _AnyNameError(Exception):
 
 
 class _Listener:
-    """Follows code by its names.
-
-    Attributes:
-        words: All names so far.
-        made: The classes that its code names.
-    """
+    """Follows code by its names (`words`), and notes the classes that it may make objects of (`made`)."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self.words, self.made = set(words), set[type]()

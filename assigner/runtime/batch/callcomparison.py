@@ -59,45 +59,25 @@ _LEAVES, _HAS_TARGETS = 1, 2
 
 
 class GivenBatch(NamedTuple):
-    """A batch as a rank goes on with it.
+    """A batch as a rank goes on with it."""
 
-    Args:
-        inputs: The script's own; where it gave none, like those of other ranks, with tensors on the meta device.
-        targets: The script's own.
-        weights: What each micro-batch counts for, and more numbers; None: nobody has told.
-    """
-
-    inputs: Any
+    inputs: Any  # the script's own; where it gave none, like those of other ranks, with tensors on the meta device
     targets: Any
-    weights: Sequence[float] | None
+    weights: Sequence[float] | None  # what each micro-batch counts for, and more numbers; None: nobody has told
 
 
 class _CallHashes(NamedTuple):
-    """What one rank tells all others before a call; hashes are numbers of 63 bits.
+    """What one rank tells all others before a call; hashes are numbers of 63 bits."""
 
-    Args:
-        call: Of the calls since the last time.
-        inputs: Of structure, shapes, types and values.
-        key: Of structure, shapes, strides and types.
-        targets: As of the inputs.
-        bits: Whether it is the end, and whether this rank has targets.
-    """
-
-    call: int
-    inputs: int = 0
-    key: int = 0
+    call: int  # of the calls since the last time
+    inputs: int = 0  # of structure, shapes, types and values
+    key: int = 0  # of structure, shapes, strides and types
     targets: int = 0
-    bits: int = 0
+    bits: int = 0  # whether it is the end, and whether this rank has targets
 
 
 class CallComparison:
-    """Compares the calls of all ranks, and their batches.
-
-    Args:
-        member: This rank's part in the run.
-        needs: What the ranks need of a batch.
-        micro_batches: Of a batch, at most.
-    """
+    """Compares the calls of all ranks, and their batches, of so many micro-batches at most."""
 
     def __init__(self, member: Membership, needs: Needs, micro_batches: int) -> None:
         self._member, self._needs = member, needs
@@ -118,10 +98,8 @@ class CallComparison:
     def check(self, call: str, shown: str = "", *, exchanges: bool = True) -> None:
         """Every rank calls this before anything else that it does for a call without a batch, in a guarded block.
 
-        Args:
-            call: What is called, with the arguments that must be the same.
-            shown: The same for people, with others too.
-            exchanges: False: the ranks tell each other nothing in it, so that it is compared with the next call.
+        `call` has the arguments that must be the same, `shown` others too, for people. One in which the ranks tell each
+        other nothing (not `exchanges`) is compared with the next.
 
         Raises:
             UsageError: another rank makes another call, or this or the other one leaves alone.
@@ -141,13 +119,10 @@ class CallComparison:
         loss: bool = True,
         weigh: Callable[[tuple[Any, Any]], Sequence[float]] | None = None,
     ) -> GivenBatch:
-        """As `check`, for a call with a batch. What this rank has to know of inputs that it has not, it gets.
+        """As `check`, for a call with a batch, (inputs, targets); None for what this rank was not given.
 
-        Args:
-            call: What is called, with its arguments but the batch.
-            batch: (inputs, targets), of any structure; None for what this rank was not given.
-            loss: The call asks for targets.
-            weigh: What the micro-batches of (inputs, targets) count for; None: for their rows.
+        What it has to know of inputs that it has not, it gets. `weigh` says what micro-batches count for; None: for
+        their rows. With `loss` the call asks for targets.
 
         Raises:
             UsageError: another rank makes another call or has another batch, or this one lacks what it needs.
@@ -285,11 +260,7 @@ def outline(inputs: Any) -> str:
 
 
 def inputs_of(text: str, worker: str) -> Any:
-    """The inputs that an outline is of, with tensors that have no values.
-
-    Args:
-        text: What `outline` gave.
-        worker: Who has told it.
+    """The inputs that an outline, as a worker has told it, is of, with tensors that have no values.
 
     Raises:
         UsageError: they are of a kind that cannot be told.

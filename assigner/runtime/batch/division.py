@@ -36,15 +36,10 @@ def fair_sizes(rows: int, count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Division:
-    """How many rows each micro-batch of a batch gets.
-
-    Args:
-        sizes: Rows of each, in order.
-        counts: A number of all rows goes whole to every micro-batch, as a summed loss may divide by it.
-    """
+    """How many rows each micro-batch of a batch gets."""
 
     sizes: tuple[int, ...]
-    counts: bool = False
+    counts: bool = False  # a number of all rows goes whole to every micro-batch, as a summed loss may divide by it
 
     @property
     def rows(self) -> int:
@@ -52,12 +47,7 @@ class Division:
         return sum(self.sizes)
 
     def cut(self, tree: Any, known: RowLeaves, where: str) -> list[Any]:
-        """The tree of each micro-batch.
-
-        Args:
-            tree: The whole batch's.
-            known: How it goes with the rows.
-            where: Its name, for errors.
+        """The tree of each micro-batch, by what is known of its rows.
 
         Raises:
             UsageError: there are several micro-batches, and a part cannot be cut, has other rows, or might carry the
@@ -192,11 +182,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_tensor(tensor: torch.Tensor, where: str) -> None:
-    """Refuse what a plain tensor is not: it would be lost on the way through a graph, or in a part.
-
-    Raises:
-        UsageError: a class of its own, nested, or with attributes hung on it.
-    """
+    """Refuse what a plain tensor is not, a class of its own or attributes: it would be lost in a graph or a part."""
     if type(tensor) not in _OWN_KINDS or tensor.is_nested:
         kind = "nested tensor" if tensor.is_nested else type(tensor).__name__
         raise UsageError(

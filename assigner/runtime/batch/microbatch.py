@@ -42,31 +42,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro-batch.
+    """One micro-batch."""
 
-    Args:
-        inputs: The flattened arguments of the model's forward; tensors have this micro-batch's rows.
-        structure: Of these arguments.
-        targets: The targets, in their own structure; those of the whole batch where the loss is over it.
-        weight: What its loss counts for in the step's loss; 0: it is not even computed.
-        rows: How many it has.
-        amount: What it counts for beside other batches: what the workload's `weight` says of it, or its rows.
-    """
-
-    inputs: list[Any]
-    structure: TreeSpec
-    targets: Any
-    weight: float
+    inputs: list[Any]  # the flattened arguments of the model's forward
+    structure: TreeSpec  # of these
+    targets: Any  # those of the whole batch where the loss is over it
+    weight: float  # what its loss counts for in the step's loss; 0: it is not even computed
     rows: int
-    amount: float
+    amount: float  # what it counts for beside other batches: what the workload's `weight` says of it, or its rows
 
 
 def check_pair(batch: Any) -> None:
-    """A batch to train on or to evaluate is (inputs, targets); a DataLoader makes a list of them.
-
-    Raises:
-        UsageError: it is anything else.
-    """
+    """Refuse a batch to train on or to evaluate that is not (inputs, targets); a DataLoader makes a list of them."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, tuple | list | dict) else ""
         given = described(batch) if isinstance(batch, torch.Tensor) else f"a {type(batch).__name__}{size}"
@@ -82,9 +69,6 @@ class Cutting:
     What carries rows is learnt from two batches of the workload's own, once, at the first use. Where the workload makes
     none for 4 and for 8 rows, and in a part of a batch that those do not have, it is what has as many rows as the first
     tensor.
-
-    Args:
-        workload: Its batch maker, what its loss does over the rows, and what its micro-batches count for.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -95,13 +79,9 @@ class Cutting:
         return batch_rows(self._workload)
 
     def row_count(self, inputs: Any) -> int:
-        """Rows of a batch, as `Workload.batch` counts them.
+        """Rows of a batch, as `Workload.batch` counts them; of rows that belong together the groups.
 
-        They are the dimension of rows, or the length, of the first input that carries them; of rows that belong
-        together the groups.
-
-        Raises:
-            UsageError: there is none, or it has none.
+        They are the dimension of rows, or the length, of the first input that carries them.
         """
         return self.counted(self._rows(inputs)[0])
 
@@ -156,13 +136,11 @@ class Cutting:
     def split(
         self, batch: Batch, count: int, *, weighed: bool = True, weights: Sequence[float] | None = None
     ) -> list[MicroBatch]:
-        """A batch as `count` micro-batches, whose rows differ by one at most, or by one group.
+        """A batch, (inputs, targets), as `count` micro-batches, whose rows differ by one at most, or by one group.
 
-        Args:
-            batch: (inputs, targets). What carries the batch's rows is cut, the rest goes whole to every micro-batch.
-            count: How many micro-batches; no more than there are rows.
-            weighed: False: micro-batches count by their rows, whatever the workload's `weight` says.
-            weights: What they count for, and perhaps more numbers, from a rank that had all of the batch.
+        What carries the batch's rows is cut, the rest goes whole to every micro-batch. They count by `weights`, which a
+        rank has told that had all of the batch (and perhaps more numbers); or by the workload's `weight`; or by their
+        rows, also where not `weighed`.
 
         Raises:
             UsageError: a weight that is negative or not finite, or all of them are 0; inputs and targets differ in

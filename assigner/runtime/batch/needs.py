@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 
 
 def given_pair(batch: Any) -> tuple[Any, Any]:
-    """What the script has handed in as inputs and targets; None for a part, or for the batch, is nothing.
-
-    Raises:
-        UsageError: it is no pair.
-    """
+    """What the script has handed in as inputs and targets; None for a part, or for the batch, is nothing."""
     if batch is None:
         return None, None
     check_pair(batch)
@@ -44,17 +40,7 @@ def given_pair(batch: Any) -> tuple[Any, Any]:
 
 
 class Needs:
-    """What this rank needs under a plan, and who tells of the batch.
-
-    Args:
-        workload: Its loss and its weights.
-        variants: The model's graphs.
-        member: This process in the run.
-
-    Attributes:
-        inputs_rank: The rank that tells what the inputs are: the first one that needs them under the plan's own graph.
-        targets_rank: The first rank that needs the targets, under that graph.
-    """
+    """What this rank needs under a plan, and who tells of a batch: the first that needs it in the plan's own graph."""
 
     def __init__(self, workload: Workload, variants: Variants, member: Membership) -> None:
         self._workload, self._variants, self._member = workload, variants, member
@@ -118,16 +104,7 @@ class Needs:
         return "it tells the other ranks how many rows there are" if self._member.rank == self.inputs_rank else ""
 
     def check(self, inputs: Any, targets: Any, *, loss: bool) -> None:
-        """Refuse None for what this rank needs under the plan's own graph.
-
-        Args:
-            inputs: None: the script has handed in none.
-            targets: Likewise.
-            loss: The targets will be asked for.
-
-        Raises:
-            UsageError: this rank needs it.
-        """
+        """Refuse None for what this rank needs under the plan's own graph; targets where there will be a loss."""
         if inputs is None and (why := self._why_inputs([self._variants.planned])):
             self._refuse("inputs", why)
         planned = self._variants.planned
@@ -135,11 +112,7 @@ class Needs:
             self._refuse_targets(planned)
 
     def check_groups(self, groups: Sequence[VariantGroup], *, loss: bool) -> None:
-        """Refuse what this rank was not given and needs in the graphs that a batch runs through.
-
-        Raises:
-            UsageError: it needs it; no graph so far may have asked for it.
-        """
+        """Refuse what this rank was not given and needs in the graphs that a batch runs through, as in a new one."""
         for group in groups:
             cut, variant = group.micro_batches[0], group.variant
             for index in variant.read_inputs:

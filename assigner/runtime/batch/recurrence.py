@@ -52,34 +52,21 @@ Made = dict[tuple[Value, int], torch.Tensor]
 
 @dataclass
 class StateLeaf:
-    """One leaf of the state behind a micro-batch.
+    """One leaf of the state behind a micro-batch."""
 
-    Args:
-        place: The input that it is a part of.
-        value: A tensor, on the meta device where this rank has not its values; or a plain value.
-        dimension: That of its rows; None: it has none.
-        holders: The ranks that have its values.
-    """
-
-    place: StatePlace
-    value: Any
-    dimension: int | None
-    holders: frozenset[int]
+    place: StatePlace  # the input that it is a part of
+    value: Any  # a tensor, on the meta device where this rank has not its values; or a plain value
+    dimension: int | None  # that of its rows; None: it has none
+    holders: frozenset[int]  # the ranks that have its values
 
 
 @dataclass
 class StatePart:
-    """The state behind a micro-batch.
-
-    Args:
-        rows: Of the micro-batch.
-        structures: By the input that carries it.
-        leaves: Of all these inputs, in order.
-    """
+    """The state behind a micro-batch."""
 
     rows: int
-    structures: dict[StatePlace, TreeSpec]
-    leaves: list[StateLeaf]
+    structures: dict[StatePlace, TreeSpec]  # by the input that carries it
+    leaves: list[StateLeaf]  # of all these inputs, in order
 
     def trees(self) -> dict[StatePlace, Any]:
         """The states by the inputs that carry them."""
@@ -90,17 +77,9 @@ class StatePart:
 
 
 class CarriedState:
-    """What the batches of one mode hand on.
+    """What the batches of one mode hand on, by `Workload.carried`.
 
-    Args:
-        carried: Which input is which output, as `Workload.carried`; None: nothing is handed on.
-        cutting: Of batches: it knows the inputs' rows.
-        planned: The output of the plan's own graph: it knows where rows are, also where another graph's does not.
-        member: This process in the run.
-
-    Attributes:
-        places: As `carried`.
-        parts: What the last batch left, by micro-batch; empty: the next batch begins anew.
+    `planned` is the output of the plan's own graph: it knows where rows are, also where another graph's does not.
     """
 
     def __init__(
@@ -111,26 +90,18 @@ class CarriedState:
         planned: ModelOutput,
         member: Membership,
     ) -> None:
-        self.parts: list[StatePart] = []
+        self.parts: list[StatePart] = []  # what the last batch left, by micro-batch; empty: the next begins anew
         self.places, self._cutting, self._planned = dict(carried or {}), cutting, planned
         self._member = member
 
     def sources(self, graph: PartitionGraph) -> frozenset[Value]:
-        """The values that become state of the next batch.
-
-        Raises:
-            UsageError: the model's output lacks what is carried, or it cannot be carried.
-        """
+        """The values that become state of the next batch."""
         numbers = [number for source in self.places.values() for number in check_output(graph.output, source)[0]]
         facts = [graph.output.tensors[number] for number in numbers]
         return frozenset(each.source for each in facts if each is not None)
 
     def given_to(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """The micro-batches with the state that the batch before left; all ranks call this.
-
-        Raises:
-            UsageError: the batch has other rows than that, or no such input.
-        """
+        """The micro-batches with the state that the batch before left; all ranks call this."""
         if not self.parts:
             return list(micro_batches)
         sizes = [cut.rows for cut in micro_batches]
@@ -143,11 +114,7 @@ class CarriedState:
         return found
 
     def bring(self, groups: Sequence[VariantGroup]) -> None:
-        """Have every rank get the values that its partitions read of the state; all ranks call this.
-
-        Args:
-            groups: The micro-batches that `given_to` made, by the graph that they run through.
-        """
+        """Have every rank get the values that its partitions read of the state; all ranks call this."""
         if self.parts:
             self._exchange([want for group in groups for want in self._wants(group)])
             for group in groups:
@@ -173,10 +140,7 @@ class CarriedState:
                     yield from (_Want(leaf, min(leaf.holders), target) for target in sorted(missing))
 
     def keep(self, groups: Sequence[tuple[VariantGroup, Made]]) -> None:
-        """What the batch has made is the state from now on; all ranks call this.
-
-        Args:
-            groups: All of its micro-batches, by the graph that they ran through, with what this rank made.
+        """What the batch has made, here by this rank, is the state from now on; all ranks call this.
 
         Raises:
             UsageError: there are several micro-batches, and a part of the state has no rows.
@@ -243,11 +207,7 @@ class CarriedState:
         self._exchange(wants)
 
     def joined(self) -> StatePart | None:
-        """The state of the whole batch, by rows; None: the next batch begins anew. After `gather`.
-
-        Raises:
-            UsageError: its micro-batches have states of other structures.
-        """
+        """The state of the whole batch, by rows; None: the next batch begins anew. After `gather`."""
         if len(self.parts) < 2:
             return self.parts[0] if self.parts else None
         if any(part.structures != self.parts[0].structures for part in self.parts):

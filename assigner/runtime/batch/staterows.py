@@ -39,11 +39,7 @@ def carried_input(place: StatePlace) -> str:
 
 
 def input_leaves(structure: TreeSpec, place: StatePlace) -> list[int]:
-    """The numbers of an input's leaves among the flattened (args, kwargs).
-
-    Raises:
-        UsageError: there is no such input.
-    """
+    """The numbers of an input's leaves among the flattened (args, kwargs); a UsageError where it is not there."""
     args, kwargs = _numbered(structure)
     try:
         return pytree.tree_leaves(kwargs[place] if isinstance(place, str) else args[place])
@@ -59,8 +55,7 @@ def input_leaves(structure: TreeSpec, place: StatePlace) -> list[int]:
 def output_leaves(structure: TreeSpec, place: StatePlace) -> tuple[list[int], TreeSpec]:
     """The numbers of an output's leaves among those of the model's output, which has this structure; and their own.
 
-    Raises:
-        UsageError: there is no such output.
+    A UsageError where there is no such output.
     """
     tree = _numbered(structure)
     try:
@@ -112,11 +107,7 @@ def kept(leaf: Any) -> Any:
 
 
 def check_carried(workload: Workload, graph: PartitionGraph) -> None:
-    """The places that the workload names are there, and what stands there can be carried.
-
-    Raises:
-        UsageError: there is no such input or output, or a number or a shape that depends on data is among the state.
-    """
+    """The places that the workload names are there, and what stands there can be carried."""
     for place, source in (workload.carried or {}).items():
         input_leaves(graph.domain.example.structure, place)
         check_output(graph.output, source)
@@ -148,11 +139,7 @@ def known_by_leaf(known: RowLeaves, tree: Any) -> list[RowLeaves]:
 def rows_dimension(known: RowLeaves, shape: Sequence[int], rows: int, made: int | None = None) -> int | None:
     """In which dimension a tensor of a state has its rows; None: in none, or it cannot be told.
 
-    Args:
-        known: What the workload's batches say of it.
-        shape: The tensor's.
-        rows: How many it has.
-        made: What the model's output says.
+    By what the workload's batches say of it (`known`), or the model's output (`made`).
     """
     dimension = made
     if known.carry is Carry.ROWS:
@@ -165,11 +152,7 @@ def rows_dimension(known: RowLeaves, shape: Sequence[int], rows: int, made: int 
 
 
 def cut_leaf(leaf: Any, dimension: int | None, sizes: Sequence[int], where: str) -> list[Any]:
-    """A leaf of a state for each micro-batch.
-
-    Raises:
-        UsageError: there are several, and it is a tensor without rows.
-    """
+    """A leaf of a state for each micro-batch; a UsageError where there are several, and it is a tensor without rows."""
     if len(sizes) == 1 or not isinstance(leaf, torch.Tensor):
         return [leaf] * len(sizes)
     if dimension is None:

@@ -47,21 +47,13 @@ _MANY = 5
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """One graph of the model, and what this rank has of it.
-
-    Args:
-        graph: The model's partitions.
-        plan: Who holds which of them.
-        modules: This rank's partitions by name.
-        transport: Gets to know the routes of its programs; None: there are no other ranks.
-        is_planned: It is the graph that the plan was made for.
-    """
+    """One graph of the model, and what this rank has of it."""
 
     graph: PartitionGraph
     plan: Plan
     modules: Mapping[str, PartitionModule]
-    transport: Transport | None
-    is_planned: bool = False
+    transport: Transport | None  # gets to know the routes of its programs; None: there are no other ranks
+    is_planned: bool = False  # it is the graph that the plan was made for
     _programs: dict[tuple[int, bool], Program] = field(default_factory=dict)
 
     def program(self, count: int, *, training: bool) -> Program:
@@ -98,32 +90,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class VariantGroup:
-    """Micro-batches of one batch that run through one graph.
-
-    Args:
-        variant: Which graph.
-        places: Their numbers in the batch.
-        micro_batches: Themselves.
-    """
+    """Micro-batches of one batch that run through one graph."""
 
     variant: Variant
-    places: tuple[int, ...]
+    places: tuple[int, ...]  # their numbers in the batch
     micro_batches: tuple[MicroBatch, ...]
 
 
 class Variants:
-    """The graphs that were needed so far.
+    """The graphs that were needed so far; `graph` is the plan's own, and `modules` are this rank's partitions of it.
 
-    Args:
-        graph: The plan's own.
-        plan: Who holds which partition.
-        modules: This rank's partitions of it.
-        member: This process in the run.
-        trained: This rank's parameters that a script may freeze, by name.
-        unread: Gives the values of tensors that no partition of the plan's graph holds, on a device.
-
-    Attributes:
-        read_elsewhere: What code outside of partitions reads of their modules in any of them: see `PartitionGraph`.
+    `trained` are this rank's parameters that a script may freeze, by name; `unread` gives the values of tensors that no
+    partition of the plan's graph holds.
     """
 
     def __init__(
@@ -141,7 +119,7 @@ class Variants:
         self._made: dict[bool, list[Variant]] = {True: [self.planned], False: []}
         self._known: OrderedDict[tuple[InputKey, bool], Variant] = OrderedDict()
         self._has_warned = False
-        self.read_elsewhere = graph.read_elsewhere
+        self.read_elsewhere = graph.read_elsewhere  # of any of them
 
     def made(self) -> list[Variant]:
         """All graphs so far, the plan's own first."""
@@ -149,10 +127,6 @@ class Variants:
 
     def groups(self, micro_batches: Sequence[MicroBatch], *, training: bool) -> list[VariantGroup]:
         """The micro-batches of a batch by the graph that they run through, in order.
-
-        Args:
-            micro_batches: The batch, cut.
-            training: False: in eval mode.
 
         Raises:
             MarkingError: the forward cannot be cut for these inputs as the plan has it.
@@ -263,11 +237,7 @@ def header_route(route: Route) -> Route:
 
 @contextlib.contextmanager
 def _of_one_row(rows: int, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:
-    """Where the block refuses a micro-batch for its one row, say that the cut has made it so.
-
-    Raises:
-        MarkingError: the block's own, with that in its hint.
-    """
+    """Where the block refuses a micro-batch for its one row, say that the cut has made it so."""
     try:
         yield
     except MarkingError as error:
@@ -311,15 +281,9 @@ def _check_values(given: InputKey, error: AssignerError) -> None:
 def lending_under(
     plan: Plan, graph: PartitionGraph, base: PartitionGraph, *, training: bool
 ) -> dict[str, dict[str, str]]:
-    """What partitions of a graph are lent under a plan, as `lent` has it; in training nothing.
+    """What partitions of a graph, `base` cut again, are lent under a plan, as `lent` has it; in training nothing.
 
     They use that, what the plan's own graph has them hold, and nothing else.
-
-    Args:
-        plan: For `base`.
-        graph: `base` cut again.
-        base: The plan's own graph.
-        training: The mode of `graph`.
 
     Raises:
         MarkingError: a partition would need a module or a tensor that another worker may hold.

@@ -46,12 +46,7 @@ if TYPE_CHECKING:
 
 
 def changed_attributes(module: nn.Module, deferred: DeferredModel) -> dict[str, Any]:
-    """The attributes of a partition's modules that are not what the builder made them, by their names in the model.
-
-    Args:
-        module: The partition.
-        deferred: The model as the builder made it.
-    """
+    """The attributes of a partition's modules that are not what the builder made them, by their names in the model."""
     found: dict[str, Any] = {}
     likeness, by_values = _Likeness(module, deferred), _Likeness(module, deferred, by_values=True)
     for path, each, built in _copies(module, deferred):
@@ -79,13 +74,8 @@ def _can_go(value: Any) -> bool:
 def check_rebuilt(module: PartitionModule, called: Sequence[str], deferred: DeferredModel) -> None:
     """Refuse what forwards have changed on a partition's modules where one that is built anew could not get it.
 
-    Args:
-        module: The partition.
-        called: Those of its modules that its code calls, by name.
-        deferred: The whole model.
-
-    Raises:
-        UsageError: an attribute is gone, submodules or hooks are others, or a function leads to modules themselves.
+    An attribute is gone, submodules or hooks are others, or a function leads to modules themselves. `called` are the
+    names of those of its modules that its code calls.
     """
     for change in _unlike(module, called, deferred):
         raise UsageError(
@@ -148,11 +138,7 @@ def put_attributes(module: nn.Module, values: Mapping[str, Any], device: torch.d
 
 
 def check_portable(values: Mapping[str, Any]) -> None:
-    """Refuse attributes that cannot go to another worker.
-
-    Raises:
-        UsageError: one is neither a tensor nor a plain value, or two are one object, which would be two there.
-    """
+    """Refuse attributes that cannot go to another worker: no tensor or plain value, or two that are one object."""
     names: dict[int, str] = {}
     for name, value in values.items():
         if not isinstance(value, torch.Tensor):
@@ -188,13 +174,10 @@ _SINGLE = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme, torch.
 
 
 class _Likeness:
-    """Tells what has changed since the builder made it, as far as Python shows.
+    """Tells what has changed of a partition since the builder made it, as far as Python shows.
 
-    Args:
-        module: A partition.
-        deferred: The model as the builder made it.
-        by_values: A tensor is the same where it has the values of the builder's, as in a partial: one that could go to
-            another worker takes its tensors along.
+    With `by_values` a tensor is the same where it has the values of the builder's, as in a partial: one that could go
+    to another worker takes its tensors along.
     """
 
     def __init__(self, module: nn.Module, deferred: DeferredModel, *, by_values: bool = False) -> None:

@@ -23,16 +23,7 @@ Forward = Callable[..., Any]
 
 
 def compiled(module: PartitionModule, name: str, options: CompileOptions) -> Forward | None:
-    """What runs a partition's forward in its place; None: it is not compiled.
-
-    Args:
-        module: The partition; its parameters keep their names.
-        name: The partition's name, for errors.
-        options: `Workload.compile`: None: as it is; True: compiled as torch likes; else arguments of `torch.compile`.
-
-    Raises:
-        UsageError: torch does not take the options, or (when the forward runs) cannot compile it.
-    """
+    """What runs a partition's forward in its place, by `Workload.compile`; None: it is not compiled."""
     if options is None or options is False:
         return None
     try:

@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class HeldTensor:
-    """A tensor as it is at one time.
-
-    Args:
-        tensor: Which one.
-        data: Its values.
-        version: torch's count of the changes to it.
-    """
+    """A tensor as it is at one time: its values, and torch's count of the changes to it."""
 
     tensor: torch.Tensor
     data: torch.Tensor

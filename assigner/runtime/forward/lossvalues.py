@@ -46,11 +46,7 @@ _Found = tuple[Place, Any]
 
 
 class LossValues:
-    """What the loss and the metrics of a workload can read, held against what that was before.
-
-    Args:
-        workload: The loss, and metrics.
-    """
+    """What the loss and the metrics of a workload can read, held against what that was before."""
 
     def __init__(self, workload: Workload) -> None:
         self._called, self._vocabulary = called_of(workload)
@@ -102,9 +98,8 @@ class LossValues:
     def remembers(self, digests: Collection[float]) -> bool:
         """Whether they have changed plain values themselves, or the loss keeps other tensors or objects now.
 
-        Args:
-            digests: Of the ranks between which the loss goes. Where they are one, the script has given the tensors
-                these values on all of them.
+        Where the digests of the ranks between which the loss goes are one, the script has given the tensors these
+        values on all of them.
         """
         is_same = all(each == next(iter(digests)) for each in digests)
         has_moved = self._moves_values or (not is_same and bool(self._kept.moved()))
@@ -118,12 +113,7 @@ def called_of(workload: Workload) -> tuple[dict[str, Any], Vocabulary]:
 
 
 def plain_values(called: Mapping[str, Any], vocabulary: Vocabulary | None = None) -> dict[str, Any]:
-    """The numbers and texts that functions or objects can read when they are called, by the names of their places.
-
-    Args:
-        called: These, by name.
-        vocabulary: By which names they can; None: any.
-    """
+    """The numbers and texts that functions or objects can read when they are called, by the names of their places."""
     return _named(_plain_values(called, vocabulary))
 
 

@@ -64,11 +64,7 @@ def seed_python(seed: int) -> None:
 
 
 def generator_states(device: torch.device) -> tuple[Any, ...]:
-    """What the generators hold that code draws from without naming one, to be compared: torch's, Python's, NumPy's.
-
-    Args:
-        device: Torch's is that of the CPU, and of the device if it is another.
-    """
+    """What the generators hold that code draws from without naming one, to be compared: torch's, Python's, NumPy's."""
     states = DeviceStates.now(device)
     on_device = None if states.on_device is None else states.on_device.numpy().tobytes()
     return states.on_host.numpy().tobytes(), on_device, GeneratorStates.now()
@@ -81,10 +77,7 @@ _kept: list[GeneratorStates | None] = []  # of each open block: Python's and Num
 def kept_generators(device: torch.device, *, draws: bool = False) -> Iterator[None]:
     """Leave the caller's generators as they were.
 
-    Args:
-        device: Where the block computes.
-        draws: It runs code that may draw from Python's and NumPy's without seeding them; else these are kept when they
-            are first seeded.
+    Python's and NumPy's are kept when they are first seeded, or at once where code may draw from them before (`draws`).
     """
     states = DeviceStates.now(device)
     _kept.append(GeneratorStates.now() if draws else None)

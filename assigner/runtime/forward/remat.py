@@ -19,23 +19,10 @@ if TYPE_CHECKING:
 
 
 class Rematerialisation:
-    """What a run rematerialises.
+    """What a run rematerialises: as its plan says, or by a choice of its own.
 
-    Args:
-        choice: "plan": as the plan says; "always": every partition; "except_last": every partition, in all
-            micro-batches of a step but its last one; "never": nothing.
-        plan: The run's plan.
-
-    Attributes:
-        partitions: Those that it rematerialises.
-        keeps_last: The step's last micro-batch keeps its graph everywhere.
-        takes_planned_memory: Such a run takes as much memory as the plan's prediction says, or more: what is too large
-            will not fit. With everything rematerialised it takes less. With all but the last micro-batch it takes more
-            than a plan that rematerialises everything, and mostly less than one that keeps graphs: nobody has predicted
-            that run.
-
-    Raises:
-        UsageError: `choice` is none of these.
+    It takes the memory that the plan's prediction says, or more, so that what is too large will not fit, but where
+    everything is rematerialised; or all but the last micro-batch, mostly: nobody has predicted that run.
     """
 
     def __init__(self, choice: RunRemat, plan: Plan) -> None:
@@ -44,5 +31,5 @@ class Rematerialisation:
         planned = frozenset(name for stage in plan.stages for name in stage.rematerialise)
         everything = frozenset(plan.partitions)
         self.partitions = {"plan": planned, "never": frozenset[str]()}.get(choice, everything)
-        self.keeps_last = choice == "except_last"
+        self.keeps_last = choice == "except_last"  # the step's last micro-batch keeps its graph everywhere
         self.takes_planned_memory = choice in ("plan", "never") or (self.keeps_last and planned == everything)

@@ -42,17 +42,11 @@ _INPUT = 1  # the bit of what has to be differentiated first
 
 @dataclass(slots=True)
 class _WaitingWeights:
-    """Weights whose gradients wait, with what they are computed from.
-
-    Args:
-        weights: The leaves.
-        products: The nodes that use them, none of which lies behind another.
-        arrived: What came in at each of them; None: nothing did.
-    """
+    """Weights whose gradients wait, with what they are computed from."""
 
     weights: list[torch.Tensor]
-    products: list[Node]
-    arrived: list[tuple[Gradient, ...] | None]
+    products: list[Node]  # that use them, none of which lies behind another
+    arrived: list[tuple[Gradient, ...] | None]  # what came in at each; None: nothing did
 
     def watch(self, n: int) -> RemovableHandle:
         """Take note of what comes in at a product."""
@@ -78,13 +72,7 @@ class _WaitingWeights:
 
 @dataclass(slots=True)
 class WeightPart:
-    """What is left of a backward whose input part has run.
-
-    Args:
-        edges: Where a backward starts that waits as a whole.
-        gradients: What it starts from.
-        waiting: The weights of products, in the order in which the input part came by.
-    """
+    """What is left of a backward whose input part has run: all of it (`edges`), or the weights of products."""
 
     edges: Sequence[GradientEdge] = ()
     gradients: Sequence[Gradient] = ()
@@ -112,13 +100,8 @@ class WeightPart:
 def input_part(edges: Sequence[GradientEdge], gradients: Sequence[Gradient], *, is_hooked: bool = False) -> WeightPart:
     """Compute the gradients of a graph's inputs, which land in the leaves, and those of weights that do not wait.
 
-    Args:
-        edges: Where the backward starts.
-        gradients: What it starts from, for each of them.
-        is_hooked: The forward has hooked on to tensors or nodes: a product's own hook must not run twice.
-
-    Returns:
-        The rest.
+    Where the forward has hooked on to tensors or nodes none wait: a product's own hook must not run twice. The rest is
+    returned.
     """
     graph = _BackwardGraph(edges)
     if not graph.reaches_input:
@@ -145,16 +128,8 @@ def input_part(edges: Sequence[GradientEdge], gradients: Sequence[Gradient], *, 
 class _BackwardGraph:
     """A graph, looked through once.
 
-    Each leaf and each product has a bit, and `below` says for a node which of them it leads to. Leaves that are no
-    weights are inputs, with one bit for all of them.
-
-    Args:
-        edges: Where its backward starts.
-
-    Attributes:
-        below: By node, each behind all those that it leads to.
-        leaves: Where gradients land.
-        reaches_input: One of them is an input.
+    Each leaf and each product has a bit, and `below` says for a node which of them it leads to; each node stands there
+    behind all those that it leads to. Leaves that are no weights are inputs, with one bit for all of them.
     """
 
     def __init__(self, edges: Sequence[GradientEdge]) -> None:

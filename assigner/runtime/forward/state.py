@@ -50,9 +50,7 @@ _Ordered = dict[torch.Tensor, Any]
 class WrittenTensors:
     """The tensors of a rank's partitions that forwards write. One that several partitions hold is one here.
 
-    Args:
-        modules: The partitions.
-        elsewhere: By their ids the tensors that others have too, who would not see a change: that in words, and a hint.
+    `elsewhere` are, by their ids, tensors that others have too, who would not see a change: that in words, and a hint.
     """
 
     def __init__(self, modules: Iterable[nn.Module], elsewhere: Mapping[int, tuple[str, str]] | None = None) -> None:
@@ -71,11 +69,7 @@ class WrittenTensors:
         return tensor in self._found
 
     def add(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Note that a forward writes a tensor, and so all that lie on the same storage: these are returned.
-
-        Raises:
-            UsageError: another worker or stage has one of them too, and would not see it.
-        """
+        """Note that a forward writes a tensor, and so all that lie on the same storage: these are returned."""
         family = self.family(tensor)
         shared = next((self._elsewhere[id(each)] for each in family if id(each) in self._elsewhere), None)
         if shared is not None:
@@ -94,15 +88,7 @@ class WrittenTensors:
 
 
 class ModuleTensors:
-    """The parameters and buffers of a partition, whichever its modules hold now: a forward may assign others to them.
-
-    Args:
-        module: The partition.
-
-    Attributes:
-        modules: Its modules, each once.
-        now: Those whose memory can be replaced and whose changes torch counts, as `renewed` found them; each once.
-    """
+    """The parameters and buffers of a partition, whichever its modules hold now: a forward may assign others."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -113,14 +99,10 @@ class ModuleTensors:
         self._values = [space.values() for space in self._spaces]
         self._places: list[tuple[int, str]] = []
         self._held: list[torch.Tensor | None] = []
-        self.now: list[torch.Tensor] = []
+        self.now: list[torch.Tensor] = []  # found by `renewed`: they can have other memory, and torch counts changes
 
     def renewed(self) -> list[torch.Tensor] | None:
-        """See which tensors the modules hold now.
-
-        Returns:
-            Those that they no longer hold; None: the modules hold what they did.
-        """
+        """See which tensors the modules hold now, and return those that they no longer do; None: all is as it was."""
         held = list(itertools.chain.from_iterable(self._values))
         if len(held) == len(self._held) and all(map(operator.is_, held, self._held)):
             return None
@@ -167,36 +149,22 @@ class ModuleTensors:
 
 @dataclass(slots=True)
 class LateWrites:
-    """The tensors that a forward wrote without a copy, for it was not known to.
+    """The tensors that a forward wrote without a copy, for it was not known to."""
 
-    Args:
-        tensors: Parameters and buffers.
-        loose: Attributes of modules.
-        uncounted: torch has counted no change to one of them, so that a graph which has saved it would not notice.
-    """
-
-    tensors: list[torch.Tensor]
-    loose: list[torch.Tensor]
-    uncounted: bool = False
+    tensors: list[torch.Tensor]  # parameters and buffers
+    loose: list[torch.Tensor]  # attributes of modules
+    uncounted: bool = False  # torch has counted no change to one: a graph which has saved it would not notice
 
 
 @dataclass(slots=True)
 class ForwardStart:
-    """What a forward started from.
+    """What a forward started from."""
 
-    Args:
-        tensors: That it writes, as they were; it works on copies.
-        others: That other partitions write and it reads, as they were.
-        memento: Python values as they were; None: the forward will not run again.
-        counts: Of the changes to tensors, and where their values lie.
-        made: The objects that cached functions have made so far.
-    """
-
-    tensors: list[HeldTensor]
-    others: list[HeldTensor]
-    memento: Memento | None
-    counts: list[int]
-    made: list[int] = field(default_factory=list)
+    tensors: list[HeldTensor]  # that it writes: it works on copies
+    others: list[HeldTensor]  # that other partitions write and it reads
+    memento: Memento | None  # of Python values; None: the forward will not run again
+    counts: list[int]  # of the changes to tensors, and where their values lie
+    made: list[int] = field(default_factory=list)  # the objects that cached functions have made so far
 
     def needs(self, late: LateWrites) -> bool:
         """Whether a recompute from here reads what is overwritten; an attribute may have come into being since."""
@@ -207,14 +175,7 @@ class ForwardStart:
 class PartitionState:
     """The tensors that one partition's forwards write, and the Python values of its modules.
 
-    Args:
-        module: The partition.
-        written: The rank's tensors that forwards write; None: no other partition has to know.
-
-    Attributes:
-        tensors: Its parameters and buffers.
-        was_watched: A forward was, so that most of what is written is known.
-        writes: The tensors that it is known to write, in order.
+    `written` are the rank's tensors that forwards write; None: no other partition has to know.
     """
 
     def __init__(self, module: nn.Module, written: WrittenTensors | None = None) -> None:
@@ -223,8 +184,8 @@ class PartitionState:
         self.tensors = ModuleTensors(module)
         self._changeable = changeable_modules(module)
         self.written = written
-        self.was_watched = False
-        self.writes: _Ordered = {}
+        self.was_watched = False  # whether a forward was, so that most of what is written is known
+        self.writes: _Ordered = {}  # what it is known to write
         self._written_places: set[tuple[int, str]] = set()
         self._loose = set[torch.Tensor]()
         self._silent: _Ordered = {}
@@ -244,11 +205,7 @@ class PartitionState:
         self._last = []
 
     def begin(self, *, runs_again: bool) -> ForwardStart:
-        """A forward in training comes next.
-
-        Args:
-            runs_again: It will be recomputed.
-        """
+        """A forward in training comes next."""
         self._look()
         if self.was_watched and not (runs_again or self.writes or self._unseen):  # the rule
             return ForwardStart([], [], None, self.last_counts())
@@ -277,15 +234,9 @@ class PartitionState:
         return dict.fromkeys(each for each in self._silent if each not in self._plain) if self._silent else {}
 
     def end(self, start: ForwardStart, storages: Iterable[int] = (), used: Collection[int] = ()) -> LateWrites | None:
-        """The forward is done.
+        """The forward is done: what it wrote of which that was not known; None: a recompute can start from `start`.
 
-        Args:
-            start: What `begin` gave.
-            storages: Those that it was seen to write.
-            used: Those that it has given to other operations than a BatchNorm's, and not to one of these.
-
-        Returns:
-            What it wrote of which that was not known; None: nothing, and a recompute can start from there.
+        It was seen to write these storages, and has given those `used` to operations that are no BatchNorm's.
         """
         if used:
             self._plain.update(each for each in self._silent if storage_of(each) in used)
