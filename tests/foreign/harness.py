@@ -135,8 +135,8 @@ def pieces(made: Workload, batch: Any, micro_batches: int) -> Iterator[tuple[Any
     cutting = Cutting(made)
     planned = -(-made.batch_size // micro_batches)
     count = micro_batch_count(cutting.row_count(batch[0]), micro_batches, planned)
-    for mine, targets, weight, *_ in cutting.parts(batch, count):
-        yield call_arguments(mine), targets, weight
+    for cut in cutting.split(batch, count):
+        yield pytree.tree_unflatten(cut.inputs, cut.structure), cut.targets, cut.weight
 
 
 class Operations(TorchDispatchMode):

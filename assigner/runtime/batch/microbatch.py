@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.model.workload import StatePlace
 
-    Weight = Callable[[Any, Any], float | torch.Tensor]
-
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -126,12 +124,27 @@ class Cutting:
 
         It raises a UsageError as `split` does.
         """
-        return None if self._workload.weight is None else functools.partial(self._weights, plan, self._workload.weight)
 
-    def _weights(self, plan: Plan, weight: Weight, batch: Batch) -> list[float]:
-        sizes = self._sizes(self._rows(batch[0])[0], self.count(self.row_count(batch[0]), plan))
-        inputs = Division(sizes).cut(batch[0], self._of_given(batch[0]), "inputs")
-        return [_weigh(weight, *pair) for pair in zip(inputs, self._targets(batch[1], sizes), strict=True)]
+        def weights(batch: Batch) -> list[float]:
+            rows, _ = self._rows(batch[0])
+            sizes = self._sizes(rows, self.count(self.counted(rows), plan))
+            return self._weighed(self._inputs(batch[0], sizes), self._targets(batch[1], sizes))
+
+        return None if self._workload.weight is None else weights
+
+    def _weighed(self, inputs: Sequence[Any], targets: Sequence[Any]) -> list[float]:
+        """What the workload's `weight` says of each micro-batch."""
+        found: list[float] = []
+        for pair in zip(inputs, targets, strict=True):
+            assert self._workload.weight is not None
+            with user_code("Workload.weight"):
+                weight = float(self._workload.weight(*pair))
+            if not (math.isfinite(weight) and weight >= 0):
+                raise UsageError(
+                    f"Workload.weight gave {weight} for a micro-batch", hint="return a number that is not negative"
+                )
+            found.append(weight)
+        return found
 
     def split(
         self, batch: Batch, count: int, *, weighed: bool = True, weights: Sequence[float] | None = None
@@ -146,12 +159,6 @@ class Cutting:
             UsageError: a weight that is negative or not finite, or all of them are 0; inputs and targets differ in
                 their rows; or there are several micro-batches and a part of the batch cannot be cut.
         """
-        return [_micro_batch(*part) for part in self.parts(batch, count, weighed=weighed, weights=weights)]
-
-    def parts(
-        self, batch: Batch, count: int, *, weighed: bool = True, weights: Sequence[float] | None = None
-    ) -> list[tuple[Any, Any, float, int, float]]:
-        """As `split`: (inputs, targets, weight, rows, amount) of each part, the inputs in the batch's own form."""
         rows, certain = self._rows(batch[0])
         if not certain and count > 1:
             raise UsageError(
@@ -167,13 +174,10 @@ class Cutting:
             shares = [1.0] * len(sizes)
         elif self._workload.weight is None or not weighed:
             shares = [each / rows for each in sizes]
-        elif weights is not None:
-            amounts = list(weights[:count])
-            shares = _shares(amounts)
         else:
-            amounts = [_weigh(self._workload.weight, *pair) for pair in zip(inputs, targets, strict=True)]
+            amounts = self._weighed(inputs, targets) if weights is None else list(weights[:count])
             shares = _shares(amounts)
-        return list(zip(inputs, targets, shares, sizes, amounts, strict=True))
+        return [_micro_batch(*part) for part in zip(inputs, targets, shares, sizes, amounts, strict=True)]
 
     def _sizes(self, rows: int, count: int) -> tuple[int, ...]:
         """Rows of each micro-batch: those that belong together stay together; of a group that is not whole the last."""
@@ -183,16 +187,12 @@ class Cutting:
 
     def _inputs(self, inputs: Any, sizes: tuple[int, ...]) -> list[Any]:
         """Those of each micro-batch; the state that a batch begins with has its rows in any dimension."""
-        states: dict[StatePlace, Any] = {
-            place: inputs[place]  # type: ignore[index]
-            for place in self._workload.carried or ()
-            if isinstance(inputs, dict if isinstance(place, str) else list | tuple) and _has(inputs, place)
-        }
-        known = self._of_given(inputs)
-        parts = Division(sizes).cut(_with_states(inputs, dict.fromkeys(states)), known, "inputs")
+        listed = dict(enumerate(inputs)) if isinstance(inputs, list | tuple) else {}
+        held: Mapping[Any, Any] = inputs if isinstance(inputs, dict) else listed
+        states = {place: held[place] for place in self._workload.carried or () if place in held}
+        parts = Division(sizes).cut(_with_states(inputs, dict.fromkeys(states)), self._of_given(inputs), "inputs")
         for place, state in states.items():
-            below = known.children.get(place, NOTHING)
-            cut = cut_state(state, below, sizes, carried_input(place))
+            cut = cut_state(state, self.known_of_state(place), sizes, carried_input(place))
             parts = [_with_states(part, {place: each}) for part, each in zip(parts, cut, strict=True)]
         return parts
 
@@ -230,10 +230,6 @@ class Cutting:
                 )
 
 
-def _has(inputs: Any, place: StatePlace) -> bool:
-    return place in inputs if isinstance(place, str) else place < len(inputs)
-
-
 def _with_states(inputs: Any, states: Mapping[Any, Any]) -> Any:
     """A batch's inputs with other states in them, in their own structure."""
     if not states:
@@ -268,14 +264,6 @@ def _micro_batch(inputs: Any, targets: Any, weight: float, rows: int, amount: fl
 def _flat_structure(positional: int, names: tuple[str, ...]) -> pytree.TreeSpec:
     """Of a model's arguments that are tensors: pytree takes a tenth of a tiny step for each micro-batch's."""
     return pytree.tree_structure(((0,) * positional, dict.fromkeys(names, 0)))
-
-
-def _weigh(weight: Weight, inputs: Any, targets: Any) -> float:
-    with user_code("Workload.weight"):
-        found = float(weight(inputs, targets))
-    if not (math.isfinite(found) and found >= 0):
-        raise UsageError(f"Workload.weight gave {found} for a micro-batch", hint="return a number that is not negative")
-    return found
 
 
 def _shares(weights: Sequence[float]) -> list[float]:
