@@ -21,7 +21,7 @@ from assigner.model.marking.cut import check_mode
 from assigner.model.marking.domain import input_key, input_structure
 from assigner.model.marking.rows import EXAMPLE_ROWS
 from assigner.model.workload import Workload, call_arguments, entry_settings
-from assigner.runtime.batch.staterows import check_carried
+from assigner.runtime.batch.recurrence import check_carried
 from assigner.runtime.stages.replicas import check_shared, obstacles
 from assigner.runtime.step.loss import check_schedule
 

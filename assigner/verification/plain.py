@@ -14,7 +14,7 @@ from assigner.model.deferred.modes import settle_mode
 from assigner.model.marking.casting import casting
 from assigner.model.marking.modules import forwards_called
 from assigner.model.members import named_buffers, named_parameters, parameters
-from assigner.runtime.batch.staterows import state_of, with_states
+from assigner.runtime.batch.recurrence import state_of, with_states
 from assigner.runtime.step.batchnorm import DeferredStatistics
 from assigner.runtime.step.loss import GraphlessEvaluationError, one_number, wants_graph
 from assigner.runtime.step.outputs import Part, join

@@ -3,5 +3,5 @@
 microbatch, division        a batch in micro-batches; a tree of values cut along the rows
 needs, callcomparison       what each rank needs; whether all make the same call, and what they are told of the rest
 variants                    the graphs that batches run through
-staterows, recurrence       state that goes from batch to batch, and its rows
+recurrence                  state that goes from batch to batch, and its rows
 """

@@ -27,7 +27,7 @@ from assigner.model.marking.rows import (
 from assigner.model.plainvalues import SINGLE
 from assigner.model.workload import IN_CONTAINERS, Batch, Workload, call_arguments
 from assigner.runtime.batch.division import Division, check_tensor, fair_sizes
-from assigner.runtime.batch.staterows import carried_input, cut_state
+from assigner.runtime.batch.recurrence import carried_input, cut_state
 from assigner.runtime.failures.callrecord import described
 from assigner.usercode import user_code
 

@@ -26,8 +26,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from assigner.errors import FormatError, UsageError
 from assigner.formats.document import Range, decode, shown
 from assigner.model.plainvalues import dtype_name, from_json, to_json
-from assigner.runtime.batch.recurrence import StateLeaf, StatePart
-from assigner.runtime.batch.staterows import output_leaves
+from assigner.runtime.batch.recurrence import StateLeaf, StatePart, output_leaves
 from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 from assigner.runtime.checkpoints.shards import DAMAGED, SAVE, Index, index_of, read_json
 from assigner.runtime.checkpoints.swapping import FACTS, leftovers

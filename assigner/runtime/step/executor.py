@@ -17,7 +17,7 @@ from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.gradients import check_asked
 from assigner.model.marking.writing import StepStores
 from assigner.model.singleprocess import StandIns, as_rank, as_single_process
-from assigner.runtime.batch.staterows import kept
+from assigner.runtime.batch.recurrence import Made, kept
 from assigner.runtime.forward.compiling import compiled
 from assigner.runtime.forward.heldtensors import as_they_were
 from assigner.runtime.forward.randomness import kept_generators, partition_seed, seed_device, seed_python
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from assigner.model.workload import Workload
     from assigner.runtime.batch.microbatch import MicroBatch
-    from assigner.runtime.batch.recurrence import Made
     from assigner.runtime.forward.remat import Rematerialisation
     from assigner.runtime.ranks.membership import Membership
     from assigner.runtime.recording.recorder import Recorder
