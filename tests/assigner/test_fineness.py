@@ -26,7 +26,7 @@ from assigner.report.placementchanges import settings
 from assigner.report.plan import candidates, plan_report, title
 from assigner.report.profile import verification_report
 from assigner.report.sheet import Line
-from assigner.runtime.batch.division import fair_sizes
+from assigner.runtime.batch.microbatch import fair_sizes
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve, solve_baseline
 from assigner.solver.whatif import price_what_ifs

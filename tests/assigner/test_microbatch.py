@@ -9,8 +9,7 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.model.workload import Workload
-from assigner.runtime.batch.division import fair_sizes
-from assigner.runtime.batch.microbatch import Cutting, MicroBatch, check_pair
+from assigner.runtime.batch.microbatch import Cutting, MicroBatch, check_pair, fair_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
