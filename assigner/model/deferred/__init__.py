@@ -17,8 +17,8 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
     originals                     the builder's own tensors, which are not those that are trained
     origins, owncode              what the builder made it from, and what code of the user's own it runs, for ranks to
                                   compare
-    reach, memento                what code can reach when it runs, and that as it is at one time
-    places, ownership             where of it something is found; what of it is the user's own, or was given by the user
+    reach, memento                what code can reach when it runs, by places with names; and that as it is at one time
+    ownership                     what of it is the user's own, or was given by the user
     keepers                       how what Python can change of an object is copied and put back
     vocabulary, codenames         the names by which a forward can reach anything; those in one function's code
     contents, caches              what of it lies in C: generators, arrays; and in functions that keep what they make

@@ -26,8 +26,7 @@ from assigner.model.deferred.ownership import (
     slot_names,
     slots_of,
 )
-from assigner.model.deferred.places import Names
-from assigner.model.deferred.reach import KEPT
+from assigner.model.deferred.reach import KEPT, Names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

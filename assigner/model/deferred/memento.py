@@ -24,8 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from assigner.model.deferred.codenames import filled_names, words_in
 from assigner.model.deferred.contents import ATOMS, IN_C, ITERATORS, Keeper, memory_of
 from assigner.model.deferred.keepers import ABSENT, SLOTS, is_as, keepers, named_keepers
-from assigner.model.deferred.places import FILE, MODULE, OUTER, Names, Place
-from assigner.model.deferred.reach import reach
+from assigner.model.deferred.reach import FILE, MODULE, OUTER, Names, Place, reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

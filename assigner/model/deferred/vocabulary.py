@@ -39,8 +39,7 @@ from assigner.model.deferred.ownership import (
     slots_of,
     users_classes,
 )
-from assigner.model.deferred.places import Called
-from assigner.model.deferred.reach import METHODS, MOST_ITEMS
+from assigner.model.deferred.reach import METHODS, MOST_ITEMS, Called
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from assigner.errors import MarkingError
 from assigner.model.deferred import placed
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.places import MODULE
-from assigner.model.deferred.reach import reach
+from assigner.model.deferred.reach import MODULE, reach
 from assigner.model.marking.opaque import is_elsewhere, within_call
 from assigner.model.marking.partitionmodule import any_names
 from assigner.model.members import buffers, parameters

@@ -28,8 +28,7 @@ from torch import nn
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS, memory_of
 from assigner.model.deferred.ownership import STANDARD, is_users
-from assigner.model.deferred.places import MODULE, Names, Place
-from assigner.model.deferred.reach import parts_of
+from assigner.model.deferred.reach import MODULE, Names, Place, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

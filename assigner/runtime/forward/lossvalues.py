@@ -25,8 +25,7 @@ import torch
 
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.places import Place
-from assigner.model.deferred.reach import reach
+from assigner.model.deferred.reach import Place, reach
 from assigner.model.deferred.vocabulary import vocabulary_of
 from assigner.runtime.forward.heldtensors import is_strided
 

@@ -23,8 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.places import Names
-from assigner.model.deferred.reach import reach
+from assigner.model.deferred.reach import Names, reach
 from assigner.model.plainvalues import SINGLE
 from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 from assigner.runtime.update.separability import has_own, is_known
