@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from torch.distributions import AffineTransform, Categorical
 
-from assigner.model.deferred.keepers import ABSENT
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.memento import ABSENT, Memento
 
 TOTAL = {"calls": 0}
 

@@ -19,7 +19,6 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
                                   compare
     reach, memento                what code can reach when it runs, by places with names; and that as it is at one time
     ownership                     what of it is the user's own, or was given by the user
-    keepers                       how what Python can change of an object is copied and put back
     vocabulary, codenames         the names by which a forward can reach anything; those in one function's code
     contents, caches              what of it lies in C: generators, arrays; and in functions that keep what they make
 
@@ -39,9 +38,8 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.model.deferred.draws import BuilderError, SharedDraws
-from assigner.model.deferred.keepers import ABSENT
 from assigner.model.deferred.likeness import check_hung, in_likeness
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.memento import ABSENT, Memento
 from assigner.model.deferred.modes import settle_mode
 from assigner.model.deferred.mutation import is_lent, is_view
 from assigner.model.deferred.originals import unwatched

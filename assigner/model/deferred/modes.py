@@ -15,8 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from assigner import formatting as fmt
 from assigner.errors import UsageError
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.keepers import ABSENT
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.memento import ABSENT, Memento
 from assigner.usercode import user_code
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from assigner.export.exported import PartitionContent
 from assigner.formats.profile import Edge, Tie
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.keepers import ABSENT
-from assigner.model.deferred.memento import Memento, StateChange
+from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.deferred.mutation import is_view, storage_of
 from assigner.model.deferred.originals import unwatched
 from assigner.model.marking.domain import Domain

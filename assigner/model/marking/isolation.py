@@ -19,8 +19,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
 from assigner.model.deferred.contents import memory_of
-from assigner.model.deferred.keepers import ABSENT
-from assigner.model.deferred.memento import Memento, StateChange
+from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking.collecting import collector_variable
 from assigner.model.marking.fakeforward import own_tensors

@@ -22,7 +22,7 @@ from torch import nn
 
 from assigner.errors import MarkingError
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.keepers import ABSENT
+from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.deferred.mutation import storage_of, tensor_leaves
 from assigner.model.deferred.ownership import STANDARD
 from assigner.model.deferred.reach import reach
@@ -32,7 +32,6 @@ from assigner.usercode import is_asked_by_user
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from assigner.model.deferred.memento import Memento, StateChange
     from assigner.model.marking.fakeforward import Named
 
 
