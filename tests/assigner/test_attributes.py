@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import io
 import weakref
 from dataclasses import replace
 from fractions import Fraction
@@ -283,6 +284,21 @@ def moved(change, kind=Held):
             return error.message, share.attributes("middle")
         pipeline.move(make_plan(made, micro_batches=1))
         return "", share.attributes("middle")
+
+
+class Logging(Held):
+    """Has a stream, which Python neither compares nor reads once it is closed."""
+
+    def __init__(self, change=lambda _: None):
+        super().__init__(change)
+        self.log = io.StringIO()
+
+
+def test_a_stream_that_a_forward_has_closed_cannot_leave():
+    """It is told from the builder's, which is open."""
+    said, changed = moved(lambda s: s.log.close(), Logging)
+    assert "middle.log, a StringIO that forward has changed" in said
+    assert "middle.log" in changed
 
 
 class Pickled(Held):

@@ -67,12 +67,6 @@ def filling_of(cell: types.CellType) -> list[Any]:
     return [] if cell == types.CellType() else [cell.cell_contents]
 
 
-def contents_of(value: Any) -> Any:
-    """The contents of such an object; None: it is none."""
-    keeper = keeper_of(type(value), CONTENTS)
-    return None if keeper is None else keeper.copy(value)
-
-
 def _copy_generator(generator: torch.Generator) -> np.ndarray[Any, Any]:
     with _disable_current_modes():  # while a forward is captured, tensors have no values
         found: np.ndarray[Any, Any] = generator.get_state().numpy()

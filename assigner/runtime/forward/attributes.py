@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from assigner.errors import UsageError
-from assigner.model.deferred.contents import ATOMS, contents_of, filling_of
+from assigner.model.deferred.contents import ATOMS, CONTENTS, filling_of, keeper_of
 from assigner.model.deferred.ownership import (
     HOOKS,
     OPEN,
@@ -205,8 +205,8 @@ class _Likeness:
         if value.__class__ is not built.__class__ or isinstance(value, torch.Tensor) or id(value) in self._outside:
             return self._by_values and _is_as_built(value, built)  # of tensors what the builder's says it is
         self._compared[pair] = value, built  # kept, so that no other object gets its id
-        if (contents := contents_of(value)) is not None:
-            return pickle.dumps(contents) == pickle.dumps(contents_of(built))
+        if (keeper := keeper_of(type(value), CONTENTS)) is not None:
+            return pickle.dumps(keeper.copy(value)) == pickle.dumps(keeper.copy(built))
         if isinstance(value, nn.Module):
             now, then = self._names.get(id(value)), self._names.get(id(built))
             return now is None or then is None or not now.isdisjoint(then)
