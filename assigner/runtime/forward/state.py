@@ -240,7 +240,7 @@ class PartitionState:
         """
         if used:
             self._plain.update(each for each in self._silent if storage_of(each) in used)
-        loose = self._end_loose(start)
+        loose = [] if start.memento is None else self.note_loose(start.memento.moved())
         counts = self._note(self.tensors.counts())
         if counts == start.counts and self.was_watched:
             return LateWrites([], loose) if loose else None
@@ -289,19 +289,12 @@ class PartitionState:
         known = set(new)
         self._written_places |= {place for place, tensor in self.tensors.places() if tensor in known}
 
-    def _end_loose(self, start: ForwardStart) -> list[torch.Tensor]:
-        """As `end`, of tensors that are attributes of modules; they are told from others by the objects alone."""
-        if start.memento is None or not (moved := start.memento.moved()):
-            return []
-        known = self._loose.union(self.tensors.now)
-        new = [each for each in moved if each not in known]
+    def note_loose(self, written: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of tensors that a forward has written those of which it was not known, and that are attributes of modules."""
+        known = self._loose.union(self.tensors.now) if written else self._loose
+        new = [each for each in written if each not in known]
         self._loose.update(new)
         return new
-
-    def note_loose(self, tensors: Iterable[torch.Tensor]) -> None:
-        """The first forward was seen to write these attributes of modules, which are no parameters or buffers."""
-        held = set(self.tensors.now)
-        self._loose.update(each for each in tensors if each not in held)
 
     def left(self) -> list[HeldTensor]:
         """The tensors of this partition that any forward of this rank writes, or may write unseen, as they are now."""

@@ -358,7 +358,7 @@ class PartitionRunner:
             )
         late = self.state.end(start, writes.storages, writes.used - writes.normed)
         if values is not None:
-            self.state.note_loose(each for each in values.tensors if storage_of(each) in writes.storages)
+            self.state.note_loose([each for each in values.tensors if storage_of(each) in writes.storages])
         return outputs, late
 
     def seed(self, place: ForwardPlace) -> int:
