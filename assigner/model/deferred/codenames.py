@@ -22,16 +22,16 @@ _BY_ANY = {
 }  # fmt: skip
 
 
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+def nested(code: types.CodeType) -> Iterator[types.CodeType]:
     """A function's code, and that of the functions inside of it."""
     yield code
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
-            yield from _nested(each)
+            yield from nested(each)
 
 
 def _names_in(code: types.CodeType, operations: tuple[str, ...]) -> tuple[str, ...]:
-    every = itertools.chain.from_iterable(map(dis.get_instructions, _nested(code)))
+    every = itertools.chain.from_iterable(map(dis.get_instructions, nested(code)))
     return tuple(dict.fromkeys(each.argval for each in every if each.opname in operations))
 
 
@@ -51,7 +51,7 @@ def read_names(code: types.CodeType) -> tuple[str, ...]:
 def filled_names(code: types.CodeType) -> frozenset[str]:
     """The names of its file in whose objects a function's code sets items, as `KNOWN[type(x)] = made`."""
     found = set[str]()
-    for each in _nested(code):
+    for each in nested(code):
         steps = [*dis.get_instructions(each)]
         for place, step in enumerate(steps):
             ends = (later.opname for later in steps[place + 1 :] if later.opname.startswith(_USING))
@@ -67,7 +67,7 @@ _USING = ("STORE", "BINARY", "CONTAINS", "COMPARE", "IS_OP", "POP", "RETURN", "L
 def _imported_names(code: types.CodeType) -> tuple[tuple[str, int], ...]:
     """The Python modules that a function's code imports, or one inside it, and how many dots are before each."""
     found = list[tuple[str, int]]()
-    for each in _nested(code):
+    for each in nested(code):
         steps = [*dis.get_instructions(each)]
         places = [place for place, step in enumerate(steps) if step.opname == "IMPORT_NAME"]
         loads = [[step.argval for step in steps[:place] if step.opname.startswith("LOAD_")][-2:] for place in places]
@@ -89,7 +89,7 @@ def imported_modules(function: types.FunctionType) -> list[types.ModuleType]:
 def words_in(code: types.CodeType) -> frozenset[str]:
     """The names that a function's code has, or one inside it, and those in its texts."""
     found = set[str]()
-    for each in _nested(code):
+    for each in nested(code):
         found.update(each.co_names, *map(words_of, each.co_consts))
     return frozenset(found)
 
@@ -108,7 +108,7 @@ def makes_names(code: types.CodeType) -> bool:
 
     `getattr(self.part, "scale", 1)` names what it reads, `getattr(self, name)` does not.
     """
-    return any(map(_makes_names, _nested(code)))
+    return any(map(_makes_names, nested(code)))
 
 
 def _makes_names(code: types.CodeType) -> bool:

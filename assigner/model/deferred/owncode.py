@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from assigner.model.deferred.codenames import nested
 from assigner.model.deferred.contents import filling_of
 from assigner.model.deferred.origins import digest
 from assigner.model.deferred.ownership import is_own, users_classes
@@ -91,7 +92,8 @@ def _functions_of(value: Any) -> Iterator[types.FunctionType]:
 
 def _named(function: types.FunctionType) -> Iterator[Any]:
     """The functions, classes and partials that a function's code has names for, at the top of files or around it."""
-    names, space = _names_in(function.__code__), function.__globals__
+    names = dict.fromkeys(name for each in nested(function.__code__) for name in each.co_names)
+    space = function.__globals__
     for value in [space.get(name) for name in names]:
         if type(value) is types.ModuleType:
             yield from filter(_is_code, [vars(value).get(name) for name in names])
@@ -103,12 +105,6 @@ def _named(function: types.FunctionType) -> Iterator[Any]:
 
 def _is_code(value: Any) -> bool:
     return issubclass(type(value), (types.FunctionType, type, functools.partial, _CACHED))
-
-
-@functools.cache
-def _names_in(code: types.CodeType) -> frozenset[str]:
-    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
-    return frozenset(code.co_names).union(*map(_names_in, inner))
 
 
 @functools.cache

@@ -143,7 +143,7 @@ class CallComparison:
         text = self._outline(told.key, inputs)
         if inputs is None:
             inputs = inputs_of(text, f"worker:{needs.inputs_rank}")
-        if loss and not told.bits & _HAS_TARGETS and (weigh is not None or self._member.world > _PAIR):
+        if loss and not told.bits & _HAS_TARGETS and (weigh is not None or self._member.world > 2):
             weights = weigh((inputs, targets)) if me == needs.targets_rank and weigh is not None else None
             _, weights = self._compare(mine, root=needs.targets_rank, weights=weights)
         return GivenBatch(inputs, targets, None if weigh is None else weights)
@@ -236,9 +236,6 @@ class CallComparison:
         """The other ranks' records of the comparison of a number, of those that have come to it."""
         answers = self._member.ask_calls(number)
         return {rank: each for rank, records in answers.items() for each in records if each.number == number}
-
-
-_PAIR = 2  # of two ranks one has targets where the other one has none
 
 
 def _digest_of(sums: TreeSums | None) -> int:

@@ -67,11 +67,6 @@ class Needs:
         """The workload's own targets are None: its model makes its loss of the inputs alone."""
         return self._example is not None and self._example[1] is None
 
-    @property
-    def _wants_targets(self) -> bool:
-        """None is not what the loss is to get; where the workload makes no batches it may be."""
-        return self._example is not None and not self.targets_are_none
-
     @cached_property
     def _example(self) -> Batch | None:
         try:
@@ -108,7 +103,8 @@ class Needs:
         if inputs is None and (why := self._why_inputs([self._variants.planned])):
             self._refuse("inputs", why)
         planned = self._variants.planned
-        if loss and targets is None and self._member.rank in planned.makers and self._wants_targets:
+        may_be_none = self._example is None or self.targets_are_none  # that is what the loss is to get
+        if loss and targets is None and self._member.rank in planned.makers and not may_be_none:
             self._refuse_targets(planned)
 
     def check_groups(self, groups: Sequence[VariantGroup], *, loss: bool) -> None:
