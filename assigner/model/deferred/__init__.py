@@ -9,8 +9,8 @@ scratch memory where the tensor is not wanted: the generator then passes through
 and each part gets, to the last bit, the values that it has there. At no time does more than the wanted part and one
 scratch tensor exist. Tensors are followed by their storage, so views, `.data =` and module.to() need no special care.
 
-    recorder, replay, draws       what the builder did, and sees; running again what some tensors need; where its draws
-                                  start, and what has no replay
+    recorder, replay              what the builder did, and sees; running again what some tensors need, from where each
+                                  draw starts
     modes                         what train() and eval() of the model's own do
     mutation                      which operations write
     likeness, outside             tensors with what the builder hung on them; objects that the script holds too
@@ -37,7 +37,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.model.deferred.draws import BuilderError, SharedDraws
 from assigner.model.deferred.likeness import check_hung, in_likeness
 from assigner.model.deferred.memento import ABSENT, Memento
 from assigner.model.deferred.modes import settle_mode
@@ -46,7 +45,7 @@ from assigner.model.deferred.originals import unwatched
 from assigner.model.deferred.origins import Origins, origins_of
 from assigner.model.deferred.outside import objects_outside
 from assigner.model.deferred.recorder import CallRecorder, LooksReal, is_meta
-from assigner.model.deferred.replay import Replay, View
+from assigner.model.deferred.replay import BuilderError, Replay, SharedDraws, View
 from assigner.model.deferred.vocabulary import Vocabulary, vocabulary_of
 from assigner.model.members import buffers, named_buffers, named_parameters
 from assigner.usercode import user_code, user_line

@@ -30,14 +30,12 @@ from torch.utils import _pytree as pytree
 from assigner.model.deferred.ownership import attributes_of
 from assigner.model.deferred.reach import MOST_ITEMS, reach
 from assigner.model.deferred.recorder import is_meta
-from assigner.model.deferred.replay import View
+from assigner.model.deferred.replay import Call, SharedDraws, View
 from assigner.model.members import named_buffers, named_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from assigner.model.deferred.draws import SharedDraws
-    from assigner.model.deferred.replay import Call
     from assigner.model.deferred.vocabulary import Vocabulary
 
 _NUMBERS = (numbers.Number, np.bool_)

@@ -21,9 +21,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from assigner.errors import AssignerError, UsageError
-from assigner.model.deferred.draws import BuilderError, Draws, fingerprint
 from assigner.model.deferred.mutation import named_arguments, tensor_leaves, written_tensors
-from assigner.model.deferred.replay import Call, Replay, View, alike
+from assigner.model.deferred.replay import BuilderError, Call, Draws, Replay, View, alike, fingerprint
 from assigner.usercode import running_line
 
 if TYPE_CHECKING:
