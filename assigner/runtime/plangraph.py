@@ -14,8 +14,7 @@ from assigner.errors import FormatError, MarkingError, UsageError
 from assigner.machine.generators import kept_python
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.origins import digest
-from assigner.model.deferred.owncode import named, own_code, python_release
+from assigner.model.deferred.origins import digest, named, own_code, python_release
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.marking.cut import check_mode
 from assigner.model.marking.domain import input_key, input_structure

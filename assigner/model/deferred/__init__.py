@@ -9,13 +9,12 @@ scratch memory where the tensor is not wanted: the generator then passes through
 and each part gets, to the last bit, the values that it has there. At no time does more than the wanted part and one
 scratch tensor exist. Tensors are followed by their storage, so views, `.data =` and module.to() need no special care.
 
-    recorder, replay              what the builder did, and sees; running again what some tensors need, from where each
-                                  draw starts
+    recorder, replay              what the builder did, and sees; running again what tensors need; where draws start
     modes                         what train() and eval() of the model's own do
     mutation                      which operations write
     likeness, outside             tensors with what the builder hung on them; objects that the script holds too
     originals                     the builder's own tensors, which are not those that are trained
-    origins, owncode              what the builder made it from, and what code of the user's own it runs, for ranks to
+    origins                       what the builder made it from, and what code of the user's own it runs, for ranks to
                                   compare
     reach, memento                what code can reach when it runs, by places with names; and that as it is at one time
     ownership                     what of it is the user's own, or was given by the user
