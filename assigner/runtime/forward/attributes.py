@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 def changed_attributes(module: nn.Module, deferred: DeferredModel) -> dict[str, Any]:
     """The attributes of a partition's modules that are not what the builder made them, by their names in the model."""
     found: dict[str, Any] = {}
-    likeness, by_values = _Likeness(module, deferred), _Likeness(module, deferred, by_values=True)
+    likeness = _Likeness(module, deferred)
     for path, each, built in _copies(module, deferred):
         then = built.__dict__
         for name, value in each.__dict__.items():
@@ -59,7 +59,7 @@ def changed_attributes(module: nn.Module, deferred: DeferredModel) -> dict[str, 
                 continue  # the script may have set the builder's
             if name in then and likeness.is_same(value, then[name]):
                 continue
-            if name not in then or _can_go(value) or not by_values.is_same(value, then[name]):
+            if name not in then or _can_go(value) or not likeness.is_same(value, then[name], by_values=True):
                 found[f"{path}.{name}"] = value
     return found
 
@@ -85,7 +85,7 @@ def check_rebuilt(module: PartitionModule, called: Sequence[str], deferred: Defe
 
 
 def _unlike(module: PartitionModule, called: Sequence[str], deferred: DeferredModel) -> Iterator[str]:
-    likeness, modules = _Likeness(module, deferred, by_values=True), {id(each) for each in module.modules()}
+    likeness, modules = _Likeness(module, deferred), {id(each) for each in module.modules()}
     for path, each, built in _copies(module, deferred):
         seen = deferred.vocabulary.copier(each)
         gone = set() if seen is None else seen(built).keys() - each.__dict__.keys()
@@ -100,7 +100,8 @@ def _unlike(module: PartitionModule, called: Sequence[str], deferred: DeferredMo
         if [*now] != [*then]:
             yield f"changed the order of the modules in {path}"
         for hooks in HOOKS:
-            if not likeness.is_same([*each.__dict__[hooks].values()], [*built.__dict__[hooks].values()]):
+            held = ([*of.__dict__[hooks].values()] for of in (each, built))
+            if not likeness.is_same(*held, by_values=True):
                 yield f"registered, removed or changed a hook of {path}"
     own = {id(each) for each in (*module.parameters(), *module.buffers())}
     for name, value in changed_attributes(module, deferred).items():
@@ -174,14 +175,9 @@ _SINGLE = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme, torch.
 
 
 class _Likeness:
-    """Tells what has changed of a partition since the builder made it, as far as Python shows.
+    """Tells what has changed of a partition since the builder made it, as far as Python shows."""
 
-    With `by_values` a tensor is the same where it has the values of the builder's, as in a partial: one that could go
-    to another worker takes its tensors along.
-    """
-
-    def __init__(self, module: nn.Module, deferred: DeferredModel, *, by_values: bool = False) -> None:
-        self._by_values = by_values
+    def __init__(self, module: nn.Module, deferred: DeferredModel) -> None:
         own = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
         tensors = deferred.tensors()
         self._outside = deferred.outside.keys()  # each stands for itself
@@ -191,11 +187,14 @@ class _Likeness:
         for model in (module, deferred.model):
             for name, each in model.named_modules(remove_duplicate=False):
                 self._names[id(each)].add(name)
-        self._compared: dict[tuple[int, int], Any] = {}
 
-    def is_same(self, value: Any, built: Any) -> bool:
-        """Nothing has changed in a value: now, and then."""
-        self._compared = {}
+    def is_same(self, value: Any, built: Any, *, by_values: bool = False) -> bool:
+        """Nothing has changed in a value: now, and then.
+
+        With `by_values` a tensor is the same where it has the values of the builder's, as in a partial: one that could
+        go to another worker takes its tensors along.
+        """
+        self._compared, self._by_values = dict[tuple[int, int], Any](), by_values
         return self._is_same(value, built)
 
     def _is_same(self, value: Any, built: Any) -> bool:
@@ -270,18 +269,14 @@ def _is_equal(value: Any, built: Any) -> bool:
 def let_go(modules: Iterable[nn.Module]) -> None:
     """Have no tensor that forward has set as an attribute hold a graph, and with it the memory of what led to it."""
     for module in modules:
-        space = module.__dict__
         for name, value in attributes_of(module).items():
-            if isinstance(value, list):
-                for n, each in enumerate(value):
+            if isinstance(value, list | dict):
+                kind: Any = list if isinstance(value, list) else dict
+                for key, each in enumerate(value) if isinstance(value, list) else [*dict.items(value)]:
                     if _has_graph(each):
-                        list.__setitem__(value, n, each.detach())  # without what a class of the user's does then
-            elif isinstance(value, dict):
-                for key, each in [*dict.items(value)]:
-                    if _has_graph(each):
-                        dict.__setitem__(value, key, each.detach())
+                        kind.__setitem__(value, key, each.detach())  # without what a class of the user's does then
             elif _has_graph(value):
-                space[name] = value.detach()
+                module.__dict__[name] = value.detach()
 
 
 def _has_graph(value: Any) -> bool:
