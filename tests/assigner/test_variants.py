@@ -519,5 +519,5 @@ def test_what_a_model_cannot_take_is_said_with_the_way_out_that_there_is(hint, w
     example = graph_of(language()).domain.example
     given = input_key(input_structure({"ids": ids(3, 5)}), [ids(3, 5)])
     with pytest.raises(UsageError) as caught:
-        variants._check_kind(given, example, MarkingError("no", hint=hint))
+        variants._check_inputs(given, example, MarkingError("no", hint=hint))
     assert re.fullmatch(f".*{words}", caught.value.hint)

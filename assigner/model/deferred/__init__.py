@@ -105,7 +105,8 @@ class DeferredModel:
         """
         memento = Memento(self.model.named_modules(), top="whole")
         registered = {tensor.untyped_storage()._cdata for tensor in self.tensors().values() if is_meta(tensor)}
-        kept = [each for each in memento.tensors if recorder.has_made(each) and not each.requires_grad]
+        made_again = (each for each in memento.tensors if is_meta(each) and not recorder.is_meant(each))
+        kept = [each for each in made_again if not each.requires_grad]
         views = {id(each): (each, view) for each in kept if (view := View.of(each)).storage not in registered}
         memory = self.replayed({view.storage for _, view in views.values()})
         made = {key: in_likeness(each, view.look(memory[view.storage])) for key, (each, view) in views.items()}

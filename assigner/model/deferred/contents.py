@@ -55,11 +55,8 @@ def cached_values(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
     others = [each for each in held if each is not cached.__dict__ and each is not cached.__wrapped__]
     if cached.cache_parameters()["maxsize"] is None:
         return [*itertools.chain.from_iterable(each.values() for each in others if type(each) is dict)]
-    return [each for each in others if type(each) is not dict or not any(map(_is_link, each.values()))]
-
-
-def _is_link(value: Any) -> bool:
-    return type(value).__name__ == "_lru_list_elem"
+    links = "_lru_list_elem"  # by which it knows what was asked for last
+    return [each for each in others if type(each) is not dict or links not in (type(x).__name__ for x in each.values())]
 
 
 def filling_of(cell: types.CellType) -> list[Any]:
@@ -96,15 +93,11 @@ def _put_stream(stream: Any, state: Any) -> None:
         stream.__setstate__(state)
 
 
-def _put_memory(held: Any, values: bytes) -> None:
-    ctypes.memmove(ctypes.addressof(held), values, len(values))
-
-
 _ARRAY = Keeper(
     lambda each: each.tolist(), lambda each, held: each.__setitem__(slice(None), array.array(each.typecode, held))
 )
 _STREAM = Keeper(_copy_stream, _put_stream)
-_MEMORY = Keeper(bytes, _put_memory)
+_MEMORY = Keeper(bytes, lambda held, values: ctypes.memmove(ctypes.addressof(held), values, len(values)))
 
 
 def _progress(frame: types.FrameType | None) -> str:

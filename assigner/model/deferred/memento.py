@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from assigner.model.deferred.vocabulary import Vocabulary
 
-
 _MOST_ELEMENTS = 10_000
 _HOOK_DICTS = tuple(
     name for name, each in vars(nn.Module()).items()

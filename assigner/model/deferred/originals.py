@@ -49,8 +49,6 @@ _trained: WeakSet[nn.Module] = WeakSet()
 """Models of which a pipeline has trained copies."""
 _unwatched: list[None] = []
 """An entry for each block in which code of the user's reads weights for this program."""
-
-
 _choosing: list[None] = []
 """An entry while param groups are made: the parameters for them are copies, and none is in a set of these."""
 

@@ -201,12 +201,9 @@ def _numbers(value: Any, vocabulary: Vocabulary) -> Iterator[str | bytes]:
 def _fractions(named: Mapping[Any, Any], vocabulary: Vocabulary) -> Iterator[str]:
     """Those among numbers by name that forwards can read; where code makes the names by which it asks, none."""
     names = vocabulary.names or ()
-    found = [(name, float(each)) for name, each in named.items() if name in names and _is_fractional(each)]
+    real = ((name, each) for name, each in named.items() if name in names and isinstance(each, numbers.Real))
+    found = [(name, float(each)) for name, each in real if not isinstance(each, numbers.Integral)]
     yield from sorted(f"{name}: {each!r}" for name, each in found if each % 1)
-
-
-def _is_fractional(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
 
 
 def _is_plain(values: Iterable[Any], *kinds: type) -> bool:

@@ -62,7 +62,6 @@ _CACHING = sys.stdlib_module_names | {"torch", "numpy"}
 _CACHES = {("sys", "modules"), ("inspect", "modulesbyfile"), ("warnings", "onceregistry")}
 """Theirs that are not called so, by module and name."""
 
-
 _ITEM, _ATTRIBUTE, _HOOK, _MEMBER = "{}[{!r}]", "{}.{}", "a hook of {}", "an item of {}"
 DEFAULT = "{}()[{!r}]"
 """The form of a default of a function."""

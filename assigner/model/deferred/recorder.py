@@ -37,7 +37,6 @@ _LOADED_HINT = (
     " ends with model.load_state_dict(state)"
 )
 
-
 _NONE_YET = (
     "there are none before a part is made. What is to follow from first weights, as a mask of the smallest, is done in"
     " the training script over pipeline.named_parameters(), or to a state_dict that was saved before and that the"
@@ -47,7 +46,6 @@ _WITHOUT_FILE = (
     "there are none before a part is made: copy them within the builder by load_state_dict(other.state_dict()) or"
     " copy.deepcopy; or load what was saved before, in another program"
 )
-
 
 _COPY_FIRST = (
     "the tensor does not have it: write to a copy, array = tensor.numpy().copy(), and make the tensor of that by"
@@ -86,8 +84,8 @@ SPARSE = (
 )
 """What to do instead of building one."""
 
-
 _BY_VALUES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
+"""Of operations that give sizes, or tell Python something, by values."""
 _OF_FULL_RANK = frozenset({torch.ops.aten.linalg_lstsq.default})
 """Operations with such a tag whose sizes hang on values only where a matrix has no full rank; a replay looks."""
 
@@ -155,8 +153,13 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if "meta" not in str(error).lower():
                 raise
             if written and not is_random:
-                raise _writing(func) from error
-            if not is_random and (_has_sizes_by_values(func) or not self.is_drawn((args, kwargs))):
+                raise BuilderError(
+                    f"has {func.name().removeprefix('aten::')} write its result into a tensor, which torch cannot do"
+                    " without values",
+                    hint="leave out=, and copy what it returns: tensor.copy_(result)",
+                ) from error
+            by_values = func not in _OF_FULL_RANK and not _BY_VALUES.isdisjoint(func.tags)
+            if not is_random and (by_values or not self.is_drawn((args, kwargs))):
                 return self.from_values(func, args, kwargs)  # nonzero, equal: shapes do not tell what comes out
             result = self.on_meta(_on_stand_ins(func, args, kwargs))
         without_memory = any(map(self.is_meant, written)) if written else self.wants_meta(args, kwargs)
@@ -200,10 +203,6 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(values, np.ndarray):
             self._shown.append((values, fingerprint(values)))
         return values
-
-    def has_made(self, tensor: torch.Tensor) -> bool:
-        """True if the builder has made a tensor, with values that a replay makes again."""
-        return is_meta(tensor) and _storage(tensor) in self.storages and _storage(tensor) not in self.meta
 
     @staticmethod
     def on_meta(tree: Any) -> Any:
@@ -464,19 +463,6 @@ def _check_autocast(func: Any) -> None:
             f"calls {func.name().removeprefix('aten::')} under torch.autocast",
             hint="leave autocast to the forward pass; in the builder, convert with .to(dtype)",
         )
-
-
-def _writing(func: Any) -> BuilderError:
-    name = func.name().removeprefix("aten::")
-    return BuilderError(
-        f"has {name} write its result into a tensor, which torch cannot do without values",
-        hint="leave out=, and copy what it returns: tensor.copy_(result)",
-    )
-
-
-def _has_sizes_by_values(func: Any) -> bool:
-    """True if the sizes of what an operation gives, or what it tells Python, hang on values."""
-    return func not in _OF_FULL_RANK and not _BY_VALUES.isdisjoint(func.tags)
 
 
 def _on_stand_ins(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

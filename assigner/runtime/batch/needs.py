@@ -115,14 +115,8 @@ class Needs:
                 leaf = cut.inputs[index]
                 if isinstance(leaf, torch.Tensor) and leaf.is_meta:
                     self._refuse("inputs", self._why_inputs([variant]))
-            mine = self._member.rank in variant.makers
-            if (
-                loss
-                and mine
-                and self._member.rank != self.targets_rank
-                and cut.targets is None
-                and not self.targets_are_none
-            ):
+            makes = self._member.rank in variant.makers and self._member.rank != self.targets_rank
+            if loss and makes and cut.targets is None and not self.targets_are_none:
                 self._refuse_targets(variant)
 
     def _refuse_targets(self, variant: Variant) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -77,6 +77,10 @@ class StatePart:
             place: pytree.tree_unflatten([each.value for each in self.leaves if each.place == place], structure)
             for place, structure in self.structures.items()
         }
+
+
+_Want = tuple[StateLeaf, int, int]
+"""A leaf of the state, the rank that sends it, and the one that needs it."""
 
 
 class CarriedState:
@@ -140,7 +144,7 @@ class CarriedState:
             for number, leaf in self._with_numbers(cut, self.parts[place]):
                 missing = readers.get(number, set()) - leaf.holders
                 if isinstance(leaf.value, torch.Tensor):
-                    yield from (_Want(leaf, min(leaf.holders), target) for target in sorted(missing))
+                    yield from ((leaf, min(leaf.holders), target) for target in sorted(missing))
 
     def keep(self, groups: Sequence[tuple[VariantGroup, Made]]) -> None:
         """What the batch has made, here by this rank, is the state from now on; all ranks call this.
@@ -201,7 +205,7 @@ class CarriedState:
         """Have one rank hold each leaf of the state for all micro-batches; all ranks call this."""
         first = self.parts[0].leaves if self.parts else []
         wants = [
-            _Want(part.leaves[n], min(part.leaves[n].holders), min(leaf.holders))
+            (part.leaves[n], min(part.leaves[n].holders), min(leaf.holders))
             for n, leaf in enumerate(first)
             if leaf.holders
             for part in self.parts
@@ -278,14 +282,6 @@ class CarriedState:
 
     def _here(self, value: Any) -> Any:
         return value.to(self._member.device) if isinstance(value, torch.Tensor) else value
-
-
-class _Want(NamedTuple):
-    """A leaf of the state that a rank, `target`, needs of another one."""
-
-    leaf: StateLeaf
-    source: int
-    target: int
 
 
 def _rank(plan: Plan, partition: str) -> int:

@@ -199,8 +199,7 @@ class Variants:
             check_shared(self.plan, storing(graph))
             modules = self._around(graph, lending)
         except (MarkingError, FormatError) as error:
-            _check_kind(key, base.domain.example, error)
-            _check_values(key, error)
+            _check_inputs(key, base.domain.example, error)
             # Its own cause is pages of torch.export; the message has the model's line.
             raise MarkingError(f"{what}: {error.message}", hint=error.hint) from None
         try:
@@ -257,8 +256,11 @@ SINGLE_ROWS = (
 """What to do about a micro-batch of one row."""
 
 
-def _check_kind(given: InputKey, example: InputKey, error: AssignerError) -> None:
-    """Inputs that the model cannot take, and of another kind than the workload's own, are most likely wrong."""
+def _check_inputs(given: InputKey, example: InputKey, error: AssignerError) -> None:
+    """Inputs that the model cannot take, and of another kind than the workload's own, are most likely wrong.
+
+    BatchNorm in training needs two values of a channel: a micro-batch of one row may have one.
+    """
     if not given.is_like(example):
         raise UsageError(
             f"the model cannot take inputs ({given.signature()}): {error.message}; the workload's own are"
@@ -266,10 +268,6 @@ def _check_kind(given: InputKey, example: InputKey, error: AssignerError) -> Non
             hint="give batches like those of Workload.batch, or change that and profile again"
             + ("" if error.hint is None else f"; if they are to differ: {error.hint}"),
         ) from None
-
-
-def _check_values(given: InputKey, error: AssignerError) -> None:
-    """BatchNorm in training needs two values of a channel: a micro-batch of one row may have one."""
     if TOO_FEW_VALUES in error.message:
         raise UsageError(
             f"a micro-batch ({given}) has one value of each channel, which BatchNorm cannot normalise in training",
@@ -293,7 +291,8 @@ def lending_under(
     for piece in graph.pieces:
         planned, given = base.piece[piece.name], lending.get(piece.name, {})
         strange = {*piece.state, *piece.called} - {*planned.state, *planned.called} - constants - given.keys()
-        buffers = strange & set(piece.buffers) - _within(graph, piece.name)
+        within = {each for each in piece.state if any(each.startswith(f"{module}.") for module in piece.called)}
+        buffers = strange & set(piece.buffers) - within
         where, hint = "", None
         if strange and not training:
             where, hint = _elsewhere(min(buffers or strange), graph, base)
@@ -328,12 +327,6 @@ def _elsewhere(name: str, graph: PartitionGraph, base: PartitionGraph) -> tuple[
             "change it in a marked module that training calls, too; what nothing changes any partition may read"
         )
     return "", None
-
-
-def _within(graph: PartitionGraph, name: str) -> set[str]:
-    """A partition's tensors that lie in modules which it calls."""
-    piece = graph.piece[name]
-    return {each for each in piece.state if any(each.startswith(f"{module}.") for module in piece.called)}
 
 
 def _with_partitions(plan: Plan, graph: PartitionGraph) -> Plan:

@@ -168,8 +168,6 @@ _PARTS: dict[type, tuple[str, ...]] = {
     functools._lru_cache_wrapper: ("__wrapped__",),
 }
 """Of what can be called: what says whether one does the same as another."""
-
-
 _SINGLE = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme, torch.device)
 """Values of torch's that have no parts."""
 

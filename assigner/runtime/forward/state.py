@@ -29,7 +29,7 @@ from assigner.errors import UsageError
 from assigner.model.deferred.caches import cached_functions
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.ownership import is_users
+from assigner.model.deferred.ownership import HOOKS, is_users
 from assigner.model.deferred.reach import kept_objects, reach
 from assigner.model.marking import PartitionModule
 from assigner.model.members import buffers, parameters
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from assigner.model.deferred.caches import Cached
-
 
 _version = operator.attrgetter("_version")
 
@@ -406,8 +405,10 @@ def _uncounted(module: nn.Module) -> list[torch.Tensor]:
 
 def changeable_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules of a partition whose Python values its forwards may change, by name."""
-    if not has_user_code(module):
-        return []
+    return _layers(module) if has_user_code(module) else []
+
+
+def _layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, each) for name, each in module.named_modules() if not isinstance(each, PartitionModule)]
 
 
@@ -416,13 +417,10 @@ def has_user_code(module: nn.Module) -> bool:
 
     It is a class, a hook or a function that is not torch's own: a layer may be given one.
     """
-    layers = [(name, each) for name, each in module.named_modules() if not isinstance(each, PartitionModule)]
+    layers = _layers(module)
     return any(
         not type(each).__module__.startswith("torch.")
-        or each._forward_pre_hooks
-        or each._forward_hooks
-        or each._backward_pre_hooks
-        or each._backward_hooks
+        or any(each.__dict__[hooks] for hooks in HOOKS)
         or "forward" in each.__dict__
         for _, each in layers
     ) or any(
