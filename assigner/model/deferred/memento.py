@@ -105,8 +105,10 @@ class Memento:
             kind: type = type(value)
             if isinstance(value, nn.Module):
                 self._hooks += [(held, held.copy() or None) for held in map(value.__dict__.__getitem__, _HOOK_DICTS)]
-            for keeper in keepers(kind) if vocabulary is None else named_keepers(value, vocabulary):
-                self._kept.append(_Kept(keeper, value, keeper.copy(value), place))
+            own = keepers(kind)
+            if vocabulary is not None and (copy := vocabulary.copier(value)) is not None:  # it is not put back
+                own = (Keeper(copy, lambda *_: None), *(each for each in own if each is SLOTS))
+            self._kept += [_Kept(keeper, value, keeper.copy(value), place) for keeper in own]
             if isinstance(value, torch.Tensor) and not value.is_inference():
                 self.tensors.append(value)
                 self._places.append(place)
@@ -177,17 +179,13 @@ class Memento:
         """
         if ignoring == "nothing" and self.moved():
             return True
-        among = self._kept if among is None else among
-        pairs = ((keeper.copy(held), values) for keeper, held, values, _ in among)
-        if made := {id(each.held): names for each in among if (names := _made_anew(each.held))}:
-            pairs = (
-                (_but(keeper.copy(held), made.get(id(held))), _but(values, made.get(id(held))))
-                for keeper, held, values, _ in among
-            )
-        if ignoring != "nothing":
-            but = _without_tensors if ignoring == "tensors" else _without_atoms
-            pairs = ((but(now), but(then)) for now, then in pairs)
-        return any(_differ(now, then) for now, then in pairs)
+        for keeper, held, values, _ in self._kept if among is None else among:
+            now, then, made = keeper.copy(held), values, _made_anew(held)
+            if made or ignoring != "nothing":
+                now, then = _counting(now, made, ignoring), _counting(then, made, ignoring)
+            if _differ(now, then):
+                return True
+        return False
 
     def moved(self) -> list[torch.Tensor]:
         """The tensors that are no more as they were then, by torch's count of the changes to them."""
@@ -336,20 +334,17 @@ def _is_same_array(now: np.ndarray[Any, Any], then: np.ndarray[Any, Any]) -> boo
     return bool(np.all((now == then) | ((now != now) & (then != then))))  # noqa: PLR0124 - NaN
 
 
-def _without_tensors(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {name: None if isinstance(value, torch.Tensor) else value for name, value in values.items()}
-    if isinstance(values, tuple | list):
-        return [None if isinstance(value, torch.Tensor) else value for value in values]
-    return values
-
-
-def _without_atoms(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {name: value for name, value in values.items() if type(value) not in ATOMS}
-    if isinstance(values, tuple | list):
-        return [value for value in values if type(value) not in ATOMS]
-    return values
+def _counting(values: Any, made: Sequence[str], ignoring: str) -> Any:
+    """Those that `has_changed` compares: not what is made anew, nor what it ignores; None stands for a tensor then."""
+    if not isinstance(values, dict | tuple | list):
+        return values
+    named = values if isinstance(values, dict) else dict(enumerate(values))
+    if ignoring == "tensors":
+        named = {name: None if isinstance(each, torch.Tensor) else each for name, each in named.items()}
+    elif ignoring == "values":
+        named = {name: each for name, each in named.items() if type(each) not in ATOMS}
+    named = {name: each for name, each in named.items() if name not in made}
+    return named if isinstance(values, dict) else [*named.values()]
 
 
 def _is_another(now: Any, then: Any) -> bool:
@@ -397,10 +392,6 @@ def _made_anew(held: Any) -> list[str]:
     return named + [each._tensor_name for each in hooks if isinstance(each, BasePruningMethod)]
 
 
-def _but(values: Any, names: Sequence[str] | None) -> Any:
-    return {name: value for name, value in values.items() if name not in names} if names else values
-
-
 @functools.cache
 def keepers(kind: type) -> tuple[Keeper, ...]:
     """Of what can change in an object of some type; none: nothing that Python could change."""
@@ -409,13 +400,6 @@ def keepers(kind: type) -> tuple[Keeper, ...]:
         return (contents,)
     entries, slots = keeper_of(kind, _ENTRIES), SLOTS if slot_names(kind) else None
     return tuple(each for each in (entries, slots) if each is not None)
-
-
-def named_keepers(value: Any, vocabulary: Vocabulary) -> tuple[Keeper, ...]:
-    """How that is copied which code with some names can read; it is not put back."""
-    kind: Any = type(value)
-    copy, kept = vocabulary.copier(value), keepers(kind)
-    return kept if copy is None else (Keeper(copy, lambda *_: None), *(each for each in kept if each is SLOTS))
 
 
 def is_as(space: dict[Any, Any], values: dict[Any, Any]) -> bool:

@@ -255,8 +255,7 @@ def _parts(kind: type) -> Callable[[Place, Any, _Extent], Iterable[_Found]] | No
         ((types.BuiltinMethodType,), _of_builtin),
         ((types.CellType,), _of_cell),
         ((types.ModuleType,), _of_python_module),
-        ((Names,), _of_names),
-        ((Called,), _of_called),
+        ((Names, Called), _of_names),
         ((functools.partial,), _of_partial),
         ((functools._lru_cache_wrapper,), _of_cached),
         ((dict, list, set, deque, tuple, frozenset), _of_container),
@@ -448,16 +447,13 @@ def _of_cell(place: Place, value: types.CellType, _: _Extent) -> list[_Found]:
     return [(place, each) for each in filling_of(value)]
 
 
-def _of_names(place: Place, value: Names, _: _Extent) -> list[_Found]:
-    """What is plain among them is met where it is read."""
-    found = [(place.attribute(name), value.space.get(name)) for name in value.names]
-    return [each for each in found if type(each[1]) not in ATOMS]
-
-
-def _of_called(place: Place, value: Called, extent: _Extent) -> list[_Found]:
-    """What hangs on a function; its defaults are met with its code."""
-    some = extent.vocabulary
-    held = {name: each for name, each in value.function.__dict__.items() if some is None or some.has(name)}
+def _of_names(place: Place, value: Names | Called, extent: _Extent) -> list[_Found]:
+    """Of a file, or of what hangs on a function; what is plain among them is met where it is read."""
+    if isinstance(value, Names):
+        held = {name: value.space.get(name) for name in value.names}
+    else:  # its defaults are met with its code
+        some = extent.vocabulary
+        held = {name: each for name, each in value.function.__dict__.items() if some is None or some.has(name)}
     return [(place.attribute(name), each) for name, each in held.items() if type(each) not in ATOMS]
 
 

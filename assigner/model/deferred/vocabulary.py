@@ -97,21 +97,18 @@ class Vocabulary:
         What a cached property makes of a module is none of them: it is made when it is asked for.
         """
         kind: Any = type(value)
+
+        def named(space: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: each for name, each in space.items() if self.has(name)}
+
         if issubclass(kind, type) and is_users(value.__module__):
-            return lambda held: {
-                name: each for name, each in vars(held).items() if self.has(name) and not name.startswith("__")
-            }
-        has = self.has
+            return lambda held: {name: each for name, each in named(vars(held)).items() if not name.startswith("__")}
         if kind is Called:
-            return lambda held: {
-                **_given(held.function),
-                **{name: each for name, each in vars(held.function).items() if has(name)},
-            }
+            return lambda held: _given(held.function) | named(vars(held.function))
         if kind is type(os.environ):
-            return lambda held: {name: each for name, each in held.items() if has(name)}
+            return named
         if not issubclass(kind, nn.Module):
-            is_named = is_read_by_name(kind)
-            return (lambda held: {key: each for key, each in vars(held).items() if has(key)}) if is_named else None
+            return (lambda held: named(vars(held))) if is_read_by_name(kind) else None
         members = itertools.chain.from_iterable(vars(each).items() for each in kind.__mro__)
         made = {name for name, each in members if isinstance(each, functools.cached_property)} - vars(value).keys()
         if self.names is None or not _is_named(kind):
