@@ -143,14 +143,13 @@ class OutsideValues:
         self._kept = dict[bool, Memento]()
         modules = dict(model.named_modules())
         self._classes = [(name or type(each).__name__, each, each.__class__) for name, each in modules.items()]
-        modes = {training: graph.deferred.flags(training=training) for training in (True, False)}
-        self._flags = [
-            (module, {training: flags[name] for training, flags in modes.items()}) for name, module in modules.items()
-        ]
+        self._flags = [(module, dict[bool, bool]()) for module in modules.values()]
         for training in (True, False):
             with graph.deferred.mode(training=training):
                 found = copied_values(modules, graph.deferred.outside, graph.deferred.vocabulary)
                 self._kept[training] = Memento.of(found, graph.deferred.vocabulary)
+                for module, flags in self._flags:
+                    flags[training] = module.training
         self._facts = _TensorFacts(self._kept[True].tensors)
         self._replaced = [(each, each._version) for each in graph.deferred.replaced]
         norms = (f"{path}." if path else "" for path, module in modules.items() if isinstance(module, _NormBase))

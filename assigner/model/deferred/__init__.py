@@ -149,14 +149,6 @@ class DeferredModel:
         hooks = [hook for each in self.tensors().values() for hook in (each._backward_hooks or {}).values()]
         return vocabulary_of(self.model.modules(), others=hooks)
 
-    def flags(self, *, training: bool) -> dict[str, bool]:
-        """Each submodule's `training`, by each of its names: as it was built, or after the model's own `eval()`.
-
-        What else that `eval()` does, as setting flags of its own, is taken back (`modes.eval_attributes` has it).
-        """
-        with self.mode(training=training):
-            return {name: module.training for name, module in self.model.named_modules(remove_duplicate=False)}
-
     def replayed(self, storages: set[int]) -> dict[int, torch.UntypedStorage]:
         """The memory behind some meta storages, with its initial values."""
         if self.kept is None:
