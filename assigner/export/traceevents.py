@@ -32,6 +32,7 @@ import gzip
 import json
 from collections import defaultdict
 from itertools import count, product
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner import formatting as fmt
@@ -95,27 +96,29 @@ def trace_events(
     Returns:
         An object for `json.dumps`: events sorted by time, in microseconds from the first thing that happens.
     """
-    picture = _Picture(sides)
-    numbers = count(1)
+    lead_s = max(0.0, -min((span.start_s for side in sides for span in side.spans), default=0.0))
+    numbers, arrows = count(1), count(1)
     workers = list(dict.fromkeys(span.worker for side in sides for span in side.spans))
     pids = {(worker, side.side): pid for pid, (worker, side) in enumerate(product(workers, sides), start=2)}
     held = {each.worker: each for each in memory}
-    events = list(_steps(picture, numbers))
-    arrow = 1
+    seconds: dict[str, dict[_Key, float]] = {side.side: _seconds(side) for side in sides}
+    events = list(_steps(sides, _Tracks(1, numbers, lead_s)))
     for side in sides:
+        beside = next((each.side for each in sides if each is not side), "")
         drawn: list[tuple[Span, _SlicePlace]] = []
         for worker in workers:
-            tracks = _Tracks(pids[worker, side.side], numbers)
-            mine = [(span, picture.place(tracks, span)) for span in side.spans if span.worker == worker]
+            tracks = _Tracks(pids[worker, side.side], numbers, lead_s)
+            mine = [(span, _place(tracks, span)) for span in side.spans if span.worker == worker]
             drawn += mine
             limit = None if capacity is None else capacity.get(worker)
             label = None if limit is None else f"{fmt.size(limit)} of memory"
             events += _process(tracks, f"{worker} {side.side}", label=label)
-            events += picture.slices(side, mine)
-            events += picture.memory(side, worker, tracks, held.get(worker))
-        made = list(_arrows(drawn, arrow))
-        arrow += sum(event["ph"] == "s" for event in made)
-        events += made
+            events += [_action(span, place, side, seconds.get(beside, {}), beside) for span, place in mine]
+            if side.side == "measured":
+                events += _measured_memory([span for span, _ in mine], tracks)
+            elif worker in held:
+                events += _predicted_memory(held[worker], [step.start_s for step in side.steps], tracks)
+        events += _arrows(drawn, arrows)
     events.sort(key=lambda event: (event.get("ts", -1), _ORDER[event["ph"]]))
     step_s = {f"{side.side}_step_seconds": [step.end_s - step.start_s for step in side.steps] for side in sides}
     other = {"made_by": f"assigner {__version__}", **(about or {}), **step_s}
@@ -138,51 +141,6 @@ def save_trace_events(document: Mapping[str, Any], path: Path, *, force: bool = 
     return len(content)
 
 
-class _Picture:
-    """All sides on one clock.
-
-    Its 0 is where the first thing happens, which may be a little before the steps' common start.
-    """
-
-    def __init__(self, sides: Sequence[Spans]) -> None:
-        self.sides = sides
-        self.lead_s = max(0.0, -min((span.start_s for side in sides for span in side.spans), default=0.0))
-        self.seconds: dict[str, dict[_Key, float]] = {side.side: defaultdict(float) for side in sides}
-        for side in sides:
-            for span in side.spans:
-                self.seconds[side.side][_key(span)] += span.seconds
-
-    def place(self, tracks: _Tracks, span: Span) -> _SlicePlace:
-        """Compute above waiting above reductions above each link."""
-        if span.kind in TOGETHER:
-            name, order = ("adds up gradients" if span.kind == "reduce" else "hands out parameters"), 2
-        elif span.message is None:
-            name, order = "compute", 0
-        elif span.kind == "receive":
-            name, order = "waits for messages", 1
-        else:
-            name, order = f"sends -> {_rank(span.message.peer)}", 3
-        return tracks.place(name, order, span.start_s + self.lead_s, span.end_s + self.lead_s)
-
-    def slices(self, side: Spans, drawn: Sequence[tuple[Span, _SlicePlace]]) -> Iterator[dict[str, Any]]:
-        """The slices of one worker; each can be filtered by its kind or payload, and by its side."""
-        other = next((each.side for each in self.sides if each is not side), "")
-        for span, place in drawn:
-            args = _details(span, side.plan, self.seconds.get(other, {}), other)
-            category = f"{span.message.payload if span.message else span.kind},{side.side}"
-            colour = _COLOURS["recomputing backward" if span.recomputes else span.kind]
-            yield _slice(place, _slice_name(span, side.plan), category, args, cname=colour)
-
-    def memory(self, side: Spans, worker: str, tracks: _Tracks, held: Occupancy | None) -> Iterator[dict[str, Any]]:
-        """The counters of one worker."""
-        if side.side == "measured":
-            mine = [span for span in side.spans if span.worker == worker]
-            yield from _measured_memory(mine, self.lead_s, tracks)
-        elif held is not None:
-            starts = [step.start_s + self.lead_s for step in side.steps]
-            yield from _predicted_memory(held, starts, tracks)
-
-
 class _SlicePlace(NamedTuple):
     """Where a slice lies; `start` and `end` in microseconds, at least one apart."""
 
@@ -192,37 +150,61 @@ class _SlicePlace(NamedTuple):
     end: int
 
 
-class _Track(NamedTuple):
-    """One row of a process: its number, which no other process has, its name, and where it stands."""
-
-    tid: int
-    name: str
-    order: int
-
-
 class _Tracks:
-    """The tracks of one process, made as they are needed, each with the next of some numbers."""
+    """The tracks of one process, made as they are needed, each with the next of some numbers.
 
-    def __init__(self, pid: int, numbers: Iterator[int]) -> None:
-        self.pid, self._numbers = pid, numbers
-        self.made: list[_Track] = []
+    Its time is 0 where the first thing of all sides happens, which may be `lead_s` before the steps' common start.
+    """
+
+    def __init__(self, pid: int, numbers: Iterator[int], lead_s: float) -> None:
+        self.pid, self._numbers, self._lead_s = pid, numbers, lead_s
+        self.made: list[tuple[int, str, int]] = []  # its number, which no other process has, its name, and its place
         self._free: dict[str, list[list[int]]] = defaultdict(list)  # by name: [tid, when it is free]
+
+    def at(self, start_s: float, later_s: float = 0.0) -> int:
+        """A time in microseconds."""
+        return round(1e6 * (start_s + self._lead_s + later_s))
 
     def place(self, name: str, order: int, start_s: float, end_s: float) -> _SlicePlace:
         """Put a slice on a track that stands where `order` says; slices come in the order of their starts."""
-        start, end, rows = _microseconds(start_s), _microseconds(end_s), self._free[name]
+        start, end, rows = self.at(start_s), self.at(end_s), self._free[name]
         row = next((each for each in rows if start >= each[1] - _SLACK), None)
         if row is None:
             row = [next(self._numbers), start]
             rows.append(row)
-            self.made.append(_Track(row[0], name if len(rows) == 1 else f"{name} ({len(rows)})", order))
+            self.made.append((row[0], name if len(rows) == 1 else f"{name} ({len(rows)})", order))
         start = max(start, row[1])
         row[1] = max(end, start + 1)
         return _SlicePlace(self.pid, row[0], start, row[1])
 
 
-def _microseconds(seconds: float) -> int:
-    return round(1e6 * seconds)
+def _place(tracks: _Tracks, span: Span) -> _SlicePlace:
+    """Compute above waiting above reductions above each link."""
+    if span.kind in TOGETHER:
+        name, order = ("adds up gradients" if span.kind == "reduce" else "hands out parameters"), 2
+    elif span.message is None:
+        name, order = "compute", 0
+    elif span.kind == "receive":
+        name, order = "waits for messages", 1
+    else:
+        name, order = f"sends -> {_rank(span.message.peer)}", 3
+    return tracks.place(name, order, span.start_s, span.end_s)
+
+
+def _action(span: Span, place: _SlicePlace, side: Spans, other_s: Mapping[_Key, float], other: str) -> dict[str, Any]:
+    """A slice, which can be filtered by its kind or payload, and by its side."""
+    args = _details(span, side.plan, other_s, other)
+    category = f"{span.message.payload if span.message else span.kind},{side.side}"
+    colour = _COLOURS["recomputing backward" if span.recomputes else span.kind]
+    return _slice(place, _slice_name(span, side.plan), category, args, cname=colour)
+
+
+def _seconds(side: Spans) -> dict[_Key, float]:
+    """What each action took, a reduction all its buckets."""
+    found: dict[_Key, float] = defaultdict(float)
+    for span in side.spans:
+        found[_key(span)] += span.seconds
+    return found
 
 
 def _key(span: Span) -> _Key:
@@ -289,13 +271,11 @@ def _exact(seconds: float) -> float:
     return float(f"{seconds:.9g}")
 
 
-def _steps(picture: _Picture, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
+def _steps(sides: Sequence[Spans], tracks: _Tracks) -> Iterator[dict[str, Any]]:
     """The steps as a whole: how much longer or shorter one side is than the other."""
-    tracks = _Tracks(1, numbers)
-    for order, side in enumerate(picture.sides):
+    for order, side in enumerate(sides):
         for step in side.steps:
-            place = tracks.place(side.side, order, step.start_s + picture.lead_s, step.end_s + picture.lead_s)
-            long = step.end_s - step.start_s
+            place, long = tracks.place(side.side, order, step.start_s, step.end_s), step.end_s - step.start_s
             number = f" {step.number}" if side.side == "measured" or len(side.steps) > 1 else ""
             name = f"step{number}: {fmt.seconds(long)} {side.side}"
             yield _slice(place, name, f"step,{side.side}", {"step": step.number, "seconds": long}, cname="generic_work")
@@ -311,14 +291,14 @@ def _slice(place: _SlicePlace, name: str, category: str, args: Mapping[str, Any]
 
 def _process(tracks: _Tracks, name: str, *, label: str | None = None) -> Iterator[dict[str, Any]]:
     """The name and the place of a process and of its tracks."""
-    first = tracks.made[0].tid
+    first = tracks.made[0][0]
     yield _about(tracks.pid, first, "process_name", name=name)
     yield _about(tracks.pid, first, "process_sort_index", sort_index=tracks.pid)
     if label:
         yield _about(tracks.pid, first, "process_labels", labels=label)
-    for n, track in enumerate(sorted(tracks.made, key=lambda each: (each.order, each.name))):
-        yield _about(tracks.pid, track.tid, "thread_name", name=track.name)
-        yield _about(tracks.pid, track.tid, "thread_sort_index", sort_index=n)
+    for n, (tid, row, _) in enumerate(sorted(tracks.made, key=itemgetter(2, 1))):
+        yield _about(tracks.pid, tid, "thread_name", name=row)
+        yield _about(tracks.pid, tid, "thread_sort_index", sort_index=n)
 
 
 def _about(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
@@ -328,9 +308,9 @@ def _about(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
 def _predicted_memory(occupancy: Occupancy, starts_s: Iterable[float], tracks: _Tracks) -> Iterator[dict[str, Any]]:
     """What a worker holds by the simulator in steps with these starts: by what it is for, and the sum."""
     state = occupancy.state.total
-    for start in starts_s:
+    for start_s in starts_s:
         moments = {
-            _microseconds(start + held.at_s): {
+            tracks.at(start_s, held.at_s): {
                 "state": state, "activations": held.activations, "workspace": held.workspace, "messages": held.messages,
             }
             for held in occupancy.held
@@ -340,43 +320,42 @@ def _predicted_memory(occupancy: Occupancy, starts_s: Iterable[float], tracks: _
             yield _counter(IN_ALL, tracks, at, {"held": sum(parts.values())})
 
 
-def _measured_memory(spans: Sequence[Span], lead_s: float, tracks: _Tracks) -> Iterator[dict[str, Any]]:
-    """What a worker held at the ends of its actions, where it was read; the picture's 0 lies `lead_s` before theirs."""
-    read = {_microseconds(each.end_s + lead_s): each.memory_bytes for each in spans if each.memory_bytes is not None}
+def _measured_memory(spans: Sequence[Span], tracks: _Tracks) -> Iterator[dict[str, Any]]:
+    """What a worker held at the ends of its actions, where it was read."""
+    read = {tracks.at(each.end_s): each.memory_bytes for each in spans if each.memory_bytes is not None}
     for at, held in sorted(read.items()):
         yield _counter(IN_ALL, tracks, at, {"held": held})
 
 
 def _counter(name: str, tracks: _Tracks, at: int, parts: dict[str, float]) -> dict[str, Any]:
     """A figure of a process, which a viewer draws beside its tracks: any of them will do."""
-    args, tid = {part: round(size / _MIB, 3) for part, size in parts.items()}, tracks.made[0].tid
+    args, tid = {part: round(size / _MIB, 3) for part, size in parts.items()}, tracks.made[0][0]
     return {"ph": "C", "cat": "memory", "name": name, "pid": tracks.pid, "tid": tid, "ts": at, "args": args}
 
 
-def _arrows(drawn: Sequence[tuple[Span, _SlicePlace]], first: int) -> Iterator[dict[str, Any]]:
-    """The points of all arrows of one side, which are numbered from `first` on."""
-    sends: dict[_Message, tuple[Span, _SlicePlace]] = {}
+def _arrows(drawn: Sequence[tuple[Span, _SlicePlace]], numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
+    """The points of all arrows of one side."""
+    sends: dict[_Message, _SlicePlace] = {}
     computes: dict[tuple[str, int, str, int, int], _SlicePlace] = {}
     for span, place in drawn:
         if span.message is None:
             computes[span.worker, span.step, span.kind, span.stage, span.micro_batch] = place
         elif span.kind == "send":
-            sends[_message(span)] = span, place
+            sends[_message(span)] = place
     for span, place in drawn:
         if span.message is None or span.kind != "receive" or _message(span) not in sends:
             continue
-        _, start = sends[_message(span)]
         need = computes.get((span.worker, span.step, _NEEDED_BY[span.message.payload], span.stage, span.micro_batch))
-        points = _points(start, place, need)
+        points = _points(sends[_message(span)], place, need)
         if len(points) < 2:
             continue
+        number = next(numbers)
         for n, (at, on) in enumerate(points):
             last = n == len(points) - 1
             yield {
-                "ph": "s" if n == 0 else "f" if last else "t", "id": first, "name": span.message.payload,
+                "ph": "s" if n == 0 else "f" if last else "t", "id": number, "name": span.message.payload,
                 "cat": "message", "pid": on.pid, "tid": on.tid, "ts": at, **({"bp": "e"} if last else {}),
             }  # fmt: skip
-        first += 1
 
 
 def _message(span: Span) -> _Message:
