@@ -119,19 +119,16 @@ def _bytes(profile: Profile, partitions: list[str]) -> float:
 
 
 def _meetings(profile: Profile, held: ModelContent | None, computed: Mapping[str, str]) -> Iterator[str]:
-    """Partitions where values of several devices come together.
+    """Partitions where values of several devices come together, by the device where each partition's are `computed`.
 
-    Args:
-        profile: Who reads whose values.
-        held: Which of them meet outside of modules; None: not known, so that any may.
-        computed: The device of each partition's values, and of the model's inputs.
+    Where nobody knows which are `held`, so which meet outside of modules, any may.
     """
-    met: dict[str, list[frozenset[str]]] = {}
     if held is None:
-        for name in profile.order:
-            met[name] = [frozenset(edge.source for edge in profile.edges if edge.target == name)]
+        met = {
+            name: [frozenset(edge.source for edge in profile.edges if edge.target == name)] for name in profile.order
+        }
     else:
-        met = {name: list(each.meetings) for name, each in held.items()}
+        met = {name: [*each.meetings] for name, each in held.items()}
     places = {
         name: {computed[each] for group in groups for each in group}
         for name, groups in met.items()
@@ -146,20 +143,18 @@ def _meetings(profile: Profile, held: ModelContent | None, computed: Mapping[str
         yield f"{names}: the forward itself joins values from {on} (x + y); {_ALONE}: join them in a module"
 
 
-def _apart(profile: Profile, device: Mapping[str, str]) -> tuple[str, ...]:
+def _apart(profile: Profile, device: Mapping[str, str]) -> Iterator[str]:
     """Shared parameters whose holders are on several devices."""
-    return tuple(
-        f"{tie.parameter} is shared by {' and '.join(tie.partitions)}, which are not on one device, as accelerate asks"
-        for tie in profile.ties
-        if len({device[name] for name in tie.partitions}) > 1
-    )
+    for tie in profile.ties:
+        if len({device[name] for name in tie.partitions}) > 1:
+            holders = " and ".join(tie.partitions)
+            yield f"{tie.parameter} is shared by {holders}, which are not on one device, as accelerate asks"
 
 
-def _differences(devices: dict[str, str]) -> tuple[str, ...]:
+def _differences(devices: dict[str, str]) -> Iterator[str]:
     """What accelerate does otherwise than the plan: it runs a model in one process, one stage after another."""
-    notes = shared_cpu(devices, tool=TOOL)
+    yield from shared_cpu(devices, tool=TOOL)
     gpus = [device for device in devices.values() if device != "cpu"]
     if gpus and "cpu" in devices.values():
         how = f"computed on {gpus[0]} by accelerate, which brings the weights over at each call"
-        notes += (f"what is on cpu is kept there and {how}; in the plan the CPU computes it",)
-    return notes
+        yield f"what is on cpu is kept there and {how}; in the plan the CPU computes it"

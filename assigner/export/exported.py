@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +46,7 @@ def _lines(data: Any) -> str:
 def local_devices(plan: Plan, profile: Profile, *, tool: str) -> dict[str, str]:
     """The device of each worker of the plan as one process sees it, `cuda:0` or `cpu`, by the worker's name.
 
-    Args:
-        plan: Its workers are in `profile`.
-        profile: Says on which host each worker is.
-        tool: What wants them, for the message.
+    The profile says on which host each is; `tool` is what wants them, for the message.
 
     Raises:
         UsageError: the workers are on several hosts, or several of them have one GPU.
@@ -76,14 +73,12 @@ def local_devices(plan: Plan, profile: Profile, *, tool: str) -> dict[str, str]:
     return {worker: profile.worker[worker].device for worker in plan.workers}
 
 
-def shared_cpu(devices: dict[str, str], *, tool: str) -> tuple[str, ...]:
+def shared_cpu(devices: dict[str, str], *, tool: str) -> Iterator[str]:
     """A note where several workers are one device of a process."""
     count = sum(device == "cpu" for device in devices.values())
-    if count < 2:
-        return ()
-    return (
-        f"the plan has {plural(count, 'CPU worker')}, which are processes of their own; {tool} has one device, cpu",
-    )
+    if count > 1:
+        cpus = plural(count, "CPU worker")
+        yield f"the plan has {cpus}, which are processes of their own; {tool} has one device, cpu"
 
 
 @dataclass(frozen=True)

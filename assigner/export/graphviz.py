@@ -218,7 +218,7 @@ def worker_colour(number: int) -> str:
     """
     base, shade = _BASE[number % len(_BASE)], _SHADES[number // len(_BASE) % len(_SHADES)]
     end, share = (255, shade) if shade > 0 else (0, -shade)
-    return "#" + "".join(f"{round(level + (end - level) * share):02X}" for level in _levels(base))
+    return "#" + "".join(f"{round(level + (end - level) * share):02X}" for level in bytes.fromhex(base[1:]))
 
 
 def text_colour(colour: str) -> str:
@@ -232,13 +232,9 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def _levels(colour: str) -> tuple[int, int, int]:
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
-
-
 def _luminance(colour: str) -> float:
     linear = [
         level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4
-        for level in (each / 255 for each in _levels(colour))
+        for level in (each / 255 for each in bytes.fromhex(colour[1:]))
     ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

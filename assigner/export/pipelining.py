@@ -26,7 +26,7 @@ from assigner.schedule.program import build_program
 from assigner.schedule.simulate import check_fit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from assigner.export.exported import ModelContent
     from assigner.formats.plan import Plan
@@ -101,35 +101,30 @@ def _check_runs(rows: Mapping[str, Sequence[ListedStep]], stages: int) -> None:
         )
 
 
-def _order(plan: Plan) -> tuple[str, ...]:
+def _order(plan: Plan) -> Iterator[str]:
     ranks = [rank_of(worker) for worker in plan.workers]
-    notes = []
     if ranks != list(range(len(ranks))):
-        notes.append(f"ranks 0 to {len(ranks) - 1} of the pipeline are, in this order, {', '.join(plan.workers)}")
+        yield f"ranks 0 to {len(ranks) - 1} of the pipeline are, in this order, {', '.join(plan.workers)}"
     loop = [plan.workers.index(stage.worker) for stage in plan.stages]
     if loop != [n % len(plan.workers) for n in range(len(plan.stages))]:
-        notes.append(f"stages are not dealt out in turn: stage s is on rank {loop}[s]; build them so")
-    return tuple(notes)
+        yield f"stages are not dealt out in turn: stage s is on rank {loop}[s]; build them so"
 
 
-def _skips(plan: Plan, profile: Profile) -> tuple[str, ...]:
+def _skips(plan: Plan, profile: Profile) -> Iterator[str]:
     far = [edge for edge in profile.edges if plan.stage_of[edge.target] > plan.stage_of[edge.source] + 1]
-    if not far:
-        return ()
-    named = ", ".join(f"{edge.source} -> {edge.target}" for edge in far[:3]) + (", ..." if len(far) > 3 else "")
-    return (f"values that pass over a stage ({named}): the stages between have to hand them on",)
+    if far:
+        named = ", ".join(f"{edge.source} -> {edge.target}" for edge in far[:3]) + (", ..." if len(far) > 3 else "")
+        yield f"values that pass over a stage ({named}): the stages between have to hand them on"
 
 
-def _remat(plan: Plan) -> tuple[str, ...]:
-    again = [name for stage in plan.stages for name in stage.rematerialise]
-    if not again:
-        return ()
-    return (f"rematerialised in the plan, not by this schedule: {fmt.ranges(again)} (torch.utils.checkpoint does it)",)
+def _remat(plan: Plan) -> Iterator[str]:
+    if again := [name for stage in plan.stages for name in stage.rematerialise]:
+        yield f"rematerialised in the plan, not by this schedule: {fmt.ranges(again)} (torch.utils.checkpoint does it)"
 
 
-def _ties(profile: Profile) -> tuple[str, ...]:
-    return tuple(
-        f"{tie.parameter} is shared by {' and '.join(tie.partitions)}; torch.distributed.pipelining does not add up the"
-        " gradients of its copies"
-        for tie in profile.ties
-    )
+def _ties(profile: Profile) -> Iterator[str]:
+    for tie in profile.ties:
+        yield (
+            f"{tie.parameter} is shared by {' and '.join(tie.partitions)}; torch.distributed.pipelining does not add up"
+            " the gradients of its copies"
+        )

@@ -15,6 +15,8 @@ from assigner.formats.plan import refuse_replicas
 from assigner.schedule.simulate import check_fit
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
 
@@ -70,17 +72,15 @@ def _model(plan: Plan) -> str:
     return f"the model must be an nn.Sequential with exactly {children}, in this order: {fmt.ranges(plan.partitions)}"
 
 
-def _differences(plan: Plan) -> tuple[str, ...]:
-    notes = []
+def _differences(plan: Plan) -> Iterator[str]:
     if plan.schedule != "gpipe":
-        notes.append(
+        yield (
             f"the plan is for {plan.schedule}; torchgpipe runs GPipe's schedule, which keeps all"
             f" {fmt.plural(plan.micro_batches, 'micro-batch')} in flight: more memory than planned"
         )
     again = sum(len(stage.rematerialise) for stage in plan.stages)
     if 0 < again < len(plan.partitions):
-        notes.append(
+        yield (
             f"the plan rematerialises {again} of {len(plan.partitions)} partitions; torchgpipe all or none:"
             ' checkpoint="always" fits the memory and computes more'
         )
-    return tuple(notes)
