@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 @dataclass(frozen=True)
@@ -174,19 +174,79 @@ def workload_text(draft: Draft, file: str = "workload.py") -> str:
         draft: What is known of the model.
         file: Its name, for the commands in its head.
     """
-    head = f"{_head(draft, file)}\n\n{_imports(draft)}"
-    if draft.code.definitions:
-        head += f"\n\n{draft.code.definitions.rstrip()}"
-    functions = [_model(draft), _batch(draft), _loss(draft), _OPTIMIZER, _workload(draft), _train(file)]
-    return "\n\n\n".join([head, *functions, _MAIN])
+    call = "model(**inputs)" if draft.keywords else "model(inputs)"
+    access = draft.gives.access if draft.gives is not None else ""
+    flat, targets, name = {
+        "next token": (".flatten(0, 1)", "targets.flatten()", "cross_entropy"),
+        "classes": ("", "targets", "cross_entropy"),
+        "numbers": ("", "targets", "mse_loss"),
+    }[draft.task]
+    shape = "not known yet; here (rows, classes)" if draft.gives is None else f"({_sizes(draft.gives.shape)})"
+    definitions = f"\n\n{draft.code.definitions.rstrip()}" if draft.code.definitions else ""
+    return f'''\
+"""{_in_docstring(_head(draft, file))}
+"""
+
+{_imports(draft)}{definitions}
 
 
-_OPTIMIZER = '''\
+def model() -> nn.Module:
+    """The model: the same one on each rank, which keeps its own part of it."""
+{_indented(draft.code.body, 4)}
+
+
+def batch(rows: int, generator: torch.Generator) -> tuple[Any, Any]:
+    """Inputs and targets of `rows` rows; the rows are every tensor's first dimension.
+
+    The model is called as `{call}`. These are made up: put your data here,
+    and choose rows with the generator, which is alike on every rank.
+    """
+{_indented(_batch_lines(draft), 4)}
+
+
+def loss(outputs: Any, targets: Tensor) -> Tensor:
+    """The mean over the rows; `outputs` is what the model returned."""
+    values = outputs{access}  # {shape}
+    return nn.functional.{name}(values{flat}, {targets})
+
+
 def optimizer(parameters: Any) -> torch.optim.Optimizer:
     """Any torch optimizer; an argument called `named_parameters` gets names as well."""
-    return torch.optim.AdamW(parameters, lr=1e-3)'''
+    return torch.optim.AdamW(parameters, lr=1e-3)
 
-_MAIN = """\
+
+def workload() -> assigner.Workload:
+    """What `assigner profile` measures and a plan trains."""
+    return assigner.Workload(
+        model=model,
+        batch=batch,
+        loss=loss,
+        optimizer=optimizer,
+        batch_size=16,  # rows in a step; a plan cuts them into micro-batches
+        name={_string(draft.name)},
+{_indented(_marks(draft), 8)}
+        # autocast="bfloat16",  # forward and loss in a smaller type
+        # compile=True,  # each partition under torch.compile
+    )
+
+
+def train(steps: int, trace: Path | None = None, *, force: bool = False) -> None:
+    """The training loop, on every rank of `assigner run plan.json -- {_in_docstring(shlex.quote(file))}`."""
+    plan = assigner.load_plan()
+    work = workload()
+    with (
+        assigner.Pipeline(work, plan) as pipeline,
+        pipeline.trace(trace, force=force) if trace else contextlib.nullcontext(),
+    ):
+        for step in range(steps):
+            start = time.perf_counter()
+            value = pipeline.step(work.make_batch(plan.workload.batch_size, seed=step))
+            ms = 1e3 * (time.perf_counter() - start)
+            if pipeline.rank == 0:
+                print(f"step {{step}}: {{ms:.1f}} ms, loss {{value:.4f}}", flush=True)
+        # pipeline.save("checkpoint"), and pipeline.load("checkpoint") under any plan
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train under $ASSIGNER_PLAN.")
     parser.add_argument("--steps", type=int, default=20)
@@ -194,12 +254,13 @@ if __name__ == "__main__":
     parser.add_argument("--force", action="store_true", help="replace that file")
     given = parser.parse_args()
     if given.trace and given.trace.exists() and not given.force:
-        parser.error(f"--trace: {given.trace} exists; --force replaces it")
+        parser.error(f"--trace: {{given.trace}} exists; --force replaces it")
     train(**vars(given))
-"""
+'''
 
 
 def _head(draft: Draft, file: str) -> str:
+    """The file's docstring, with what is left to the user, and what is left out."""
     made_by = f"Made by `{draft.made_by}`, to be changed: first `batch` and `loss`, which are made up."
     text = [
         f"A workload for assigner: {draft.name} with its data, loss and optimizer.",
@@ -209,23 +270,19 @@ def _head(draft: Draft, file: str) -> str:
         f"    assigner run plan.json -- {shlex.quote(file)}",
         "",
         *textwrap.wrap(made_by, _WIDTH, break_long_words=False),
-        *_gaps(draft),
     ]
-    inside = _in_docstring("\n".join(text))
-    return f'"""{inside}\n"""'
+    for title, texts in (("Before it works:", draft.gaps), ("Left out:", draft.notes)):
+        lines = (textwrap.wrap(text, _WIDTH, initial_indent="- ", subsequent_indent="  ") for text in texts)
+        text += ["", title, "", *(line for each in lines for line in each)] if texts else []
+    return "\n".join(text)
 
 
 def _in_docstring(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"""', r"\"\"\"")
 
 
-def _gaps(draft: Draft) -> list[str]:
-    """What is left to the user, and what is left out, in the file's own docstring."""
-    found = []
-    for title, texts in (("Before it works:", draft.gaps), ("Left out:", draft.notes)):
-        lines = (textwrap.wrap(text, _WIDTH, initial_indent="- ", subsequent_indent="  ") for text in texts)
-        found += ["", title, "", *(line for each in lines for line in each)] if texts else []
-    return found
+def _indented(lines: Iterable[str], width: int) -> str:
+    return "\n".join(" " * width + line for line in lines)
 
 
 def _imports(draft: Draft) -> str:
@@ -234,27 +291,6 @@ def _imports(draft: Draft) -> str:
     own = ["import argparse", "import contextlib", "import time", "from pathlib import Path", "from typing import Any"]
     blocks = ["\n".join(lines) for lines in (own, [*straight, *named], draft.code.local)]
     return "\n\n".join(block for block in blocks if block)
-
-
-def _model(draft: Draft) -> str:
-    body = "\n".join(f"    {line}" for line in draft.code.body)
-    return f'''\
-def model() -> nn.Module:
-    """The model: the same one on each rank, which keeps its own part of it."""
-{body}'''
-
-
-def _batch(draft: Draft) -> str:
-    call = "model(**inputs)" if draft.keywords else "model(inputs)"
-    body = "\n".join(f"    {line}" for line in _batch_lines(draft))
-    return f'''\
-def batch(rows: int, generator: torch.Generator) -> tuple[Any, Any]:
-    """Inputs and targets of `rows` rows; the rows are every tensor's first dimension.
-
-    The model is called as `{call}`. These are made up: put your data here,
-    and choose rows with the generator, which is alike on every rank.
-    """
-{body}'''
 
 
 def _batch_lines(draft: Draft) -> Iterator[str]:
@@ -299,39 +335,6 @@ def _sizes(shape: tuple[int, ...]) -> str:
     return ", ".join(["rows", *map(str, shape)])
 
 
-def _loss(draft: Draft) -> str:
-    access = draft.gives.access if draft.gives is not None else ""
-    flat, targets, name = {
-        "next token": (".flatten(0, 1)", "targets.flatten()", "cross_entropy"),
-        "classes": ("", "targets", "cross_entropy"),
-        "numbers": ("", "targets", "mse_loss"),
-    }[draft.task]
-    shape = "not known yet; here (rows, classes)" if draft.gives is None else f"({_sizes(draft.gives.shape)})"
-    return f'''\
-def loss(outputs: Any, targets: Tensor) -> Tensor:
-    """The mean over the rows; `outputs` is what the model returned."""
-    values = outputs{access}  # {shape}
-    return nn.functional.{name}(values{flat}, {targets})'''
-
-
-def _workload(draft: Draft) -> str:
-    marks = "\n".join(f"        {line}" for line in _marks(draft))
-    return f'''\
-def workload() -> assigner.Workload:
-    """What `assigner profile` measures and a plan trains."""
-    return assigner.Workload(
-        model=model,
-        batch=batch,
-        loss=loss,
-        optimizer=optimizer,
-        batch_size=16,  # rows in a step; a plan cuts them into micro-batches
-        name={_string(draft.name)},
-{marks}
-        # autocast="bfloat16",  # forward and loss in a smaller type
-        # compile=True,  # each partition under torch.compile
-    )'''
-
-
 def _marks(draft: Draft) -> Iterator[str]:
     """The partitions, one pattern a line, and what else could be said of them."""
     if draft.children:
@@ -359,22 +362,3 @@ def _count(mark: MarkPattern) -> str:
 def _string(text: str) -> str:
     """A string as a formatter would leave it: in double quotes, unless it has some itself."""
     return repr(text) if '"' in text else '"' + repr(f"'{text}")[2:]
-
-
-def _train(file: str) -> str:
-    return f'''\
-def train(steps: int, trace: Path | None = None, *, force: bool = False) -> None:
-    """The training loop, on every rank of `assigner run plan.json -- {_in_docstring(shlex.quote(file))}`."""
-    plan = assigner.load_plan()
-    work = workload()
-    with (
-        assigner.Pipeline(work, plan) as pipeline,
-        pipeline.trace(trace, force=force) if trace else contextlib.nullcontext(),
-    ):
-        for step in range(steps):
-            start = time.perf_counter()
-            value = pipeline.step(work.make_batch(plan.workload.batch_size, seed=step))
-            ms = 1e3 * (time.perf_counter() - start)
-            if pipeline.rank == 0:
-                print(f"step {{step}}: {{ms:.1f}} ms, loss {{value:.4f}}", flush=True)
-        # pipeline.save("checkpoint"), and pipeline.load("checkpoint") under any plan'''
