@@ -49,7 +49,7 @@ _Kind = tuple[tuple[int, ...], int | None]
 
 @dataclass(frozen=True)
 class Trial:
-    """Inputs that a forward took, what it gave, and the modules that it called.
+    """Inputs that a forward took, what it gave, and the modules that it called; empty: it takes none of those tried.
 
     Args:
         takes: The inputs.
@@ -59,10 +59,10 @@ class Trial:
         others: What else it gave that a loss could be computed from.
     """
 
-    takes: tuple[DraftInput, ...]
-    keywords: bool
-    gives: DraftOutput | None
-    called: dict[str, frozenset[str]]
+    takes: tuple[DraftInput, ...] = ()
+    keywords: bool = False
+    gives: DraftOutput | None = None
+    called: dict[str, frozenset[str]] | None = None
     others: tuple[DraftOutput, ...] = ()
 
 
@@ -92,8 +92,8 @@ class _Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
-def try_inputs(model: nn.Module) -> Trial | None:
-    """Inputs under which a model on the meta device runs; None: none of those tried."""
+def try_inputs(model: nn.Module) -> Trial:
+    """Inputs under which a model on the meta device runs."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     with torch.no_grad(), mode, fake_tensors(model, mode), unlogged():
         for names, keywords in _arguments(model):
@@ -107,7 +107,7 @@ def try_inputs(model: nn.Module) -> Trial | None:
                     continue
                 found = [each for each in _outputs(outputs) if each is not None]
                 return Trial(takes, keywords, found[0] if found else None, called, tuple(found[1:]))
-    return None
+    return Trial()
 
 
 @contextlib.contextmanager
@@ -171,7 +171,8 @@ def _arguments(model: nn.Module) -> Iterator[tuple[tuple[str, ...], bool]]:
 
 def _kinds(model: nn.Module, count: int) -> Iterator[tuple[_Kind, ...]]:
     """What several arguments may be: all alike, then each by itself, as tokens beside a hidden state."""
-    kinds = list(dict.fromkeys([*_of_first_layer(model), *_of_embedding(model)]))
+    told = (shapes for each in model.modules() if (shapes := _of_layer(each, _config_side(model))) is not None)
+    kinds = list(dict.fromkeys([*((shape, None) for shape in next(told, ())), *_of_embedding(model)]))
     yield from ((kind,) * count for kind in kinds)
     if count > 1:
         states = dict.fromkeys((features, None) for features in map(_features, model.modules()) if features is not None)
@@ -187,28 +188,19 @@ def _of_embedding(model: nn.Module) -> Iterator[_Kind]:
             return
 
 
-def _of_first_layer(model: nn.Module) -> Iterator[_Kind]:
-    """Shapes without rows that suit the first layer that says what it takes; tokens are `_of_embedding`'s."""
-    for layer in model.modules():
-        if isinstance(layer, nn.Embedding):
-            return
-        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            sides = (_config_side(model), *_SIDES) if isinstance(layer, nn.Conv2d) else _LENGTHS[1::-1]
-            for side in sides:
-                if side is not None:
-                    yield (layer.in_channels, *(side,) * len(layer.kernel_size)), None
-            return
-        if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
-            for side in _SMALL_SIDES:
-                yield (layer.in_channels, *(side,) * len(layer.kernel_size)), None
-            return
-        if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
-            yield (_STEPS, layer.input_size if isinstance(layer, nn.RNNBase) else layer.embed_dim), None
-            return
-        features = _features(layer)
-        if features is not None:
-            yield from ((features, None), ((_STEPS, *features), None))
-            return
+def _of_layer(layer: nn.Module, side: int | None) -> Sequence[tuple[int, ...]] | None:
+    """Shapes without rows that suit a layer, images first of this side; None: it does not say what it takes."""
+    if isinstance(layer, nn.Embedding):
+        return ()  # its tokens are `_of_embedding`'s
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        sides = (side, *_SIDES) if isinstance(layer, nn.Conv2d) else _LENGTHS[1::-1]
+        return [(layer.in_channels, *(each,) * len(layer.kernel_size)) for each in sides if each is not None]
+    if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+        return [(layer.in_channels, *(each,) * len(layer.kernel_size)) for each in _SMALL_SIDES]
+    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+        return [(_STEPS, layer.input_size if isinstance(layer, nn.RNNBase) else layer.embed_dim)]
+    features = _features(layer)
+    return None if features is None else (features, (_STEPS, *features))
 
 
 def _config_side(model: nn.Module) -> int | None:

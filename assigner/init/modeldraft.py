@@ -45,21 +45,15 @@ _LINE = 160  # of a hint; longer signatures help nobody
 LEAST_SHARE = 0.01
 """Of the model's parameters: what is smaller goes with a neighbour."""
 
-
 Called = Mapping[str, frozenset[str]]
 """The modules whose forward is called, by name, each with those whose results lie behind what it is given."""
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """What `MODEL` names.
+    """What `MODEL` names: a class or function, with its arguments, and the code that imports it, which has no body yet.
 
-    Args:
-        name: Of the class or function.
-        called: Its name in the workload file, where that has another use for the first one.
-        make: The class or function.
-        arguments: Given with it.
-        code: What imports it, and where it is written; it has no body yet.
+    It is `called` so in the workload file, where its own name has another use.
     """
 
     name: str
@@ -178,9 +172,9 @@ def _config_lines(named: NamedModel, wanted: Mapping[str, Any], always: Mapping[
     yield f"return {named.called}(config)"
 
 
-def _first_that_runs(named: NamedModel) -> tuple[nn.Module, tuple[str, ...], Trial | None]:
-    """The first way under which a forward works; if none does, the first under which the model can be built."""
-    built: list[tuple[nn.Module, tuple[str, ...], Trial | None]] = []
+def _first_that_runs(named: NamedModel) -> tuple[nn.Module, tuple[str, ...], Trial]:
+    """The first way under which a forward works; if none does, the last under which the model can be built."""
+    built: tuple[nn.Module, tuple[str, ...], Trial] | None = None
     failed: UsageError | None = None
     for make, body in _ways(named):
         try:
@@ -188,14 +182,13 @@ def _first_that_runs(named: NamedModel) -> tuple[nn.Module, tuple[str, ...], Tri
         except UsageError as error:
             failed = failed or error
             continue
-        trial = try_inputs(model)
-        if trial is not None:
-            return model, body, trial
-        built.append((model, body, None))
-    if not built:
+        built = model, body, try_inputs(model)
+        if built[2].takes:
+            break
+    if built is None:
         assert failed is not None
         raise failed
-    return built[-1]
+    return built
 
 
 def _checked(named: NamedModel, make: Callable[[], Any]) -> Callable[[], nn.Module]:
@@ -218,11 +211,11 @@ def _hint(named: NamedModel) -> str:
     return trace if signature is None or len(takes) > _LINE else f"it is {takes}; {trace}"
 
 
-def _draft(named: NamedModel, made_by: str, model: nn.Module, body: tuple[str, ...], trial: Trial | None) -> Draft:
-    marks = propose(model, None if trial is None else trial.called)
+def _draft(named: NamedModel, made_by: str, model: nn.Module, body: tuple[str, ...], trial: Trial) -> Draft:
+    marks = propose(model, trial.called)
     children = isinstance(model, nn.Sequential)
     gaps = []
-    if trial is None:
+    if not trial.takes:
         gaps.append("what the model takes could not be guessed: write `batch` and `loss`")
     elif trial.gives is None:
         gaps.append("what the loss is computed from could not be guessed: write `loss`, and the targets in `batch`")
@@ -234,25 +227,25 @@ def _draft(named: NamedModel, made_by: str, model: nn.Module, body: tuple[str, .
         name=named.name,
         made_by=made_by,
         code=replace(named.code, body=body),
-        takes=trial.takes if trial is not None and trial.gives is not None else (),
-        keywords=trial is not None and trial.keywords,
-        gives=None if trial is None else trial.gives,
+        takes=trial.takes if trial.gives is not None else (),
+        keywords=trial.keywords,
+        gives=trial.gives,
         marks=() if children else marks,
         children=children,
         gaps=tuple(gaps),
     )
 
 
-def _notes(model: nn.Module, trial: Trial | None) -> Iterator[str]:
+def _notes(model: nn.Module, trial: Trial) -> Iterator[str]:
     """What the file says nothing of: heads that are not called, modules without a partition, other outputs."""
-    unused, small, again = not_proposed(model, None if trial is None else trial.called)
+    unused, small, again = not_proposed(model, trial.called)
     if unused:
         yield f"{', '.join(unused)}: not called with these inputs, so in no partition, and not trained"
     if small:
         yield f"{', '.join(small)}: few of the parameters, so with a neighbour, in no partition of its own"
     if again:
         yield f"{', '.join(again)}: called again with what others make of its results, so in no partition of its own"
-    if trial is not None and trial.gives is not None and trial.others:
+    if trial.gives is not None and trial.others:
         others = ", ".join(f"outputs{each.access}" for each in trial.others)
         yield f"the loss takes outputs{trial.gives.access} alone: {others} of the model's outputs have no part in it"
 
