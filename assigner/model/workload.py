@@ -24,6 +24,9 @@ Metric = Callable[[Any, Any], Any]
 CompileOptions = bool | Mapping[str, Any] | None
 StatePlace = int | str
 """Where something stands among a model's inputs or in its output: a position, or a name."""
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "reduction": ("mean", "sum"), "autocast": (None, "bfloat16", "float16"), "loss_over": ("micro_batch", "batch"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -103,19 +106,13 @@ class Workload:
         self._check_builders()
         if self.batch_size < 1:
             raise UsageError(f"Workload.batch_size: {self.batch_size} is not allowed; expected 1 or more")
-        if self.reduction not in ("mean", "sum"):
-            raise UsageError(f"Workload.reduction: {self.reduction!r} is not allowed; expected 'mean' or 'sum'")
-        if self.autocast not in (None, "bfloat16", "float16"):
-            raise UsageError(
-                f"Workload.autocast: {self.autocast!r} is not allowed; expected None, 'bfloat16' or 'float16'"
-            )
+        for name, allowed in _CHOICES.items():
+            if (value := getattr(self, name)) not in allowed:
+                *others, last = map(repr, allowed)
+                raise UsageError(f"Workload.{name}: {value!r} is not allowed; expected {', '.join(others)} or {last}")
         if self.weight is not None and self.reduction == "sum":
             raise UsageError(
                 "Workload.weight has no meaning with reduction 'sum'", hint="summed losses add up as they are"
-            )
-        if self.loss_over not in ("micro_batch", "batch"):
-            raise UsageError(
-                f"Workload.loss_over: {self.loss_over!r} is not allowed; expected 'micro_batch' or 'batch'"
             )
         if self.weight is not None and self.loss_over == "batch":
             raise UsageError(
