@@ -71,7 +71,7 @@ def _of(exercise: Exercise, place: int) -> Iterator[Difference]:
 def _streamed(exercise: Exercise, cut: MicroBatch) -> Any:
     """The outputs of the model itself."""
     deferred = exercise.graph.deferred
-    model = own_copy("", deferred.model, deferred.model, {})
+    model = own_copy(deferred.model, "", {})
     names = {name for piece in exercise.graph.pieces for name in piece.called}
     inside = tuple(f"{name}." for name in names)
     _put(model, deferred.materialise(name for name in deferred.tensors() if not name.startswith(inside)))

@@ -32,7 +32,7 @@ class Held(nn.Module):
 
 def copied(module, known=None):
     """A copy of a module that is a model of its own."""
-    return own_copy("", module, module, known or {})
+    return own_copy(module, "", known or {})
 
 
 def test_functions_lead_to_the_copy():
@@ -146,7 +146,7 @@ def test_what_leads_to_another_part(kind, make):
     model = nn.Sequential(Held(), nn.Linear(2, 2))
     model[0].read = make(model[1])
     with pytest.raises(UsageError, match=rf"0\.read \({kind}\) leads to '1', which is no part of '0'"):
-        own_copy("0", model[0], model, {})
+        own_copy(model, "0", {})
 
 
 class Alone:

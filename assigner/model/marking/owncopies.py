@@ -43,20 +43,19 @@ _UNCOPIED = (TypeError, PicklingError, RecursionError)
 _Found = tuple[Place, Any]
 
 
-def own_copy(name: str, module: nn.Module, model: nn.Module, known: Mapping[int, Any]) -> nn.Module:
+def own_copy(model: nn.Module, name: str, known: Mapping[int, Any]) -> nn.Module:
     """A deep copy of a model, or of a part of it.
 
     Args:
-        name: Of the part; empty: the model.
-        module: The part.
-        model: What it is a part of.
+        model: The model.
+        name: Of the part; empty: the model itself.
         known: What stands for some objects in the copy, by their ids.
 
     Raises:
         UsageError: Python copies no object of a kind that it holds; or a function that it holds leads to another part
             of the model, or to the original, for what holds it has a way of its own to be copied.
     """
-    place = Place(MODULE, name or type(model).__name__)
+    module, place = model.get_submodule(name), Place(MODULE, name or type(model).__name__)
     atoms = _Atoms(place, module, model, known)
     try:
         made = copy.deepcopy(module, OwnCopies(known, atoms.chosen))
@@ -122,12 +121,7 @@ def _uncopied(name: str, module: nn.Module, known: Mapping[int, Any], atoms: Map
 
 
 class OwnCopies(dict[int, Any]):
-    """A memo for `copy.deepcopy` that makes copies of atoms.
-
-    Args:
-        known: What stands for some objects in the copy, by their ids.
-        atoms: Those to copy, by their ids.
-    """
+    """A memo for `copy.deepcopy`: what stands for objects in the copy, by their ids; some atoms are copied for it."""
 
     def __init__(self, known: Mapping[int, Any], atoms: Mapping[int, Any]) -> None:
         super().__init__(known)

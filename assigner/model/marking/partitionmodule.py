@@ -37,7 +37,9 @@ class PartitionModule(nn.Module):
 
     def __init__(self, root: Mapping[str, Any], graph: fx.Graph) -> None:
         super().__init__()
-        for name in sorted(_targets(graph), key=lambda each: each.count(".")):
+        # in the graph's order, so that ranks go through them in the same one
+        names = dict.fromkeys(str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module"))
+        for name in sorted(names, key=lambda each: each.count(".")):
             _assign_attr(root[name], self, name)
         with any_names():
             code = graph.python_code("self")
@@ -49,41 +51,26 @@ class PartitionModule(nn.Module):
         return MethodType(self.__run, self)
 
 
-def _targets(graph: fx.Graph) -> list[str]:
-    """Names of the modules and tensors that a graph has, in its order: ranks go through them in the same one."""
-    return list(dict.fromkeys([str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")]))
-
-
 def build_module(
     deferred: DeferredModel, piece: Piece, tensors: Mapping[str, torch.Tensor], device: torch.device
 ) -> PartitionModule:
     """A piece as a module that holds just its own part of the model, under the model's own names.
 
-    Args:
-        deferred: The whole model on the meta device; left as it is.
-        piece: What to build.
-        tensors: Its parameters and buffers by name, on the device.
-        device: Where its glue makes its tensors.
+    Its parameters and buffers are `tensors`, which lie on the device; so do the tensors that its glue makes.
     """
     root: dict[str, Any] = {name: constant.to(device) for name, constant in piece.constants.items()}
     root.update({name: tensors[name] for name in piece.state})
     for name in piece.called:
         root[name] = module = copied_module(deferred, name, tensors, device)
-        if device.type == "cuda":
-            _flatten_recurrent(module)
+        for each in module.modules() if device.type == "cuda" else ():
+            if isinstance(each, nn.RNNBase):  # in one piece of memory, as by `Module.to`: else each forward copies it
+                each.flatten_parameters()
     for name in piece.state:
         owner = next((each for each in root if name.startswith(each + ".")), None)
         if owner is not None:
             space, key = slot_of(root[owner], name.removeprefix(owner + "."))
             space[key] = tensors[name]
     return _assemble(root, piece, device)
-
-
-def _flatten_recurrent(module: nn.Module) -> None:
-    """Have cuDNN's layers lie in one piece of memory each, as `Module.to` has them: else each forward copies them."""
-    for each in module.modules():
-        if isinstance(each, nn.RNNBase):
-            each.flatten_parameters()
 
 
 def copied_module(
@@ -99,14 +86,14 @@ def copied_module(
     Raises:
         UsageError: Python copies no object of a kind that it holds, or it leads to other parts of the model.
     """
-    module = deferred.model.get_submodule(name)
-    computed = [each for each in Memento(module.named_modules()).tensors if each.grad_fn is not None]
+    modules = deferred.model.get_submodule(name).named_modules()
+    computed = [each for each in Memento(modules).tensors if each.grad_fn is not None]
     built = deferred.tensors()
     known = {**deferred.outside, **{id(each): each.detach() for each in computed}}
     known |= {id(built[each]): tensor for each, tensor in tensors.items()}
     if device is not None:
         known |= {id(each): each.to(device, copy=True) for each in deferred.for_gpus}
-    return own_copy(name, module, deferred.model, known)
+    return own_copy(deferred.model, name, known)
 
 
 def around_module(
@@ -118,12 +105,8 @@ def around_module(
 ) -> PartitionModule:
     """A piece of another capture as a module around the parts of `module`: the same objects, no second copy.
 
-    Args:
-        module: The partition as it was built first; it holds what this piece holds, or more.
-        piece: What to build.
-        device: Where it is.
-        beside: Tensors that `module` has not, by name.
-        lenders: Likewise, those that other partitions here have, each with that one.
+    That one holds what this piece holds, or more, but for the tensors in `beside`, by name, and those that other
+    partitions here have, their `lenders` by name.
     """
     root: dict[str, Any] = {name: constant.to(device) for name, constant in piece.constants.items()}
     root.update({name: module.get_submodule(name) for name in piece.called})
@@ -141,9 +124,18 @@ def around_module(
 
 
 def _assemble(root: dict[str, Any], piece: Piece, device: torch.device) -> PartitionModule:
+    """The capture ran on the CPU: what glue makes there belongs on the worker's device.
+
+    Kernels there may leave other strides, under which a `contiguous()` that was idle in the capture was not: so a view
+    is a copy where it has to be.
+    """
     graph = fx.Graph()
     graph.output(graph.graph_copy(piece.graph, {}))
-    _retarget(graph, device)
+    for node in graph.nodes:
+        if node.op == "call_function":
+            if node.target is torch.ops.aten.view.default:
+                node.target = torch.ops.aten.reshape.default
+            node.args, node.kwargs = pytree.tree_map_only(torch.device, lambda _: device, (node.args, node.kwargs))
     return PartitionModule(root, graph)
 
 
@@ -162,16 +154,3 @@ def any_names() -> Iterator[None]:
 
     with mock.patch("torch.fx.graph._format_target", spelled):
         yield
-
-
-def _retarget(graph: fx.Graph, device: torch.device) -> None:
-    """The capture ran on the CPU: what glue makes there belongs on the worker's device.
-
-    Kernels there may leave other strides, under which a `contiguous()` that was idle in the capture was not: so a view
-    is a copy where it has to be.
-    """
-    for node in graph.nodes:
-        if node.op == "call_function":
-            if node.target is torch.ops.aten.view.default:
-                node.target = torch.ops.aten.reshape.default
-            node.args, node.kwargs = pytree.tree_map_only(torch.device, lambda _: device, (node.args, node.kwargs))
