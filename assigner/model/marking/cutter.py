@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -21,7 +21,7 @@ from assigner.model.marking.checks import is_check
 from assigner.model.marking.glue import Ownership, is_size
 from assigner.model.marking.gradients import values_behind, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
-from assigner.model.marking.nodes import is_item, opaque_arguments
+from assigner.model.marking.nodes import STATE, is_item, opaque_arguments, reached
 from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
 from assigner.model.marking.roworder import Symbols
 from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows
@@ -29,7 +29,7 @@ from assigner.model.marking.writing import ONCE
 from assigner.model.members import named_buffers, named_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from assigner.model.deferred import DeferredModel
     from assigner.model.marking.capture import Capture
@@ -65,44 +65,29 @@ class Cutter:
         self.names = [marked[name].name or name for name in self.ownership.order]
         (output,) = [node for node in captured.graph.nodes if node.op == "output"]
         self.outputs: list[Any] = list(output.args[0])  # the leaves of the model's, as nodes or constants
-        self.reads = [self._needed(place) for place in range(len(self.names))]
-        self.crossing = self._crossing({node for each in self.reads for node in each})
+        self.crossing = self._crossing()
 
     @property
     def last(self) -> int:
         """The partition that makes the model's output: the last one, with whatever the output needs from others."""
         return len(self.names) - 1
 
-    def _foreign(self, place: int, node: fx.Node, found: dict[fx.Node, None]) -> None:
-        """The nodes of other partitions that `node` needs, looking through free ones."""
-        owner = self.ownership.owner.get(node)
-        if owner is not None and owner != place:
-            found[node] = None
-        elif owner is None and not is_size(node):
-            for each in node.all_input_nodes:
-                self._foreign(place, each, found)
-
-    def _needed(self, place: int) -> list[fx.Node]:
-        found: dict[fx.Node, None] = {}
-        for node, owner in self.ownership.owner.items():
-            if owner == place:
-                for each in node.all_input_nodes:
-                    self._foreign(place, each, found)
-        if place == self.last:
-            for each in self.outputs:
-                if isinstance(each, fx.Node):
-                    self._foreign(place, each, found)
-        return list(found)
-
-    def _crossing(self, wanted: Collection[fx.Node]) -> dict[fx.Node, Value]:
-        """Every node whose value leaves its partition, numbered within it in the order of the graph."""
+    def _crossing(self) -> dict[fx.Node, Value]:
+        """Every node whose value another partition reads, numbered within its own in the order of the graph."""
+        owner = self.ownership.owner
+        outputs = [each for each in self.outputs if isinstance(each, fx.Node)]
+        wanted = {
+            each
+            for place, read in [*((place, node.all_input_nodes) for node, place in owner.items()), (self.last, outputs)]
+            for each in reached(read, lambda one: () if one in owner or is_size(one) else one.all_input_nodes)
+            if owner.get(each, place) != place
+        }
         count: dict[int, int] = defaultdict(int)
         found = {}
         for node in self.captured.graph.nodes:
             if node in wanted:
-                owner = self.ownership.owner[node]
-                found[node] = Value(self.names[owner], count[owner])
-                count[owner] += 1
+                found[node] = Value(self.names[owner[node]], count[owner[node]])
+                count[owner[node]] += 1
         return found
 
     def cut(self) -> PartitionGraph:
@@ -120,40 +105,25 @@ class Cutter:
     def output(self) -> ModelOutput:
         """What is known of the model's output."""
         leaves = tuple(LEAF if isinstance(each, fx.Node) else each for each in self.outputs)
-        made = [each.meta["val"] if isinstance(each, fx.Node) else None for each in self.outputs]
-        reasons = tuple(unjoinable(self.captured, self.outputs, self.symbols))
-        dims = [
-            self.symbols.dimensions(each.shape)
-            if isinstance(each, torch.Tensor) and reason is not Unjoinable.BLOCKS
-            else []
-            for each, reason in zip(made, reasons, strict=True)
-        ]
-        rows = tuple(each[0] if len(each) == 1 else None for each in dims)
+        made = [each.meta["val"] if isinstance(each, fx.Node) else each for each in self.outputs]
         spec, known = self.captured.program.call_spec.out_spec, bool(self.symbols.rows)
-        self._check_rebuilt(spec)
+        _check_rebuilt(spec, made)
         tensors, behind = self._output_tensors(), values_behind(self)
         if not known and self.base is not None:  # sizes tell less than the plan's graph
             base = self.base.output
             if base.rows_known and (base.structure, len(base.leaves)) == (spec, len(leaves)):
                 return ModelOutput(spec, leaves, base.rows, True, tensors, base.unjoinable, behind)
+        reasons = tuple(unjoinable(self.captured, self.outputs, self.symbols))
+        rows = tuple(
+            self._rows(each) if isinstance(each, torch.Tensor) and reason is not Unjoinable.BLOCKS else None
+            for each, reason in zip(made, reasons, strict=True)
+        )
         return ModelOutput(spec, leaves, rows, known, tensors, reasons, behind)
 
-    def _check_rebuilt(self, spec: pytree.TreeSpec) -> None:
-        """A class may flatten what its constructor does not take: a `ModelOutput` to which items were added.
-
-        Raises:
-            MarkingError: the output cannot be made again of what the last partition returns.
-        """
-        try:
-            pytree.tree_unflatten(
-                [each.meta["val"] if isinstance(each, fx.Node) else each for each in self.outputs], spec
-            )
-        except TypeError as error:
-            raise MarkingError(
-                f"the model's output ({getattr(spec.type, '__name__', spec.type)}) cannot be put together of its parts:"
-                f" {error}",
-                hint="return a class that has a field for each of them, or a dict or a tuple",
-            ) from error
+    def _rows(self, tensor: torch.Tensor) -> int | None:
+        """The one dimension that has rows; None: none has, or several have."""
+        dims = self.symbols.dimensions(tensor.shape)
+        return dims[0] if len(dims) == 1 else None
 
     def _output_tensors(self) -> tuple[OutputTensor | None, ...]:
         made = [each for each in self.outputs if isinstance(each, fx.Node)]
@@ -194,6 +164,22 @@ class Cutter:
         return tuple(
             self.symbols.describe(size) if isinstance(size, torch.SymInt) else int(size) for size in tensor.shape
         )
+
+
+def _check_rebuilt(spec: pytree.TreeSpec, made: Sequence[Any]) -> None:
+    """A class may flatten what its constructor does not take: a `ModelOutput` to which items were added.
+
+    Raises:
+        MarkingError: the output cannot be made again of what the last partition returns.
+    """
+    try:
+        pytree.tree_unflatten(made, spec)
+    except TypeError as error:
+        raise MarkingError(
+            f"the model's output ({getattr(spec.type, '__name__', spec.type)}) cannot be put together of its parts:"
+            f" {error}",
+            hint="return a class that has a field for each of them, or a dict or a tuple",
+        ) from error
 
 
 def _same_tensor(deferred: DeferredModel) -> dict[str, tuple[str, ...]]:
@@ -253,13 +239,6 @@ def on_tensors(call: OpaqueCall) -> Callable[..., list[torch.Tensor]]:
     return run
 
 
-@dataclass(frozen=True)
-class _Single:
-    """The copy of a call whose one tensor is the result itself: item 0 of it is the node."""
-
-    node: fx.Node
-
-
 class PieceBuilder:
     """Copies the nodes of one partition into a graph of its own."""
 
@@ -272,8 +251,6 @@ class PieceBuilder:
         self.sizes: dict[Any, tuple[Size, fx.Node]] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.direct: dict[str, fx.Node] = {}
-        self.modules: dict[str, None] = {}
-        self.input_index = {name: n for n, name in enumerate(cutter.captured.users)}
 
     def build(self) -> Piece:
         """The piece: its nodes in the order of the model's forward."""
@@ -327,8 +304,8 @@ class PieceBuilder:
             return self._read(self.cutter.crossing[node], node)
         if is_call(node) or is_check(node):
             return self._call(node) if is_call(node) else self._check(node)
-        if is_item(node) and isinstance(whole := self.copy(node.args[0]), _Single):  # type: ignore[arg-type]
-            return whole.node
+        if is_item(node) and isinstance(whole := self.copy(node.args[0]), list):  # type: ignore[arg-type]
+            return whole[0]
         made = self.graph.node_copy(node, self._value)
         if node.target in ONCE:
             made.args = (*made.args, self.cutter.names[self.place])
@@ -336,7 +313,7 @@ class PieceBuilder:
 
     def _value(self, node: fx.Node) -> Any:
         copied = self.copy(node)
-        return copied.node if isinstance(copied, _Single) else copied
+        return copied[0] if isinstance(copied, list) else copied
 
     def _read(self, value: Value, node: fx.Node) -> fx.Node:
         if value not in self.reads:
@@ -362,8 +339,8 @@ class PieceBuilder:
         if kind is InputKind.USER_INPUT:
             if not isinstance(node.meta.get("val"), torch.Tensor):
                 return node.meta.get("val")
-            return self._read(Value("", self.input_index[node.name]), node)
-        if kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            return self._read(Value("", self.cutter.captured.users.index(node.name)), node)
+        if kind in STATE:
             if target not in self.direct or node in self.ownership.replaced:
                 self.direct[target] = self._begun("get_attr", target, node)
             return self.direct[target]
@@ -390,17 +367,16 @@ class PieceBuilder:
         return self.graph.call_function(self.cutter.captured.checks[number].enforced(), (self._value(found),))
 
     def _called(self, call: OpaqueCall, tensors: list[Any], sizes: list[Any], node: fx.Node) -> Any:
-        """The call's tensors: as a list, or alone where it returns just one."""
+        """The node that has the call's tensors; where it returns just one, that one's in a list."""
         if call.function is not None:
             made = self.graph.call_function(on_tensors(call), (*tensors, *sizes))
             made.meta["val"] = node.meta["val"]
             return made
         args, kwargs = fill(call.arguments, tensor=tensors, size=sizes)
-        self.modules[call.module] = None
         made = self.graph.create_node("call_module", call.module, tuple(args), dict(kwargs))
         made.meta["val"] = node.meta["val"]
         if isinstance(call.effects.results, Slot) and not call.learnt:
-            return _Single(made)
+            return [made]
         return self.graph.call_function(as_learnt(call) if call.learnt else tensor_leaves, (made,))
 
     def _state(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -408,7 +384,7 @@ class PieceBuilder:
         parameters: dict[str, None] = {}
         buffers: dict[str, None] = {}
         known = dict(named_parameters(model, remove_duplicate=False))
-        for module in self.modules:
+        for module in dict.fromkeys(str(node.target) for node in self.graph.nodes if node.op == "call_module"):
             held = model.get_submodule(module)
             parameters.update(dict.fromkeys(f"{module}.{n}" for n, _ in named_parameters(held, remove_duplicate=False)))
             buffers.update(dict.fromkeys(f"{module}.{n}" for n, _ in named_buffers(held, remove_duplicate=False)))

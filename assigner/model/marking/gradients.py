@@ -27,7 +27,7 @@ from torch.export.graph_signature import InputKind
 from assigner.model.deferred.mutation import gives_back, storage_of
 from assigner.model.marking.fakeforward import is_same_view
 from assigner.model.marking.graph import Value
-from assigner.model.marking.nodes import is_item, opaque_arguments
+from assigner.model.marking.nodes import is_item, opaque_arguments, reached
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import decided_otherwise, still_required, wanted
 
@@ -60,29 +60,25 @@ def _requiring(cutter: Cutter) -> set[fx.Node]:
     return found
 
 
-def _asked(cutter: Cutter) -> set[fx.Node]:
+def _asked(cutter: Cutter, pieces: Sequence[Piece]) -> set[Value]:
     """The values between partitions of which code behind them looks whether they require a gradient."""
-    captured, ownership, reads = cutter.captured, cutter.ownership, cutter.reads
+    captured, ownership = cutter.captured, cutter.ownership
     asking = {
-        ownership.owner[node]
+        cutter.names[ownership.owner[node]]
         for node in ownership.nodes
         if node.target is still_required or (is_call(node) and captured.calls[opaque_arguments(node)[0]].effects.asks)
     }
-    found: set[fx.Node] = set()
-    for place in reversed(range(len(reads))):
-        if place in asking or any(ownership.owner[each] == place for each in found):
-            found.update(reads[place])
+    found: set[Value] = set()
+    for piece in reversed(pieces):
+        if piece.name in asking or any(value.partition == piece.name for value in found):
+            found.update(piece.reads)
     return found
 
 
 def check_asked(partition: str, made: torch.Tensor, *, gradient: bool, sent: bool) -> None:
-    """Look at a value that code behind it looks at (`ValueShape.asked`).
+    """Look at a value that a partition has made and code behind it looks at (`ValueShape.asked`).
 
-    Args:
-        partition: Which made it.
-        made: The value.
-        gradient: One comes back for it.
-        sent: Another rank reads it too, and takes that for an answer.
+    A gradient comes back for it or not; where it is sent, another rank takes that for an answer.
 
     Raises:
         UsageError: it requires a gradient and none comes back, or it requires none and another rank does not know.
@@ -99,8 +95,8 @@ def with_gradients(
     Without training no parameter has a value require one: those that required one in the capture bear it.
     """
     tensors = cutter.deferred.tensors()
-    requires, asked = ({cutter.crossing[node] for node in nodes if node in cutter.crossing}
-                       for nodes in (_requiring(cutter), _asked(cutter)))  # fmt: skip
+    requires = {cutter.crossing[node] for node in _requiring(cutter) if node in cutter.crossing}
+    asked = _asked(cutter, pieces)
     exactly = asked if cutter.training else values
     trained = {value.partition for value in requires}
     for piece in pieces:
@@ -132,9 +128,8 @@ def values_behind(cutter: Cutter) -> dict[Value, frozenset[Value]]:
     What of the batch alone several partitions make, each for itself, has `AGAIN` besides: of each there is a leaf.
     """
     captured, ownership = cutter.captured, cutter.ownership
-    index = {name: n for n, name in enumerate(captured.users)}
     inputs = {
-        Value("", index[node.name]): node
+        Value("", captured.users.index(node.name)): node
         for node, (kind, _) in ownership.placeholders.items()
         if kind is InputKind.USER_INPUT
     }
@@ -177,28 +172,27 @@ def _may_bear(node: fx.Node) -> bool:
 def _as_one(cutter: Cutter, node: fx.Node) -> set[fx.Node]:
     """The nodes whose users may have a node's tensor, or what its module has made of it before it returned it."""
     calls, ownership = cutter.captured.calls, cutter.ownership
-    found, waiting = set[fx.Node](), [node]
-    while waiting:
-        each = waiting.pop()
-        if each in found:
-            continue
-        found.add(each)
+
+    def further(each: fx.Node) -> list[fx.Node]:
         if each.op == "placeholder":
             kind, name = ownership.placeholders[each]
-            waiting += () if kind is InputKind.USER_INPUT else _holding(cutter, name)
-        elif is_item(each) and is_call(call := cast("fx.Node", each.args[0])):
-            found.add(call)
+            return [] if kind is InputKind.USER_INPUT else _holding(cutter, name)
+        if is_item(each) and is_call(call := cast("fx.Node", each.args[0])):
+            found = [call]
             number, given, _ = opaque_arguments(call)
             effects, result = calls[number].effects, cast("int", each.args[1])
             alias = None if result in effects.begun else effects.aliases.get(result)
             if alias is not None and alias.kind == "own":
-                waiting += _holding(cutter, str(alias.index))
+                found += _holding(cutter, str(alias.index))
             elif alias is not None and alias.kind == "given":
                 other = given[int(alias.index)]
-                waiting += [other] if alias.exact or _has_shape_of(each, other) else []
-        elif each.op == "call_function" and each.target is not torch.ops.aten.detach.default:
-            waiting += [one for one in each.all_input_nodes if _gives(each, one)]
-    return found
+                found += [other] if alias.exact or _has_shape_of(each, other) else []
+            return found
+        if each.op == "call_function" and each.target is not torch.ops.aten.detach.default:
+            return [one for one in each.all_input_nodes if _gives(each, one)]
+        return []
+
+    return reached([node], further)
 
 
 def _holding(cutter: Cutter, name: str) -> list[fx.Node]:

@@ -17,7 +17,7 @@ from assigner.model.marking.interception import is_hook
 from assigner.model.marking.opaque import is_call
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from assigner.model.marking.opaque import OpaqueCall
 
@@ -49,29 +49,27 @@ def storages(node: fx.Node) -> tuple[int, ...]:
     return tuple(dict.fromkeys(storage_of(leaf) for leaf in leaves if leaf.layout is torch.strided))
 
 
-def shape_alone(node: fx.Node) -> bool:
-    """True if an exported node's value follows from the shapes of the inputs: no parameter, value or draw is in it."""
-    found, waiting = {node}, [node]
-    while waiting:
-        each = waiting.pop()
-        if each.op == "placeholder" or is_call(each) or is_random(each.target):
-            return False
-        if each.target is not torch.ops.aten.sym_size.int:  # a size says nothing of the values behind it
-            waiting += [one for one in each.all_input_nodes if one not in found]
-            found.update(each.all_input_nodes)
-    return True
-
-
-def behind(node: fx.Node) -> set[fx.Node]:
-    """All nodes that a node's value depends on."""
-    found: set[fx.Node] = set()
-    waiting = list(node.all_input_nodes)
+def reached(nodes: Iterable[fx.Node], further: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    """Some nodes, and all that these lead to."""
+    found, waiting = set[fx.Node](), list(nodes)
     while waiting:
         each = waiting.pop()
         if each not in found:
             found.add(each)
-            waiting += each.all_input_nodes
+            waiting += further(each)
     return found
+
+
+def behind(node: fx.Node) -> set[fx.Node]:
+    """All nodes that a node's value depends on."""
+    return reached(node.all_input_nodes, lambda each: each.all_input_nodes)
+
+
+def shape_alone(node: fx.Node) -> bool:
+    """True if an exported node's value follows from the shapes of the inputs: no parameter, value or draw is in it."""
+    size = torch.ops.aten.sym_size.int  # which says nothing of the values behind it
+    found = reached([node], lambda each: () if each.target is size else each.all_input_nodes)
+    return not any(each.op == "placeholder" or is_call(each) or is_random(each.target) for each in found)
 
 
 STATE = (InputKind.PARAMETER, InputKind.BUFFER)

@@ -33,7 +33,7 @@ from assigner.model.deferred.origins import digest
 from assigner.model.marking.domain import InputKey
 from assigner.model.marking.fakeforward import is_same_view
 from assigner.model.marking.isolation import CrossingError
-from assigner.model.marking.nodes import storages
+from assigner.model.marking.nodes import reached, storages
 from assigner.model.marking.opaque import is_call
 
 if TYPE_CHECKING:
@@ -46,13 +46,7 @@ _ULPS = 4
 
 
 class TablePlace(NamedTuple):
-    """Where a table is kept.
-
-    Args:
-        name: For people; of a buffer its name in the model.
-        holder: The module or the object whose attribute it is, or the dict that has it.
-        key: Under which name.
-    """
+    """Where a table is kept: under a key of a module, an object or a dict; a buffer's name is that in the model."""
 
     name: str
     holder: Any
@@ -61,12 +55,7 @@ class TablePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class FoundTables:
-    """What a forward finds that another one has left.
-
-    Args:
-        sizes: Of the other one's inputs.
-        values: The tables that it has left, by their places.
-    """
+    """What a forward finds that another one has left: tables by their places, and the sizes of that one's inputs."""
 
     sizes: InputKey
     values: Mapping[tuple[int, Any], tuple[TablePlace, torch.Tensor]]
@@ -101,13 +90,7 @@ class FoundTables:
 
 @dataclass(frozen=True)
 class CapturedTables:
-    """What one capture of a model leaves for others.
-
-    Args:
-        training: The mode.
-        opened: The unmarked modules whose code was followed.
-        left: The tables; none: there are none.
-    """
+    """What one capture of a model leaves for others, with its mode, and the unmarked modules whose code it followed."""
 
     training: bool
     opened: Mapping[str, CrossingError]
@@ -226,14 +209,12 @@ class NodeValues:
 
     def _behind(self, node: fx.Node) -> set[fx.Node]:
         """All that a node is made of, with what is written to the memory of it."""
-        found, waiting = set[fx.Node](), [node]
-        while waiting:
-            each = waiting.pop()
-            if each not in found:
-                found.add(each)
-                waiting += each.all_input_nodes if tensor_leaves(each.meta.get("val")) else ()  # a size is a number
-                waiting += (other for place in storages(each) for other in self._in_memory.get(place, ()))
-        return found
+
+        def further(each: fx.Node) -> list[fx.Node]:
+            made_of = each.all_input_nodes if tensor_leaves(each.meta.get("val")) else []  # a size is a number
+            return [*made_of, *(other for place in storages(each) for other in self._in_memory.get(place, ()))]
+
+        return reached([node], further)
 
     @cached_property
     def _in_memory(self) -> dict[int, list[fx.Node]]:
