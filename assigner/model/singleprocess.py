@@ -118,13 +118,7 @@ class as_rank:  # noqa: N801 (as above)
 
 
 class _Holder(NamedTuple):
-    """A module that holds functions of torch.distributed: that itself, or one that has imported some by name.
-
-    Args:
-        names: What the module holds.
-        originals: Of these, by name.
-        stand_ins: Likewise, what stands there while a block runs.
-    """
+    """A module that holds functions of torch.distributed: its names, of these such functions, and their stand-ins."""
 
     names: dict[str, Any]
     originals: dict[str, Callable[..., Any]]

@@ -135,11 +135,7 @@ class Isolation:
     def check_shared(self, name: str, values: Memento, written: Container[int], around: Surroundings) -> None:
         """What a partition's forward leaves in an object that others can reach would stay on its worker.
 
-        Args:
-            name: The partition.
-            values: Before its forward.
-            written: The storages that it has written.
-            around: Before its forward; put back.
+        `values` and `around`, which is put back, are from before it; `written` are the storages that it has written.
 
         Raises:
             MarkingError: it changes such an object, a tensor at the top of a file, or its surroundings.

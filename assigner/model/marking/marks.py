@@ -20,15 +20,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Mark:
-    """What the user said of one partition.
-
-    Args:
-        name: The partition's name; empty: the module's name in the model.
-        pin: Where it must run: a worker (`worker:1/cpu`), a kind or a host.
-        colocate: Partitions with the same label share a worker.
-        apart: No two partitions with the same label share a worker.
-        rematerialise: "never" or "always"; None: as the solver likes.
-    """
+    """What the user said of one partition: the arguments of `partition`."""
 
     name: str = ""
     pin: str | None = None

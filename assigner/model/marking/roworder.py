@@ -65,11 +65,10 @@ class Symbols:
     def __init__(self, captured: Capture) -> None:
         self.places: dict[Any, tuple[int, int]] = {}
         self.example: dict[Any, int] = {}
-        nodes = {node.name: node for node in captured.graph.nodes if node.op == "placeholder"}
+        values = {node.name: node.meta.get("val") for node in captured.graph.nodes if node.op == "placeholder"}
         self.rows: set[Any] = set()
         for leaf, name in enumerate(captured.users):
-            value = nodes[name].meta.get("val") if name in nodes else None
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(value := values.get(name), torch.Tensor):
                 continue
             for dim, size in enumerate(value.shape):
                 if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
@@ -164,16 +163,9 @@ class RowOrder:
 
 @dataclass(frozen=True)
 class RowStep:
-    """An operation, with what is known of what it is given.
+    """An operation with its arguments, tensors in the places of nodes, and the tensors that it gives.
 
-    Args:
-        target: What is called.
-        name: Its name.
-        args: Its arguments, tensors in the places of nodes.
-        kwargs: Those by name.
-        given: The tensors among them, in order, with what is known of each.
-        made: The tensors that it gives.
-        sizes: The capture's.
+    Of the tensors among its arguments, in order, `given` says what is known; `sizes` are the capture's.
     """
 
     target: Any
@@ -410,8 +402,7 @@ def numbers_of(step: RowStep, index: int) -> tuple[bool, int | None]:
         return False, None
     if step.name in _COUNTING or (step.name == "repeat_interleave" and len(step.args) == len(step.given) == 1):
         return True, None  # the latter says which one each is of
-    rule = _NUMBER_RULES.get(step.name, _left)
-    return rule(step, index)
+    return _NUMBER_RULES.get(step.name, _left)(step, index)
 
 
 def _summed(step: RowStep, index: int) -> tuple[bool, int | None]:
@@ -447,11 +438,14 @@ def _joined_numbers(step: RowStep, index: int) -> tuple[bool, int | None]:
     return numbered, found[0] if len(found) == 1 and found[0] >= 0 else column
 
 
-def _sliced(step: RowStep, index: int) -> tuple[bool, int | None]:
+def _of_columns(step: RowStep, index: int) -> tuple[bool, int | None]:
     """Columns beside that of the numbers have none."""
     given, order = step.given[0]
     if order.column is None or step.argument("dim", 0) % given.dim() != given.dim() - 1:
         return order.numbers, order.column
+    if step.name in ("select", "unbind"):
+        which = index if step.name == "unbind" else step.argument("index")
+        return not isinstance(which, int) or which % int(given.shape[-1]) == order.column, None
     start, width = step.argument("start") or 0, step.made[index].shape[-1]
     if not (isinstance(start, int) and isinstance(width, int)) or step.argument("step", 1) != 1:
         return order.numbers, None
@@ -468,14 +462,6 @@ def _found(step: RowStep, index: int) -> tuple[bool, int | None]:
     if len(dims) != 1:
         return bool(dims), None
     return (index == dims[0], None) if len(step.made) > 1 else (True, dims[0])
-
-
-def _column(step: RowStep, index: int) -> tuple[bool, int | None]:
-    given, order = step.given[0]
-    if order.column is None or step.argument("dim", 0) % given.dim() != given.dim() - 1:
-        return order.numbers, order.column
-    which = index if step.name == "unbind" else step.argument("index")
-    return not isinstance(which, int) or which % int(given.shape[-1]) == order.column, None
 
 
 def _indexing(step: RowStep) -> Iterator[Any]:
@@ -511,7 +497,6 @@ def _begins_anew(step: RowStep) -> bool:
 _NUMBER_RULES = {
     **dict.fromkeys(("nonzero", "nonzero_static", "argwhere", "nonzero_numpy", "where"), _found),
     **dict.fromkeys(("cumsum", "cumprod", "cumsum_", "cumprod_"), _summed),
-    **dict.fromkeys(("select", "unbind"), _column),
     **dict.fromkeys(_JOINING | {"stack"}, _joined_numbers),
-    **dict.fromkeys(("slice", "narrow"), _sliced),
+    **dict.fromkeys(("slice", "narrow", "select", "unbind"), _of_columns),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import fx
@@ -208,8 +208,10 @@ class StepStores:
         first: The forward is of the step's first micro-batch.
         stored: Which partition has stored into a tensor in this step, by the tensor's id.
         pending: What is stored when the step's forwards are done: tensors and their new values.
+        running: Those of the step whose forward runs in this process; None: a graph runs by itself.
     """
 
+    running: ClassVar[StepStores | None] = None
     first: bool = True
     stored: dict[int, str] = field(default_factory=dict)
     pending: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -217,7 +219,7 @@ class StepStores:
     def enter(self, *, first: bool) -> None:
         """A forward comes next, whose graph finds its worker's stores by this."""
         self.first = first
-        _Running.stores = self
+        StepStores.running = self
 
     @torch.no_grad()
     def commit(self) -> None:
@@ -230,13 +232,7 @@ class StepStores:
         """The step is over: nothing is stored any more."""
         self.pending.clear()
         self.stored.clear()
-        _Running.stores = None
-
-
-class _Running:
-    """The step whose forward runs in this process; None: a graph runs by itself."""
-
-    stores: StepStores | None = None
+        StepStores.running = None
 
 
 def snapshot(state: torch.Tensor) -> torch.Tensor:
@@ -252,20 +248,18 @@ def stored(state: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _store_at_first(state: torch.Tensor, values: torch.Tensor, partition: str = "") -> torch.Tensor:
-    stores = _Running.stores
+    stores = StepStores.running
     if stores is not None and not (stores.first and stores.stored.setdefault(id(state), partition) == partition):
         return state
-    with torch.no_grad():
-        state.copy_(values)
-    return values
+    return stored(state, values)
 
 
 def _store_at_end(state: torch.Tensor, values: torch.Tensor, partition: str = "") -> torch.Tensor:
     del partition  # all that hold the tensor find the same value
-    if _Running.stores is None:
+    if StepStores.running is None:
         state.detach().copy_(values)
-    elif _Running.stores.first:
-        _Running.stores.pending[id(state)] = state, values.detach()
+    elif StepStores.running.first:
+        StepStores.running.pending[id(state)] = state, values.detach()
     return values
 
 
