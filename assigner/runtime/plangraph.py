@@ -17,7 +17,7 @@ from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.origins import digest, named, own_code, python_release
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.marking.cut import check_mode
-from assigner.model.marking.domain import input_key, input_structure
+from assigner.model.marking.domain import input_key
 from assigner.model.marking.rows import EXAMPLE_ROWS
 from assigner.model.workload import Workload, call_arguments, entry_settings
 from assigner.runtime.batch.recurrence import check_carried
@@ -254,8 +254,8 @@ def _check_inputs(workload: Workload, plan: Plan) -> None:
         FormatError: it has others, so that nothing can be said of the model itself.
     """
     inputs, _ = workload.make_batch(EXAMPLE_ROWS, workload.seed)
-    structure = input_structure(inputs)
-    now = input_key(structure, pytree.tree_leaves(call_arguments(inputs))).noted
+    leaves, structure = pytree.tree_flatten(call_arguments(inputs))
+    now = input_key(structure, leaves).noted
     if not plan.workload.inputs or now == plan.workload.inputs:
         return
     is_other = workload.name not in ("", plan.workload.name)

@@ -16,20 +16,22 @@ from cutting import of
 from drawn_orders import with_drawn_order
 from sweeps import sweep
 from torch import nn
+from torch.utils import _pytree as pytree
 from workloads import WIDTH, Reference, graph_of, language, make_plan, numbers, pipeline_of, workload
 
 from assigner import Pipeline
 from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import partition_graph
-from assigner.model.marking.domain import input_key, input_structure
+from assigner.model.marking.domain import input_key
+from assigner.model.workload import call_arguments
 from assigner.runtime.batch import variants
 
 EXACT = 1e-10
 
 
 def admits(graph: Any, inputs: Any) -> bool:
-    leaves = torch.utils._pytree.tree_leaves(((), inputs) if isinstance(inputs, dict) else ((inputs,), {}))
-    return graph.domain.admits(input_key(input_structure(inputs), leaves))
+    leaves, structure = pytree.tree_flatten(call_arguments(inputs))
+    return graph.domain.admits(input_key(structure, leaves))
 
 
 def ids(rows: int, length: int) -> torch.Tensor:
@@ -517,7 +519,8 @@ def test_listed_orders_lose_the_stages_that_a_batch_leaves_out(left, seed):
 def test_what_a_model_cannot_take_is_said_with_the_way_out_that_there_is(hint, words):
     """A refusal may have none of its own."""
     example = graph_of(language()).domain.example
-    given = input_key(input_structure({"ids": ids(3, 5)}), [ids(3, 5)])
+    leaves, structure = pytree.tree_flatten(call_arguments({"ids": ids(3, 5)}))
+    given = input_key(structure, leaves)
     with pytest.raises(UsageError) as caught:
         variants._check_inputs(given, example, MarkingError("no", hint=hint))
     assert re.fullmatch(f".*{words}", caught.value.hint)

@@ -32,7 +32,7 @@ from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.reach import reach
 from assigner.model.marking.casting import casting
 from assigner.model.marking.checks import Check, Checks
-from assigner.model.marking.domain import Domain, check_arguments, find_domain, input_key, input_structure
+from assigner.model.marking.domain import Domain, check_arguments, find_domain, input_key
 from assigner.model.marking.exportable import exportable, made_by_eval, twin
 from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
@@ -143,7 +143,7 @@ def capture(
     *,
     autocast: str | None,
     any_rows: bool,
-    row_leaves: RowLeaves | None,
+    row_leaves: RowLeaves,
     training: bool,
     learner: Learner,
     these_sizes: bool,
@@ -160,7 +160,7 @@ def capture(
         autocast: The type that autocast computes in; it decides the types of the values.
         any_rows: The capture must hold for any number of rows, and the example has two or more; False: it holds for
             these inputs, and for what the forward treats alike.
-        row_leaves: Which inputs carry rows; None: those whose first dimension is that of the first tensor.
+        row_leaves: Which inputs carry rows; NOTHING: those whose first dimension is that of the first tensor.
         training: It runs with gradients; False: under torch.no_grad(), as evaluation does.
         these_sizes: It need not hold for other sizes of the inputs than these, beside the rows.
         learner: Learns what opaque modules give whose forward needs values.
@@ -320,7 +320,7 @@ def _export_once(
     checks: Checks,
     marked: Sequence[str],
     autocast: str | None,
-    known: RowLeaves | None,
+    known: RowLeaves,
     learnt: Mapping[str, Sequence[LearntCall]],
     dependence: ValueDependence,
 ) -> Capture:
@@ -330,7 +330,7 @@ def _export_once(
     real = pytree.tree_unflatten(_each_its_own(leaves), structure)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), real)
     shapes = ShapesCollection()  # type: ignore[no-untyped-call]
-    rows, carriers = find_carriers(known, inputs, leaves)
+    rows, carriers = find_carriers(known, structure, leaves)
     for leaf, carrier, fake in zip(leaves, carriers, pytree.tree_leaves((args, kwargs)), strict=True):
         if is_tensor(leaf) and leaf.dim():
             kinds = [dims.rows if n == carrier else dims.others for n in range(leaf.dim())]
@@ -360,7 +360,7 @@ def _export_once(
             ))  # fmt: skip
     _check_replaced(model, program, replaced_buffers)
     _check_ways_out(model, program, {name: twins[id(each)] for name, each in by_eval.items()})
-    domain = find_domain(program, input_key(input_structure(inputs), leaves))
+    domain = find_domain(program, input_key(structure, leaves))
     graph = without_regions(program.graph_module, autocast=autocast is not None)
     functional = Functional(graph, _input_kinds(program), opaque.calls, caught.hooks)
     left = [each for each in (*changes, *replaced_buffers) if _follows_from_shapes(each, program)]

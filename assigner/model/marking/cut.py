@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,7 @@ from assigner.model.marking.leftovers import check_apart, check_followed, check_
 from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_inside, modules_outside, opaque_modules
 from assigner.model.marking.realforward import Maker, example_inputs, learn
-from assigner.model.marking.rows import EXAMPLE_ROWS, batch_rows, find_carriers
+from assigner.model.marking.rows import EXAMPLE_ROWS, NOTHING, batch_rows, find_carriers
 from assigner.model.marking.tables import CapturedTables, FoundTables, leaves_as, neighbours
 from assigner.model.members import named_parameters
 from assigner.model.workload import call_arguments
@@ -68,16 +69,14 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     def maker(rows: int) -> Any:
         return workload.make_batch(rows, workload.seed)[0]
 
-    captured = _captured_for(deferred, marked, example[0], maker, rows.inputs, autocast=workload.autocast)
+    captured_for = partial(_captured_for, deferred, marked, maker, rows.inputs, autocast=workload.autocast)
+    captured = captured_for(example[0])
     check_loss(workload.loss, deferred.model, captured.left)
     read = _read_by(deferred.model, modules_outside(deferred.model, captured.opaque))
     cut = Cutter(deferred, marked, captured, workload.autocast, rows=rows).cut()
-    if not cut.output.rows_known and rows.inputs is not None:
+    if not cut.output.rows_known and rows.inputs != NOTHING:
         with contextlib.suppress(UsageError, MarkingError):
-            twice = workload.make_batch(2 * EXAMPLE_ROWS, workload.seed)
-            second = _captured_for(
-                deferred, marked, twice[0], maker, rows.inputs, autocast=workload.autocast, any_rows=False
-            )
+            second = captured_for(maker(2 * EXAMPLE_ROWS), any_rows=False)
             larger = Cutter(deferred, marked, second, workload.autocast, rows=rows).output()
             cut = replace(cut, output=_following(cut.output, larger, rows.group * EXAMPLE_ROWS))
     calls: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -162,9 +161,9 @@ def _check_names(workload: Workload, deferred: DeferredModel) -> None:
 def _captured_for(
     deferred: DeferredModel,
     marked: Mapping[str, Mark],
-    inputs: Any,
     maker: Maker,
-    row_leaves: RowLeaves | None,
+    row_leaves: RowLeaves,
+    inputs: Any,
     *,
     autocast: str | None,
     any_rows: bool = True,
@@ -179,7 +178,7 @@ def _captured_for(
     that needs values there takes seconds to be followed with symbols for all sizes.
     """
     leaves, structure = pytree.tree_flatten(call_arguments(inputs))
-    _, carriers = find_carriers(row_leaves, inputs, leaves)
+    _, carriers = find_carriers(row_leaves, structure, leaves)
     tables = {place.name for each in others for place, _ in each.left.values.values()}
     tables &= {name for name, _ in deferred.model.named_buffers()}
 
@@ -320,7 +319,7 @@ def _captured_again(
     assert graph.maker is not None  # it is one that was cut first
     with graph.deferred.mode(training=training):
         return _captured_for(
-            graph.deferred, marked, inputs, graph.maker, graph.rows.inputs,
+            graph.deferred, marked, graph.maker, graph.rows.inputs, inputs,
             autocast=graph.last.autocast, any_rows=False, training=training,
             sized=graph.domain.example if graph.learnt else None, opened=opened, others=others,
         )  # fmt: skip

@@ -44,13 +44,7 @@ _OTHERS: tuple[tuple[Callable[[int], int], ...], ...] = (
 
 @dataclass(frozen=True)
 class TensorKey:
-    """What a capture sees of a tensor.
-
-    Args:
-        dtype: Its type.
-        sizes: Its shape.
-        strides: Its strides; None: it is contiguous.
-    """
+    """What a capture sees of a tensor; a contiguous one's strides are None."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
@@ -87,12 +81,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class InputKey:
-    """What a capture sees of a micro-batch's inputs; equal keys take equal paths.
-
-    Args:
-        structure: Of the model's (args, kwargs).
-        leaves: The flattened inputs.
-    """
+    """What a capture sees of a micro-batch's inputs, the flattened (args, kwargs); equal keys take equal paths."""
 
     structure: pytree.TreeSpec
     leaves: tuple[TensorKey | Constant, ...]
@@ -120,12 +109,7 @@ class InputKey:
         return self.structure == other.structure and all(map(_alike, self.leaves, other.leaves))
 
     def differs_in_rows(self, other: InputKey, carriers: Sequence[int | None]) -> bool:
-        """True if all else is the same as there.
-
-        Args:
-            other: Another key.
-            carriers: In which dimension each leaf carries rows; None: in none.
-        """
+        """True if all else is the same as there; of each leaf's dimensions one may carry rows, or none (None)."""
         pairs = zip(self.leaves, other.leaves, carriers, strict=False)
         return self.is_like(other) and all(
             one.sizes[dim] == two.sizes[dim]
@@ -142,11 +126,6 @@ class InputKey:
         return (
             [each.value for each in numbers] if self.structure == other.structure and len(numbers) == len(pairs) else []
         )
-
-
-def input_structure(inputs: Any) -> pytree.TreeSpec:
-    """The structure of the model's arguments for a batch's inputs."""
-    return pytree.tree_structure(call_arguments(inputs))
 
 
 def check_arguments(name: str, forward: Callable[..., Any], inputs: Any) -> None:

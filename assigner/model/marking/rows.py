@@ -27,7 +27,6 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.model.marking.domain import input_structure
 from assigner.model.workload import Batch, call_arguments
 
 if TYPE_CHECKING:
@@ -84,22 +83,22 @@ class RowLeaves:
 NOTHING = RowLeaves()
 
 
-def may_carry(known: RowLeaves | None, structure: pytree.TreeSpec, leaves: Sequence[Any]) -> list[int | None]:
+def may_carry(known: RowLeaves, structure: pytree.TreeSpec, leaves: Sequence[Any]) -> list[int | None]:
     """For each leaf of a tree the dimension that may be the rows; None: it is no tensor that may have them.
 
-    Args:
-        known: What the workload's batches say; where that is nothing, it may be any tensor's first dimension.
-        structure: Of the tree.
-        leaves: Of the tree.
+    Where nothing is known of the tree, it may be any tensor's first dimension.
     """
-    found: list[int | None] = []
     tree = pytree.tree_unflatten(list(leaves), structure)
-    _collect(known or NOTHING, tree, found)
-    if any(not isinstance(value, torch.Tensor) for value, _ in carriers(known or NOTHING, tree)):
+    if any(not isinstance(value, torch.Tensor) for value, _ in carriers(known, tree)):
         return [None] * len(leaves)  # a list's length is a part of the structure: such a tree is of one number of rows
+    found: list[int | None] = []
+    for each, part in known_parts(known, tree):
+        leaf = isinstance(part, torch.Tensor) or each.carry is not Carry.ROWS  # of a list of rows no entry has them
+        carries = leaf and each.carry in (Carry.ROWS, Carry.MIXED, Carry.UNKNOWN)
+        found += [each.dimension if carries else None] * len(pytree.tree_leaves(part))
     depths = [leaf.dim() if isinstance(leaf, torch.Tensor) else 0 for leaf in leaves]
     may = [dim if dim is not None and dim < depth else None for dim, depth in zip(found, depths, strict=True)]
-    if any(dim is not None for dim in may) or _elsewhere(known or NOTHING):
+    if any(dim is not None for dim in may) or _elsewhere(known):
         return may
     return [0 if depth else None for depth in depths]
 
@@ -109,16 +108,14 @@ def _elsewhere(known: RowLeaves) -> bool:
     return known.carry is Carry.ROWS or bool(known.why) or any(map(_elsewhere, known.children.values()))
 
 
-def _collect(known: RowLeaves, tree: Any, found: list[int | None]) -> None:
-    """Append each leaf's dimension of rows, in the order that pytree flattens them; None: it has none that is known."""
-    entries = entries_of(tree)
-    if known.carry is not Carry.UNKNOWN or entries is None:
-        leaf = isinstance(tree, torch.Tensor) or known.carry is not Carry.ROWS  # of a list of rows no entry has them
-        carries = leaf and known.carry in (Carry.ROWS, Carry.MIXED, Carry.UNKNOWN)
-        found += [known.dimension if carries else None] * len(pytree.tree_leaves(tree))
+def known_parts(known: RowLeaves, tree: Any) -> Iterator[tuple[RowLeaves, Any]]:
+    """A tree's largest parts of which one thing is known, or nothing, in the order that pytree flattens them."""
+    entries = entries_of(tree) if known.children and known.carry is Carry.UNKNOWN else None
+    if entries is None:
+        yield known, tree
         return
     for node, (_, child) in zip(known.below(entries, named=isinstance(tree, Mapping)), entries, strict=True):
-        _collect(node, child, found)
+        yield from known_parts(node, child)
 
 
 def entries_of(tree: Any) -> list[tuple[Any, Any]] | None:
@@ -151,27 +148,24 @@ def row_length(value: Any, dimension: int = 0) -> int | None:
 
 def carriers(known: RowLeaves, tree: Any) -> Iterator[tuple[Any, int | None]]:
     """The parts of a tree that are known to have the rows, and how many; None: one that cannot have them."""
-    if known.carry in (Carry.ROWS, Carry.MIXED) or (known.dimension and isinstance(tree, torch.Tensor)):
-        yield tree, row_length(tree, known.dimension)
-    entries = entries_of(tree) if known.children else None
-    if entries is not None:
-        for node, (_, child) in zip(known.below(entries, named=isinstance(tree, Mapping)), entries, strict=True):
-            yield from carriers(node, child)
+    for each, part in known_parts(known, tree):
+        if each.carry in (Carry.ROWS, Carry.MIXED) or (each.dimension and isinstance(part, torch.Tensor)):
+            yield part, row_length(part, each.dimension)
 
 
 @dataclass(frozen=True)
 class BatchRows:
-    """What is known of a batch: of the model's (args, kwargs), and of the targets; None: nothing.
+    """What is known of a batch.
 
     Args:
-        inputs: Of the model's arguments.
+        inputs: Of the model's (args, kwargs).
         targets: Of the targets.
         group: As many rows belong together, and are not cut apart: the tensors are so many times as long as the rows
             that `Workload.batch` was asked for.
     """
 
-    inputs: RowLeaves | None = None
-    targets: RowLeaves | None = None
+    inputs: RowLeaves = NOTHING
+    targets: RowLeaves = NOTHING
     group: int = 1
 
     def counted(self, rows: int) -> int:
@@ -182,19 +176,17 @@ class BatchRows:
 def batch_rows(workload: Workload, example: Batch | None = None) -> BatchRows:
     """What the workload's own batches of two row counts say. Nothing where it makes none, or their sizes are one.
 
-    Args:
-        workload: Makes the batches.
-        example: One of `EXAMPLE_ROWS` rows, where there is one already.
+    The example is one of `EXAMPLE_ROWS` rows, where there is one already.
     """
     try:
         small = workload.make_batch(EXAMPLE_ROWS, workload.seed) if example is None else example
         large = workload.make_batch(2 * EXAMPLE_ROWS, workload.seed)
     except UsageError:  # a script that brings its own batches needs no maker for every number of rows
         return BatchRows()
-    inputs = call_arguments(small[0]), call_arguments(large[0])
     asked = EXAMPLE_ROWS, 2 * EXAMPLE_ROWS
-    of_inputs = [*_sizes(*inputs)]
-    every = [*of_inputs, *_sizes(small[1], large[1])]
+    one, other = _tree(small), _tree(large)
+    of_inputs = [*_sizes(one[0], other[0])]
+    every = [*of_inputs, *_sizes(one[1], other[1])]
     follows = [sizes[0] for sizes in of_inputs if sizes and sizes[0][0] != sizes[0][1]]
     if asked in follows or any(asked in sizes[1:] for sizes in every):
         rows = asked  # the first dimension may be steps of time, whose number follows the draws
@@ -206,17 +198,18 @@ def batch_rows(workload: Workload, example: Batch | None = None) -> BatchRows:
     may_count = workload.reduction == "sum" or workload.loss_over == "batch"
 
     @functools.cache
-    def drawn(n: int) -> tuple[Batch, ...]:
+    def drawn(n: int) -> list[Any]:
         """Further batches of both row counts, made when they are asked for."""
-        return tuple(workload.make_batch(times * EXAMPLE_ROWS, workload.seed + 1 + n) for times in (1, 2))
+        return [_tree(workload.make_batch(times * EXAMPLE_ROWS, workload.seed + 1 + n)) for times in (1, 2)]
 
-    examples = functools.partial(_Examples, rows, lengths, may_count, drawn)
+    known = _learnt(one, other, _Examples(rows, lengths, may_count, drawn)).children
     times, rest = divmod(rows[0], EXAMPLE_ROWS)
-    return BatchRows(
-        _learnt(*inputs, examples(lambda batch: call_arguments(batch[0]))),
-        _learnt(small[1], large[1], examples(lambda batch: batch[1])),
-        1 if rest or rows[1] != 2 * rows[0] else times,
-    )
+    return BatchRows(known[0], known[1], 1 if rest or rows[1] != 2 * rows[0] else times)
+
+
+def _tree(batch: Batch) -> tuple[Any, Any]:
+    """The model's arguments, and the targets."""
+    return call_arguments(batch[0]), batch[1]
 
 
 def _sizes(one: Any, other: Any) -> Iterator[list[Sizes]]:
@@ -253,21 +246,19 @@ class _Examples:
         may_count: What is counted of all rows is right beside some of them: the losses of parts are added up, or one is
             computed of the whole batch.
         drawn: Makes more such batches, of other draws, by their number.
-        part: What of a batch is looked at.
         path: Keys and positions down to the parts that are looked at.
     """
 
     rows: Sizes
     lengths: set[Sizes]
     may_count: bool
-    drawn: Callable[[int], tuple[Batch, ...]]
-    part: Callable[[Batch], Any]
+    drawn: Callable[[int], list[Any]]
     path: tuple[Any, ...] = ()
 
-    def elsewhere(self) -> Iterator[tuple[Any, ...]]:
+    def elsewhere(self) -> Iterator[list[Any]]:
         """The same part of other batches."""
         for n in range(_OTHERS):
-            yield tuple(_part(self.part(batch), self.path) for batch in self.drawn(n))
+            yield [_part(tree, self.path) for tree in self.drawn(n)]
 
 
 def _part(tree: Any, path: Sequence[Any]) -> Any:
@@ -392,9 +383,11 @@ def _are_edges(tensor: torch.Tensor, rows: int) -> bool:
     return is_paired and int(tensor.max(0).values.min()) >= rows - 2
 
 
-def find_carriers(known: RowLeaves | None, inputs: Any, leaves: Sequence[Any]) -> tuple[int | None, list[int | None]]:
+def find_carriers(
+    known: RowLeaves, structure: pytree.TreeSpec, leaves: Sequence[Any]
+) -> tuple[int | None, list[int | None]]:
     """The rows of the example inputs, and in which dimension each leaf carries them."""
-    may = may_carry(known, input_structure(inputs), leaves)
+    may = may_carry(known, structure, leaves)
     rows = next((leaf.size(dim) for leaf, dim in zip(leaves, may, strict=True) if dim is not None), None)
     return rows, [
         dim if dim is not None and leaf.size(dim) == rows else None for leaf, dim in zip(leaves, may, strict=True)

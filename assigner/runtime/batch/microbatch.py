@@ -108,7 +108,7 @@ class Cutting:
         """The rows, and whether they can be nothing else."""
         arguments = call_arguments(inputs)
         known = self._known.inputs
-        lengths = [rows for _, rows in carriers(known or NOTHING, arguments)]
+        lengths = [rows for _, rows in carriers(known, arguments)]
         if any(lengths):
             return next(filter(None, lengths)), True
         leaves, structure = pytree.tree_flatten(arguments)
@@ -216,7 +216,7 @@ class Cutting:
     def known_of_state(self, place: StatePlace) -> RowLeaves:
         """What the workload's own batches say of an input that carries state."""
         known = self._known.inputs
-        if known is None or known.carry is not Carry.UNKNOWN:
+        if not known.children:
             return NOTHING
         return known.children[isinstance(place, str)].children.get(place, NOTHING)
 
@@ -225,12 +225,12 @@ class Cutting:
         if self._workload.loss_over == "batch":
             return [targets] * len(sizes)
         division = Division(tuple(sizes), counts=self._workload.reduction == "sum")
-        return division.cut(targets, self._known.targets or NOTHING, "targets")
+        return division.cut(targets, self._known.targets, "targets")
 
     def _of_given(self, inputs: Any) -> RowLeaves:
         """What is known of a batch's inputs, in the form that they were given in."""
         known = self._known.inputs
-        if known is None or known.carry is not Carry.UNKNOWN:
+        if not known.children:
             return NOTHING
         args, kwargs = known.children[0], known.children[1]
         if isinstance(inputs, dict):
@@ -238,7 +238,7 @@ class Cutting:
         return args if isinstance(inputs, tuple | list) else args.children.get(0, NOTHING)
 
     def _check_targets(self, targets: Any, rows: int) -> None:
-        for value, found in carriers(self._known.targets or NOTHING, targets):
+        for value, found in carriers(self._known.targets, targets):
             if found not in (None, rows):
                 what = f" ({described(value)})" if isinstance(value, torch.Tensor) else ""
                 raise UsageError(

@@ -32,7 +32,7 @@ from assigner.errors import UsageError
 from assigner.formatting import Unquoted
 from assigner.location import rank_of
 from assigner.model.marking.graph import LEAF, Value
-from assigner.model.marking.rows import Carry, RowLeaves, entries_of
+from assigner.model.marking.rows import Carry, RowLeaves, known_parts
 from assigner.model.workload import StatePlace
 from assigner.runtime.ranks.packedvalues import copy_of
 
@@ -384,11 +384,7 @@ def check_output(output: ModelOutput, place: StatePlace) -> tuple[list[int], Tre
 
 def known_by_leaf(known: RowLeaves, tree: Any) -> list[RowLeaves]:
     """What is known of each leaf of a tree."""
-    entries = entries_of(tree)
-    if entries is None or known.carry is not Carry.UNKNOWN:
-        return [known] * len(pytree.tree_leaves(tree))
-    nodes = known.below(entries, named=isinstance(tree, Mapping))
-    return [each for node, (_, child) in zip(nodes, entries, strict=True) for each in known_by_leaf(node, child)]
+    return [each for each, part in known_parts(known, tree) for _ in pytree.tree_leaves(part)]
 
 
 def rows_dimension(known: RowLeaves, shape: Sequence[int], rows: int, made: int | None = None) -> int | None:
