@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.memento import Memento
-from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.originals import keep_left
 from assigner.model.deferred.origins import digest
 from assigner.model.deferred.vocabulary import vocabulary_of
@@ -32,14 +31,14 @@ from assigner.model.members import named_parameters
 from assigner.model.workload import call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
     from torch.utils._pytree import TreeSpec
 
     from assigner.model.marking.domain import InputKey
     from assigner.model.marking.fakeforward import Named
-    from assigner.model.marking.graph import ModelOutput, PartitionGraph, Piece
+    from assigner.model.marking.graph import ModelOutput, PartitionGraph
     from assigner.model.marking.leftovers import Notes
     from assigner.model.marking.observation import LearntCall
     from assigner.model.marking.rows import RowLeaves
@@ -201,8 +200,6 @@ def _tables_of(captured: Capture, *, training: bool) -> CapturedTables:
 
 
 _MOST_RECUTS = 64
-UNREAD = ""
-"""Stands for a partition, where none holds what is lent."""
 
 
 def recut(
@@ -297,7 +294,7 @@ def _check_called(graph: PartitionGraph, cut: PartitionGraph) -> None:
         CrossingError: one calls an unmarked module that another has, that training does not use or that has no tensors:
             its code can be followed.
     """
-    held = {name for piece in graph.pieces for name in piece.state} | graph.unread
+    held = graph.holders.keys() | graph.unread
     for piece in cut.pieces:
         for name in piece.called:
             own = {f"{name}.{each}" for each in graph.deferred.model.get_submodule(name).state_dict()}
@@ -363,54 +360,3 @@ def _on_cpu(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
         return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="cpu")
     return leaf
-
-
-def lent(
-    graph: PartitionGraph, base: PartitionGraph, workers: Mapping[str, tuple[str, ...]]
-) -> dict[str, dict[str, str]]:
-    """By partition the tensors that it reads in evaluations and can be lent, each with the partition that holds it.
-
-    That is one of the same workers: both read one tensor. Or it is `UNREAD`: none holds it, for training does not use
-    it, and every rank has it as it was built or loaded. Nothing of the evaluation may write it: no order of what two
-    partitions do is kept there.
-    """
-    held: defaultdict[str, list[str]] = defaultdict(list)
-    for planned in base.pieces:
-        for name in planned.state:
-            held[name].append(planned.name)
-    taken = _storages(base, held)  # a tensor that is a part of another one's memory is held, too
-    unread = {name for name in base.unread if taken.isdisjoint(_storages(base, [name]))}
-    written = _storages(graph, {*graph.changed, *graph.written})
-    found: dict[str, dict[str, str]] = {}
-    for piece in graph.pieces:
-        own = {*base.piece[piece.name].state}
-        lenders = {_path(name): piece.name for name in own & {*piece.state}}
-        found[piece.name] = {}
-        for name in piece.state:
-            if name in own or not written.isdisjoint(_storages(graph, [name])):
-                continue
-            near = [each for each in held[name] if workers[each] == workers[piece.name]]
-            if base.canonical.get(name, name) in unread:
-                near = [UNREAD]
-            if near and _is_apart(name, near[0], piece, lenders):
-                found[piece.name][name] = near[0]
-    return found
-
-
-def _storages(graph: PartitionGraph, names: Iterable[str]) -> set[int]:
-    built = graph.deferred.tensors()
-    return {storage_of(built[name]) for name in names if name in built}
-
-
-def _path(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _is_apart(name: str, lender: str, piece: Piece, lenders: dict[str, str]) -> bool:
-    """Whether the module that has a tensor can stand in a partition as its lender has it, beside what is there."""
-    path = _path(name)
-    if not path:
-        return True
-    if lender != UNREAD and any(f"{each}.".startswith(f"{path}.") for each in piece.called):
-        return False
-    return lenders.setdefault(path, lender) == lender

@@ -35,6 +35,8 @@ from assigner.model.marking.tables import CapturedTables
 from assigner.model.members import named_buffers, named_parameters
 
 LEAF = object()
+UNREAD = ""
+"""Stands for a partition, where none holds what is lent."""
 
 
 class Value(NamedTuple):
@@ -191,7 +193,7 @@ class ModelOutput:
         return [next(waiting) if each is LEAF else each for each in self.leaves]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PartitionGraph:
     """A model cut at its marks.
 
@@ -224,21 +226,19 @@ class PartitionGraph:
     output: ModelOutput
     marks: tuple[str, ...]
     domain: Domain
-    read: Memento = field(default_factory=lambda: Memento(()), repr=False, compare=False)
+    read: Memento = field(default_factory=lambda: Memento(()))
     read_elsewhere: frozenset[tuple[str, str]] = frozenset()
     flags: Mapping[str, bool] = field(default_factory=dict)
     changed: frozenset[str] = frozenset()
-    left: Mapping[tuple[int, str], str] = field(default_factory=dict, repr=False, compare=False)
-    order: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
-    notes: list[Notes] = field(default_factory=list, repr=False, compare=False)
-    tables: list[CapturedTables] = field(default_factory=list, repr=False, compare=False)
-    opened: Mapping[str, CrossingError] = field(default_factory=dict, repr=False, compare=False)
+    left: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    order: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    notes: list[Notes] = field(default_factory=list)
+    tables: list[CapturedTables] = field(default_factory=list)
+    opened: Mapping[str, CrossingError] = field(default_factory=dict)
     rows: BatchRows = field(default_factory=BatchRows)
-    maker: Maker | None = field(default=None, repr=False, compare=False)
+    maker: Maker | None = None
     learnt: bool = False
-    recuts: dict[bool, list[PartitionGraph]] = field(
-        default_factory=lambda: {True: [], False: []}, repr=False, compare=False
-    )
+    recuts: dict[bool, list[PartitionGraph]] = field(default_factory=lambda: {True: [], False: []})
 
     def check_read(self) -> None:
         """What was read when the model was captured is in the graph for ever: of each mode there is one.
@@ -304,13 +304,18 @@ class PartitionGraph:
         )  # fmt: skip
 
     @cached_property
+    def holders(self) -> dict[str, list[str]]:
+        """The partitions that run a module or hold a tensor, by its name."""
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for piece in self.pieces:
+            for name in dict.fromkeys((*piece.called, *piece.state)):
+                found[name].append(piece.name)
+        return dict(found)
+
+    @cached_property
     def homes(self) -> dict[str, str]:
         """The partition that runs an unmarked module or holds a tensor, by its name, where there is only one."""
-        found: dict[str, dict[str, None]] = defaultdict(dict)
-        for piece in self.pieces:
-            for name in (*piece.called, *piece.state):
-                found[name][piece.name] = None
-        return {name: next(iter(holders)) for name, holders in found.items() if len(holders) == 1}
+        return {name: holders[0] for name, holders in self.holders.items() if len(holders) == 1}
 
     @cached_property
     def canonical(self) -> dict[str, str]:
@@ -411,29 +416,57 @@ class PartitionGraph:
 
     def rebuild(
         self,
+        base: PartitionGraph,
         modules: Mapping[str, PartitionModule],
         device: torch.device,
-        constants: frozenset[str],
-        lent: Mapping[str, Mapping[str, str]],
+        lending: Mapping[str, Mapping[str, str]],
         unread: Mapping[str, torch.Tensor],
     ) -> dict[str, PartitionModule]:
-        """This rank's partitions of this graph, around the modules and tensors of those that another one has.
+        """This rank's partitions of this graph, around the modules and tensors of those that the first graph has.
 
         Args:
-            modules: The partitions of the first capture, by name; those that this one lacks are left out.
+            base: The first graph.
+            modules: Its partitions here, by name; those that this one lacks are left out.
             device: Where they are.
-            constants: Buffers that partitions of this one hold beside these, with their initial values.
-            lent: By partition the tensors that it reads and another of `modules` holds, each with that one.
-            unread: What no partition of the first capture holds, with its values on the device.
+            lending: What partitions of this one are lent: see `lent`.
+            unread: Of that what no partition of `base` holds, by name, with its values on the device.
         """
-        wanted = {name for each in modules if each in self.piece for name in self.piece[each].buffers} & constants
+        wanted = {name for each in modules if each in self.piece for name in self.piece[each].buffers}
+        wanted &= self.constants_beside(base)
         tensors = {**(self.deferred.materialise(wanted, device) if wanted else {}), **unread}
-        lenders = {name: {each: modules[by] for each, by in lent.get(name, {}).items()} for name in modules}
+        lenders = {
+            name: {each: modules[by] for each, by in lending.get(name, {}).items() if by != UNREAD} for name in modules
+        }
         return {
             name: around_module(module, self.piece[name], device, tensors, lenders[name])
             for name, module in modules.items()
             if name in self.piece
         }
+
+    def lent(self, base: PartitionGraph, workers: Mapping[str, tuple[str, ...]]) -> dict[str, dict[str, str]]:
+        """By partition the tensors that it reads in evaluations and can be lent, each with the partition that holds it.
+
+        That is one of the same workers: both read one tensor. Or it is `UNREAD`: none of `base`, the first graph, holds
+        it, for training does not use it, and every rank has it as it was built or loaded. Nothing of the evaluation may
+        write it: no order of what two partitions do is kept there.
+        """
+        taken = self._storages(base.holders)  # a tensor that is a part of another one's memory is held, too
+        unread = {name for name in base.unread if taken.isdisjoint(self._storages([name]))}
+        written = self._storages(self.changed | self.written)
+        found: dict[str, dict[str, str]] = {}
+        for piece in self.pieces:
+            own = {*base.piece[piece.name].state}
+            lenders = {_holder(name): piece.name for name in own & {*piece.state}}
+            found[piece.name] = {}
+            for name in piece.state:
+                if name in own or not written.isdisjoint(self._storages([name])):
+                    continue
+                near = [each for each in base.holders.get(name, ()) if workers[each] == workers[piece.name]]
+                if base.canonical.get(name, name) in unread:
+                    near = [UNREAD]
+                if near and _is_apart(_holder(name), near[0], piece, lenders):
+                    found[piece.name][name] = near[0]
+        return found
 
     def constants_beside(self, base: PartitionGraph) -> frozenset[str]:
         """Buffers of this graph that are the same for ever on any worker.
@@ -441,12 +474,17 @@ class PartitionGraph:
         No partition of `base`, the first graph, holds them, no state_dict has them, so that nothing is loaded there,
         and no partition of this graph writes them.
         """
-        built = self.deferred.tensors()
-        taken = {
-            storage_of(built[name]) for name in (*base.persistent, *(each for one in base.pieces for each in one.state))
-        }
-        found = {name for piece in self.pieces for name in piece.buffers if storage_of(built[name]) not in taken}
-        return frozenset(found - self.written)
+        taken = self._storages({*base.persistent, *base.holders})
+        buffers = {name for piece in self.pieces for name in piece.buffers}
+        return frozenset(name for name in buffers - self.written if taken.isdisjoint(self._storages([name])))
+
+    def _storages(self, names: Iterable[str]) -> set[int]:
+        """The memories of parameters and buffers; of names that the builder has made none for nothing."""
+        return {self._storage[name] for name in names if name in self._storage}
+
+    @cached_property
+    def _storage(self) -> dict[str, int]:
+        return {name: storage_of(tensor) for name, tensor in self.deferred.tensors().items()}
 
     @cached_property
     def written(self) -> frozenset[str]:
@@ -485,6 +523,20 @@ class PartitionGraph:
     def rebuild_output(self, leaves: Sequence[torch.Tensor]) -> Any:
         """The model's output, in its own structure, from what the last partition returned."""
         return pytree.tree_unflatten(self.output.filled(leaves), self.output.structure)
+
+
+def _holder(name: str) -> str:
+    """The module that has a tensor."""
+    return name.rpartition(".")[0]
+
+
+def _is_apart(holder: str, lender: str, piece: Piece, lenders: dict[str, str]) -> bool:
+    """Whether the module that has a tensor can stand in a partition as its lender has it, beside what is there."""
+    if not holder:
+        return True
+    if lender != UNREAD and any(f"{each}.".startswith(f"{holder}.") for each in piece.called):
+        return False
+    return lenders.setdefault(holder, lender) == lender
 
 
 def _written(graph: fx.Graph) -> set[str]:

@@ -24,8 +24,9 @@ from assigner.formats.orders import written_order
 from assigner.formats.plan import Plan
 from assigner.location import rank_of
 from assigner.model.marking import PartitionGraph, PartitionModule, Value
-from assigner.model.marking.cut import UNREAD, lent, recut
+from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import InputKey, input_key
+from assigner.model.marking.graph import UNREAD
 from assigner.model.marking.modules import TOO_FEW_VALUES
 from assigner.runtime.batch.microbatch import MicroBatch
 from assigner.runtime.messages.transport import Transport
@@ -217,16 +218,16 @@ class Variants:
         return variant
 
     def _around(self, graph: PartitionGraph, lending: Mapping[str, Mapping[str, str]]) -> dict[str, PartitionModule]:
-        by = {name: each for partition in self.planned.modules for name, each in lending.get(partition, {}).items()}
-        first = {name: self.planned.graph.canonical.get(name, name) for name, each in by.items() if each == UNREAD}
+        planned = self.planned
+        first = {
+            name: planned.graph.canonical.get(name, name)
+            for partition in planned.modules
+            for name, each in lending.get(partition, {}).items()
+            if each == UNREAD
+        }
         values = self._unread(first.values(), self.member.device)
         unread = {name: values[canonical] for name, canonical in first.items()}
-        others = {
-            partition: {name: each for name, each in some.items() if each != UNREAD}
-            for partition, some in lending.items()
-        }
-        constants = graph.constants_beside(self.planned.graph)
-        return graph.rebuild(self.planned.modules, self.member.device, constants, others, unread)
+        return graph.rebuild(planned.graph, planned.modules, self.member.device, lending, unread)
 
 
 def header_route(route: Route) -> Route:
@@ -279,14 +280,14 @@ def _check_inputs(given: InputKey, example: InputKey, error: AssignerError) -> N
 def lending_under(
     plan: Plan, graph: PartitionGraph, base: PartitionGraph, *, training: bool
 ) -> dict[str, dict[str, str]]:
-    """What partitions of a graph, `base` cut again, are lent under a plan, as `lent` has it; in training nothing.
+    """What partitions of a graph, `base` cut again, are lent under a plan, as `PartitionGraph.lent` has it; in training nothing.
 
     They use that, what the plan's own graph has them hold, and nothing else.
 
     Raises:
         MarkingError: a partition would need a module or a tensor that another worker may hold.
     """
-    lending = {} if training else lent(graph, base, plan.holders)
+    lending = {} if training else graph.lent(base, plan.holders)
     constants = graph.constants_beside(base)
     for piece in graph.pieces:
         planned, given = base.piece[piece.name], lending.get(piece.name, {})
