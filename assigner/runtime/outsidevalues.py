@@ -158,7 +158,7 @@ class OutsideValues:
         self._built = {name: each for name, each in tensors.items() if not each.requires_grad}
         self._moved = set(moving)  # looked at no more: on a GPU a comparison waits for it
         self._untold = [name for name in self._built if name not in moving]
-        first = {**graph.canonical, **graph.buffer_aliases}
+        first = graph.canonical
         self._loaded = {id(each): first.get(name, name) for name, each in tensors.items() if name in graph.persistent}
         memory = {storage_of(tensors[name]) for name in graph.persistent}
         copied = [*tensors.items(), *self._tensors_beside(graph, device)]

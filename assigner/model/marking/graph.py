@@ -319,41 +319,35 @@ class PartitionGraph:
 
     @cached_property
     def canonical(self) -> dict[str, str]:
-        """For each parameter's name the first of its names in the model: a shared one has several."""
-        first: dict[int, str] = {}
-        tensors = dict(named_parameters(self.deferred.model, remove_duplicate=False))
-        return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+        """For each name of a parameter or buffer the one by which its tensor goes: a shared one has several.
 
-    @cached_property
-    def known(self) -> frozenset[str]:
-        """The names of all parameters and buffers that the builder made."""
-        return frozenset(self.deferred.tensors())
-
-    @cached_property
-    def buffer_aliases(self) -> dict[str, str]:
-        """Names of buffers that no partition holds -> the name under which one holds the same tensor."""
-        tensors = dict(named_buffers(self.deferred.model, remove_duplicate=False))
+        Of a parameter that is its first one in the model; of a buffer the first under which a partition holds it, where
+        none holds it under this one.
+        """
+        model, first, shared = self.deferred.model, dict[int, str](), dict[int, str]()
+        parameters = named_parameters(model, remove_duplicate=False)
+        found = {name: first.setdefault(id(tensor), name) for name, tensor in parameters}
         held = {name for piece in self.pieces for name in piece.buffers}
-        first: dict[int, str] = {}
-        for name, tensor in tensors.items():
+        buffers = list(named_buffers(model, remove_duplicate=False))
+        for name, tensor in buffers:
             if name in held:
-                first.setdefault(id(tensor), name)
-        return {name: first[id(each)] for name, each in tensors.items() if name not in held and id(each) in first}
+                shared.setdefault(id(tensor), name)
+        return found | {name: name if name in held else shared.get(id(tensor), name) for name, tensor in buffers}
 
     @cached_property
     def persistent(self) -> frozenset[str]:
         """The names of parameters and buffers that belong to the model's state."""
-        found = set(self.canonical)
+        found = {name for name, _ in named_parameters(self.deferred.model, remove_duplicate=False)}
         for path, module in self.deferred.model.named_modules(remove_duplicate=False):
             names = module._buffers.keys() - module._non_persistent_buffers_set
             found.update(f"{path}.{name}" if path else name for name in names)
-        return frozenset(found & self.known)
+        return frozenset(found & self.canonical.keys())
 
     def takes_buffer(self, name: str, partitions: Iterable[str]) -> bool:
         """Whether one of these partitions can be given a buffer that its forward has registered: by its name alone."""
         path, _, leaf = name.rpartition(".")
         called = (each for partition in partitions for each in self.piece[partition].called)
-        if name in self.known or not any(f"{path}.".startswith(f"{each}.") for each in called):
+        if name in self.canonical or not any(f"{path}.".startswith(f"{each}.") for each in called):
             return False
         try:
             module = self.deferred.model.get_submodule(path)
@@ -385,8 +379,7 @@ class PartitionGraph:
     def unread(self) -> frozenset[str]:
         """The names of tensors of the model's state that no partition holds: no forward reads them."""
         held = {self.canonical.get(name, name) for piece in self.pieces for name in piece.state}
-        first = {self.canonical.get(name, name) for name in self.persistent - self.buffer_aliases.keys()}
-        return frozenset(first - held)
+        return frozenset({self.canonical[name] for name in self.persistent} - held)
 
     @cached_property
     def ties(self) -> tuple[Tie, ...]:

@@ -280,7 +280,7 @@ def _check_inputs(given: InputKey, example: InputKey, error: AssignerError) -> N
 def lending_under(
     plan: Plan, graph: PartitionGraph, base: PartitionGraph, *, training: bool
 ) -> dict[str, dict[str, str]]:
-    """What partitions of a graph, `base` cut again, are lent under a plan, as `PartitionGraph.lent` has it; in training nothing.
+    """What partitions of a graph, `base` cut again, are lent under a plan (`PartitionGraph.lent`); in training nothing.
 
     They use that, what the plan's own graph has them hold, and nothing else.
 

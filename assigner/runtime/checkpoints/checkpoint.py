@@ -170,7 +170,7 @@ def _hint_of_another(folder: Path, graph: PartitionGraph) -> str:
     hint = "load it with the workload that wrote it"
     with contextlib.suppress(FormatError):
         names = {name for name in Index.read(folder, "model").section("weight_map") if _PART not in name}
-        if names == {graph.canonical.get(name, name) for name in graph.persistent - graph.buffer_aliases.keys()}:
+        if names == {graph.canonical[name] for name in graph.persistent} & graph.persistent:
             return (
                 f"{hint}; its weights have the names of this model's, so where another part is trained (requires_grad)"
                 " take them alone: pipeline.load_state_dict(assigner.load_weights(folder))"

@@ -139,8 +139,8 @@ class Saving:
             raise UsageError(
                 f"{self._part}: rank {self._rank} does not see it", hint="save to a file system that all hosts share"
             )
-        shared = {name: first for name, first in self._graph.canonical.items() if name != first}
-        shared.update({k: v for k, v in self._graph.buffer_aliases.items() if k in self._graph.persistent})
+        known, persistent = self._graph.canonical, self._graph.persistent
+        shared = {name: first for name, first in known.items() if name != first and name in persistent}
         extra = {extra_part(path, n): each for path, one in self._extra.items() for n, each in enumerate(one.tensors)}
         sections: dict[str, Mapping[str, Any]] = {
             "shared": shared,

@@ -115,7 +115,7 @@ class WholeState:
                     filled.add(self.graph.canonical[name])
             for leaf in module._buffers:
                 name = f"{path}.{leaf}" if path else leaf
-                first = self.graph.buffer_aliases.get(name, name)
+                first = self.graph.canonical.get(name, name)
                 filled.add(first)
                 if first in found or name in self.graph.persistent:  # one that a forward has set to None is not found
                     module._buffers[leaf] = found.get(first)
@@ -201,7 +201,7 @@ class _GivenState:
                     continue
                 if not tensor.is_meta:
                     refuse_unplain(tensor.detach(), name)
-                    first = graph.buffer_aliases.get(name, graph.canonical.get(name, name))
+                    first = graph.canonical.get(name, name)
                     tensors.setdefault(first, tensor.detach())
                 elif strict:
                     raise UsageError(

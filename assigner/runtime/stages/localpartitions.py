@@ -140,7 +140,7 @@ class LocalPartitions:
                     )
             known = {id(each) for each in self._parameters[partition].values()}
             for name, parameter in now.items():
-                if id(parameter) not in known and name not in self.graph.known:
+                if id(parameter) not in known and name not in self.graph.canonical:
                     raise UsageError(
                         f"forward has registered the parameter {name!r}: no optimizer and no checkpoint has it",
                         hint="make it in the module's __init__; what is not trained is a buffer, which forwards may"
@@ -246,7 +246,7 @@ class LocalPartitions:
 
     def _is_persistent(self, partition: str, name: str) -> bool:
         """As the modules say now; a buffer that the forward reads itself lies in a module of the pipeline's own."""
-        if name in self.graph.known:
+        if name in self.graph.canonical:
             return name in self.graph.persistent
         path, _, leaf = name.rpartition(".")
         return leaf not in self.modules[partition].get_submodule(path)._non_persistent_buffers_set
