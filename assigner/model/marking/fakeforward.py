@@ -13,7 +13,7 @@ import functools
 import operator
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, cast
@@ -27,18 +27,16 @@ from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import GradientEdge
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, free_unbacked_symbols
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.model.deferred.mutation import DROPOUTS, storage_of
+from assigner.model.marking.operations import Operations
 from assigner.usercode import is_asked_by_user, running_line
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Callable, Container, Iterator
-
-    from assigner.model.marking.operations import Operations
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 Named = Sequence[tuple[str, nn.Module]]
 
@@ -62,23 +60,7 @@ _TRUTHS = (torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero)
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
-class Noting(TorchFunctionMode):
-    """Notes the operations of a forward."""
-
-    def __init__(self, operations: Operations) -> None:
-        super().__init__()
-        self._operations = operations
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = self._run(func, args, kwargs)
-        self._operations.note(func, args, kwargs or {}, made)
-        return made
-
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-class WithoutValues(Noting):
+class WithoutValues(Operations):
     """Has a dropout that drops nothing give back its input itself on fake tensors, as it does on others.
 
     And asks for the truth of numbers (`if mask.sum():`) as that of a comparison, of which both ways are tried.
@@ -87,19 +69,20 @@ class WithoutValues(Noting):
     would run step after step, which takes long, and holds for one length of the sequence.
     """
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func in DROPOUTS:
-            words = {**dict(zip(("input", "p", "training"), args, strict=False)), **(kwargs or {})}
+    def run(self, function: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """What one gives."""
+        if function in DROPOUTS:
+            words = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
             if words.get("p") == 0 or not words.get("training", True):
                 return words["input"]
-        if func in _TRUTHS and args and args[0].dtype is not torch.bool:
-            return super()._run(func, (args[0] != 0,), kwargs)
-        state, weights = (args[1], args[2]) if len(args) == 9 and func in _RECURRENT else (None, None)
-        if state is None or not isinstance(weights, list | tuple) or (func is torch.lstm) is is_tensor(state):
-            return super()._run(func, args, kwargs)  # also packed sequences: how long each is only values tell
+        if function in _TRUTHS and args and args[0].dtype is not torch.bool:
+            return function(args[0] != 0, **kwargs)
+        state, weights = (args[1], args[2]) if len(args) == 9 and function in _RECURRENT else (None, None)
+        if state is None or not isinstance(weights, list | tuple) or (function is torch.lstm) is is_tensor(state):
+            return function(*args, **kwargs)  # also packed sequences: how long each is only values tell
         given, batch_first = args[0], args[8]
         time = 1 if batch_first else 0
-        steps, *ends = func(given.narrow(time, 0, 1), *args[1:])
+        steps, *ends = function(given.narrow(time, 0, 1), *args[1:])
         outputs = steps.transpose(0, time).expand(given.size(time), -1, -1).contiguous()
         return outputs.transpose(0, time), *ends
 
@@ -110,8 +93,7 @@ def ctc_losses() -> contextlib.AbstractContextManager[Any]:
     Torch has them raise there, for their values decide how wide a table is that the backward alone reads.
     """
 
-    def made(mode: FakeTensorMode, _: Any, log_probs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        del args, kwargs
+    def made(mode: FakeTensorMode, _func: Any, log_probs: torch.Tensor, *_args: Any, **_kwargs: Any) -> Any:
         steps, rows, _ = log_probs.shape
         environment = cast("ShapeEnv", mode.shape_env)
         width = environment.create_unbacked_symint()  # twice the longest target, and one

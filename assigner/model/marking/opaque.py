@@ -35,7 +35,6 @@ from assigner.model.marking.casting import casting_within
 from assigner.model.marking.collecting import collect, switched_off
 from assigner.model.marking.fakeforward import (
     Disagreement,
-    Noting,
     WithoutValues,
     agreed,
     aliases_of,
@@ -420,12 +419,11 @@ class OpaqueCalls:
 
         def attempt() -> Any:
             writes = Writes() if environment is None else ListedWrites()
-            operations = Operations(names, writes)
-            noting = Noting(operations) if environment is None else WithoutValues(operations)
+            operations = (Operations if environment is None else WithoutValues)(names, writes)
             random.seed(0)  # each process draws the same, and so has its operations in one order
             numpy.random.seed(0)
             with (
-                noting, casting_within(self.autocast), writes, _inner(name),
+                operations, casting_within(self.autocast), writes, _inner(name),
                 gradients_taken(given) as gradients, gradients_asked() as asked, graph_asked(given, graphs),
             ):  # fmt: skip
                 try:

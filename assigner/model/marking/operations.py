@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from assigner.model.deferred.mutation import Writes, tensor_leaves
@@ -22,8 +23,8 @@ from assigner.model.deferred.origins import digest
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype)
 
 
-class Operations:
-    """Those of one forward, as its code calls them; what torch makes of them does not count.
+class Operations(TorchFunctionMode):
+    """Notes those of one forward, as its code calls them; what torch makes of them does not count.
 
     A result is told by what has made it: which of two comes first is no matter, unless they write or draw.
 
@@ -36,13 +37,23 @@ class Operations:
     """
 
     def __init__(self, known: Mapping[int, str], writes: Writes) -> None:
+        super().__init__()
         self.names, self._writes, self._effects = {**known}, writes, 0
         self._kept: list[Any] = []  # an id stays that of one tensor
         self._kinds: list[str] = []
         self._made: list[str] = []
         self._in_turn: list[str] = []
 
-    def note(self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = self.run(func, args, kwargs or {})
+        self._note(func, args, kwargs or {}, made)
+        return made
+
+    def run(self, function: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """What one gives."""
+        return function(*args, **kwargs)
+
+    def _note(self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         """One was called. A question, as for a shape, is none."""
         made = tensor_leaves(result if result is not None else args[:1])  # what sets something gives nothing
         if not made:
