@@ -45,11 +45,6 @@ class Leftovers:
     Args:
         running: The partition whose forward runs; None, or empty: none does.
         inside: The modules of each, with it, by its name.
-
-    Attributes:
-        left: Who has changed an attribute of which module, by the module's id and the attribute's name, in the last
-            block of `guarded`; of other holders the name is empty.
-        read: What other code has read in it: the modules' names, each with the attribute's.
     """
 
     def __init__(self, running: Callable[[], str | None], inside: Mapping[str, Named]) -> None:
@@ -59,21 +54,23 @@ class Leftovers:
         self._homes: dict[int, set[str]] = {}
         for name, module in self._modules:
             self._homes.setdefault(id(module), set()).add(name)
-        self._changed: dict[tuple[int, str], str] = {}
-        self._read: set[tuple[int, str]] = set()
-        self.left: dict[tuple[int, str], str] = {}
-        self.read: frozenset[tuple[str, str]] = frozenset()
+        self._changed: dict[Attribute, str] = {}
+        self._read: set[Attribute] = set()
+        self._beside: dict[Attribute, str] = {}  # what is no attribute, or was written in place
 
-    @contextlib.contextmanager
-    def guarded(self) -> Iterator[None]:
+    @property
+    def left(self) -> dict[Attribute, str]:
+        """Who has changed an attribute of which module; of other holders the name is empty."""
+        return {**self._beside, **self._changed}
+
+    @property
+    def read(self) -> frozenset[tuple[str, str]]:
+        """What other code has read or set: the modules' names, each with the attribute's."""
+        return frozenset((self._paths[module], key) for module, key in self._read)
+
+    def guarded(self) -> contextlib.AbstractContextManager[None]:
         """Refuse their reads by other code in the block."""
-        with _told((module for _, module in self._modules), self._reading, self._setting):
-            self.left.clear()
-            yield
-        self.left.update(self._changed)
-        self.read = frozenset((self._paths[module], key) for module, key in self._read)
-        self._changed.clear()
-        self._read.clear()
+        return _told((module for _, module in self._modules), self._reading, self._setting)
 
     def note(self, partition: str, inside: Named, values: Memento) -> set[Attribute]:
         """A partition's forward is done, and what it left was not taken back yet.
@@ -87,14 +84,12 @@ class Leftovers:
         found = set[Attribute]()
         changes = values.changes()
         changed = {id(each.holder) for each in changes}
-        deep = [each.name for each in changes if not isinstance(each.holder, nn.Module)]
-        self.left.update(
-            {(id(each.holder), ""): partition for each in changes if not isinstance(each.holder, nn.Module)}
-        )
+        deep = [each for each in changes if not isinstance(each.holder, nn.Module)]
+        self._beside.update({(id(each.holder), ""): partition for each in deep})
         for path, module in inside:
             keys = {each.key for each in changes if each.holder is module}
             keys |= {key for key, value in module.__dict__.items() if id(value) in changed}
-            keys |= {key for key in module.__dict__ if any(_is_within(name, f"{path}.{key}") for name in deep)}
+            keys |= {key for key in module.__dict__ if any(_is_within(each.name, f"{path}.{key}") for each in deep)}
             for key in keys - _OTHERS:
                 found.add((id(module), key))
                 self._changed[id(module), key] = partition
@@ -107,7 +102,7 @@ class Leftovers:
         for _, module in inside:
             for key in module.__dict__.keys() - _OTHERS:
                 if any(storage_of(each) in written for each in tensor_leaves(module.__dict__[key])):
-                    self.left[id(module), key] = partition
+                    self._beside[id(module), key] = partition
 
     def _reading(self, module: Any, name: str) -> None:
         if self._is_other(module, name) and (name not in _ASKED or is_asked_by_user()):
@@ -297,13 +292,13 @@ def _is_within(name: str, other: str) -> bool:
     return name.startswith(other) and not (name[len(other) :][:1].isalnum() or name[len(other) :][:1] == "_")
 
 
-def left_behind(leftovers: Leftovers, changes: Sequence[StateChange]) -> dict[tuple[int, str], str]:
+def left_behind(leftovers: Leftovers, changes: Sequence[StateChange]) -> dict[Attribute, str]:
     """Who has changed what in one forward, by the holder's id and the key; of a container the key is empty."""
     found = {(id(each.holder), each.key if isinstance(each.holder, nn.Module) else ""): "" for each in changes}
     return {**found, **leftovers.left}
 
 
-def check_loss(loss: Callable[..., Any] | None, model: nn.Module, left: Mapping[tuple[int, str], str]) -> None:
+def check_loss(loss: Callable[..., Any] | None, model: nn.Module, left: Mapping[Attribute, str]) -> None:
     """A loss may hold a list or a dict in which a forward leaves something: it has the builder's, and not a copy.
 
     Raises:
@@ -318,7 +313,7 @@ def check_loss(loss: Callable[..., Any] | None, model: nn.Module, left: Mapping[
             )
 
 
-def check_apart(model: nn.Module, left: Mapping[tuple[int, str], str], read: Collection[tuple[str, str]]) -> None:
+def check_apart(model: nn.Module, left: Mapping[Attribute, str], read: Collection[tuple[str, str]]) -> None:
     """What code outside of partitions reads or sets in one capture, as in eval mode, none of them changes in another.
 
     Args:
@@ -337,7 +332,7 @@ def check_apart(model: nn.Module, left: Mapping[tuple[int, str], str], read: Col
                 raise _read_elsewhere(partition, each)
 
 
-def check_followed(followed: Named, read: Memento, left: Mapping[tuple[int, str], str]) -> None:
+def check_followed(followed: Named, read: Memento, left: Mapping[Attribute, str]) -> None:
     """Code that is followed in one capture, and was a call's in the first one, reads nothing that this call changes.
 
     Raises:
@@ -348,7 +343,7 @@ def check_followed(followed: Named, read: Memento, left: Mapping[tuple[int, str]
         raise _crossing(found[0], "a list, dict or object that it holds")
 
 
-def left_by_module(model: nn.Module, left: Mapping[tuple[int, str], str]) -> dict[nn.Module, dict[str, str]]:
+def left_by_module(model: nn.Module, left: Mapping[Attribute, str]) -> dict[nn.Module, dict[str, str]]:
     """The attributes that forwards change, by the builder's module that has them, each in words."""
     found: dict[nn.Module, dict[str, str]] = {}
     for path, module in model.named_modules():
