@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch._dynamo
@@ -123,8 +123,7 @@ class Capture:
         return all(isinstance(each, torch.SymInt) and each.node.expr.free_symbols for each in rows)
 
 
-@dataclass(frozen=True)
-class _Dims:
+class _Dims(NamedTuple):
     """What may vary: the dimension of the rows, and the others."""
 
     rows: Any
@@ -175,21 +174,22 @@ def capture(
     with unregistered_named(model), silence(), torch.set_grad_enabled(training):
         learnt: dict[str, Sequence[LearntCall]] = {}
         opened = dict(opened)
-        checks = Checks(model)
-        tries = _ANY_ROWS if any_rows else _THESE_SIZES if these_sizes else _THESE_ROWS
+        checks, whose = Checks(model), type(model).__name__
+        fewer = _THESE_SIZES if these_sizes else _THESE_ROWS
+        tries = _ANY_ROWS if any_rows else fewer
         while True:
             names, dependence = opaque_modules(model, marked, opened), ValueDependence()
-            export = partial(_export, model, names, marked=marked, autocast=autocast, known=row_leaves, checks=checks)
+            export = partial(
+                _export, model, names,
+                marked=marked, autocast=autocast, known=row_leaves, checks=checks, learnt=learnt,
+            )  # fmt: skip
 
             def again(found: FoundTables, key: InputKey, export: Any = export) -> Capture:
-                second = partial(export, key.inputs(), found=found)
-                dims = _THESE_SIZES if these_sizes else _THESE_ROWS
-                return _first_export(second, learnt, ValueDependence(), type(model).__name__, dims)
+                return _first_export(partial(export, key.inputs(), found=found), ValueDependence(), whose, fewer)
 
             try:
                 try:
-                    first = partial(export, inputs)
-                    found = _first_export(first, learnt, dependence, type(model).__name__, tries)
+                    found = _first_export(partial(export, inputs), dependence, whose, tries)
                 except MarkingError:
                     wanted = {name: why for name, why in dependence.wanting.items() if name not in learnt}
                     if not wanted:
@@ -198,7 +198,7 @@ def capture(
                     found.opened, found.found = opened, originals
                     may_find = [each for each in others if found.notes.reads.among(each.left.values)]
                     if found.tables or may_find:
-                        found.kept = check_tables(type(model).__name__, found, may_find, again)
+                        found.kept = check_tables(whose, found, may_find, again)
                     return found
                 kinds = {type(model.get_submodule(name)) for name in wanted}  # others of them have the same forward
                 for name, calls in learner(names, wanted).items():
@@ -223,17 +223,13 @@ def opened_in_vain(error: MarkingError, opened: Mapping[str, CrossingError]) -> 
 
 
 def _first_export(
-    export: Callable[..., Capture],
-    learnt: Mapping[str, Sequence[LearntCall]],
-    dependence: ValueDependence,
-    name: str,
-    wished: Sequence[_Dims],
+    export: Callable[..., Capture], dependence: ValueDependence, name: str, wished: Sequence[_Dims]
 ) -> Capture:
     """The export in which the most may vary. torch.export raises many kinds of errors; the last try's is reported."""
     *tries, last = wished
     for dims in tries:
         try:
-            found = export(dims, learnt=learnt, dependence=dependence)
+            found = export(dims, dependence=dependence)
         except Exception as error:  # noqa: BLE001 - the last try's is reported
             if isinstance(error, RowsFixedError | DecidedError):
                 break  # it is the same where less may vary
@@ -244,7 +240,7 @@ def _first_export(
             break  # however little varies, that module needs values
     dependence.fixing.clear()  # in the last try nothing but the rows may vary
     dependence.line = ""
-    return _or_explain(lambda: export(last, learnt=learnt, dependence=dependence), name, dependence)
+    return _or_explain(lambda: export(last, dependence=dependence), name, dependence)
 
 
 def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDependence) -> Capture:
@@ -340,10 +336,8 @@ def _export_once(
     unmarked = [each for each in names if each not in marked]
     by_eval = {} if torch.is_grad_enabled() else made_by_eval(model)
     twins = {id(each): twin(each, mode) for each in by_eval.values()}
-    opaque = OpaqueCalls(
-        model, names, autocast, learnt, dependence, unmarked=unmarked, made_anew=twins.values()
-    )  # fmt: skip
-    is_first = (dims.rows, dims.others) == (Dim.DYNAMIC, Dim.AUTO)  # the last try tells who takes rows for a number
+    opaque = OpaqueCalls(model, names, autocast, learnt, dependence, unmarked=unmarked, made_anew=twins.values())
+    is_first = dims == _ANY_ROWS[0]  # the last try tells who takes rows for a number
     caught = Interceptions(model, opaque, checks, carriers if is_first else ())
     with mode:
         anchor = torch.empty((), requires_grad=True, device="cpu")
@@ -352,12 +346,10 @@ def _export_once(
     ready = exportable(model, mode, args, kwargs)
     with kept, ready, calls, watched, mode, casting(autocast, "cpu"), ctc_losses(), on_cpu():
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
-        program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+        exported = partial(torch.export.export, model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+        program = exported()
         changes, replaced_buffers = caught.changes, caught.replaced
-        if changes or caught.made:
-            _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
-                model, args, kwargs, dynamic_shapes=dynamic, strict=False
-            ))  # fmt: skip
+        _check_repeated(model, program, opaque, caught, exported)
     _check_replaced(model, program, replaced_buffers)
     _check_ways_out(model, program, {name: twins[id(each)] for name, each in by_eval.items()})
     domain = find_domain(program, input_key(structure, leaves))
@@ -392,9 +384,6 @@ def _check_repeated(
     So it must where a cached function has made objects: of those that were there before, changes are seen. A tensor
     that follows from the shapes of inputs alone (a mask that is kept) is none of that: it is made anew. Nor is what a
     forward notes in an attribute that it does not read before (the number of rows, states of a recurrence).
-
-    Raises:
-        MarkingError: it does not.
     """
     changes = [change for change in caught.changes if not _is_kept_mask(change, program)]
     made = [f"what {name} has made" for name in caught.made]
@@ -411,7 +400,6 @@ def _check_repeated(
     ]
     put(masks)
     first, calls = _in_words(program, opaque), len(opaque.calls)
-    hooks = list(caught.hooks)
     try:
         second = again()
         same = _in_words(second, opaque) == first
@@ -420,7 +408,6 @@ def _check_repeated(
             raise
         second, same = program, False  # it looks for a mask that it makes but once
     del opaque.calls[calls:]
-    caught.hooks[:] = hooks
     odd = [each for each in caught.changes if not _is_replaced_tensor(each) and not _is_kept_mask(each, second)]
     read = caught.reads.among(map(attribute_of, odd))
     further = [change for change in odd if attribute_of(change) in read]
@@ -497,11 +484,7 @@ def _in_words(program: ExportedProgram, opaque: OpaqueCalls) -> list[str]:
 
 
 def _check_replaced(model: nn.Module, program: ExportedProgram, replaced: Sequence[StateChange]) -> None:
-    """A buffer of another shape is put in the place of one: a table that grows is made anew wherever it is read.
-
-    Raises:
-        MarkingError: it is none that follows from shapes alone, or takes a parameter's place.
-    """
+    """A buffer of another shape in the place of one follows from shapes alone: it is made anew wherever it is read."""
     if lost := [each.name for each in replaced if not _is_kept_mask(each, program)]:
         raise MarkingError(
             f"the forward of {type(model).__name__} puts another tensor in the place of {lost[0]!r}, of another shape"
@@ -512,11 +495,7 @@ def _check_replaced(model: nn.Module, program: ExportedProgram, replaced: Sequen
 
 
 def _check_ways_out(model: nn.Module, program: ExportedProgram, by_eval: Mapping[str, torch.Tensor]) -> None:
-    """A tensor that a module made and did not return is a fake one without a node: export takes it for a constant.
-
-    Raises:
-        MarkingError: there is one.
-    """
+    """A tensor that a module made and did not return is a fake one without a node: export takes it for a constant."""
     words = pytree.tree_leaves([(node.args, node.kwargs) for node in program.graph.nodes])
     if any(isinstance(value, torch.Generator) for value in (*program.constants.values(), *words)):
         raise MarkingError(

@@ -88,7 +88,7 @@ class Functional:
         graph: As exported, without regions; nodes under no_grad have `without_gradient` in their meta.
         kinds: What each placeholder stands for, by its name.
         calls: The opaque calls.
-        hooks: What is done to tensors.
+        hooks: What is done to tensors, by its number.
 
     Attributes:
         graph: The new graph.
@@ -100,7 +100,7 @@ class Functional:
         graph: fx.Graph,
         kinds: Mapping[str, tuple[InputKind, str]],
         calls: Sequence[OpaqueCall],
-        hooks: Sequence[Callable[[torch.Tensor], torch.Tensor] | None],
+        hooks: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
     ) -> None:
         self.old, self.kinds, self.calls, self.hooks = graph, kinds, calls, hooks
         self.graph = fx.Graph()
@@ -232,7 +232,7 @@ class Functional:
     def _add_hook(self, node: fx.Node) -> None:
         number, tensor = node.args
         assert isinstance(tensor, fx.Node)
-        hook = self.hooks[number]  # type: ignore[index]
+        hook = self.hooks.get(number)  # type: ignore[arg-type]
         if hook is None:  # it was removed again
             return
         read = self._read(tensor)

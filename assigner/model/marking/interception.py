@@ -22,6 +22,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+from collections import OrderedDict
+from collections.abc import Callable
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -36,6 +38,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.hooks import RemovableHandle
 
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
@@ -55,7 +58,7 @@ from assigner.model.singleprocess import as_single_process
 from assigner.usercode import is_asked_by_user, running_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from assigner.model.marking.checks import Checks
 
@@ -68,9 +71,7 @@ _SEEDS = "seeds or sets a generator (torch does where it compiles, as for while_
 _LARGER = "mark a module that contains this line: what is inside a partition runs as it is"
 
 
-@torch.library.register_fake("assigner::hook", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_hook(number: int, tensor: torch.Tensor) -> None:
-    del number, tensor
+torch.library.register_fake("assigner::hook", lambda *_, **__: None, lib=_library)
 
 
 def is_hook(node: torch.fx.Node) -> bool:
@@ -92,7 +93,7 @@ class Interceptions:
         varying: In which dimension each input has a number of rows that may not become a plain one; None: in none.
 
     Attributes:
-        hooks: What is done to tensors, by its number in the graph; None: nothing any more.
+        hooks: What is done to tensors, by its number in the graph; what was removed again is not there.
         changes: Python state that the last forward left changed.
         made: The cached functions that have made objects in it, of which nobody knows what it then did to them.
         flags: The parameters that it has asked for `requires_grad`, and what they said.
@@ -105,7 +106,7 @@ class Interceptions:
     ) -> None:
         self.model, self.opaque, self.checks, self._varying = model, opaque, checks, varying
         self._rows = set[Any]()
-        self.hooks: list[Callable[[torch.Tensor], torch.Tensor] | None] = []
+        self.hooks = OrderedDict[int, Callable[[torch.Tensor], torch.Tensor]]()
         self.changes: list[StateChange] = []
         self.made: list[str] = []
         self.flags: dict[str, bool] = {}
@@ -126,19 +127,16 @@ class Interceptions:
                 return original(*args, **kwargs)
             for name, attributes in self._hung.items():  # export has put tensors of its own in the parameters' places
                 vars(self.model.get_parameter(name)).update(attributes)
-            with self._in_lists():
-                return followed(*args, **kwargs)
-
-        def followed(*args: Any, **kwargs: Any) -> Any:
-            before = clear_caches(self.model)
-            self.opaque.begin()
             given = zip(pytree.tree_leaves((args, kwargs)), self._varying, strict=False)
             rows = [each.shape[dim] for each, dim in given if dim is not None]
             self._rows = {each.node.expr for each in rows if isinstance(each, torch.SymInt)}
-            watched, answered = self._watched(), self.checks.answered((args, kwargs))
-            with watched, self._caught(), as_single_process(), answered, self._stored(), self.reads.noted():
-                output = original(*args, **kwargs)
-            self.made = that_made(self.model, before)
+            with self._in_lists():
+                before = clear_caches(self.model)
+                self.opaque.begin()
+                watched, answered = self._watched(), self.checks.answered((args, kwargs))
+                with watched, self._caught(), as_single_process(), answered, self._stored(), self.reads.noted():
+                    output = original(*args, **kwargs)
+                self.made = that_made(self.model, before)
             register_dataclasses(output)
             return output
 
@@ -188,12 +186,7 @@ class Interceptions:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Python state, generators and `requires_grad` around the forward.
-
-        Raises:
-            MarkingError: the forward draws from a generator that is not torch's, seeds torch's, or changes a
-                `requires_grad`.
-        """
+        """Python state around the forward: it draws by torch alone, and changes no `requires_grad`."""
         values = Memento(self.model.named_modules(), parameters=True, top="whole")
         trained = {name: each.requires_grad for name, each in named_parameters(self.model)}
         draws, seed = GeneratorStates.now(), torch.default_generator.initial_seed()
@@ -247,10 +240,9 @@ class Interceptions:
                   for holder in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
                 (torch, "cond", _refused(branched, "has a value decide what runs, by torch.cond,",
                                          allowed=lambda pred, *_: not is_tensor(pred))),
-                (torch.compiler, "is_compiling", _asked_by_user(torch.compiler.is_compiling)),
                 (torch.compiler, "is_exporting", _asked_by_user(torch.compiler.is_exporting)),
-                (torch._dynamo, "is_compiling", _asked_by_user(torch._dynamo.is_compiling)),
-                (torch._utils, "is_compiling", _asked_by_user(torch._utils.is_compiling)),
+                *((holder, "is_compiling", _asked_by_user(holder.is_compiling))
+                  for holder in (torch.compiler, torch._dynamo, torch._utils)),
                 (ShapeEnv, "_set_replacement", self._replacement(ShapeEnv._set_replacement)),
                 (torch.inference_mode, "__enter__", _enter_inference(torch.inference_mode.__enter__)),
                 (torch.inference_mode, "__exit__", _leave_inference(torch.inference_mode.__exit__)),
@@ -263,10 +255,10 @@ class Interceptions:
         """In the place of a class method: Python's, or of torch 2.14 on one that is written in C."""
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if within_call() or (_is_of_torch(cls) and cls is not CheckpointFunction):
-                return original.__get__(None, cls)(*args, **kwargs)
-            if cls is CheckpointFunction:
+            if cls is CheckpointFunction and not within_call():
                 return self._checkpointed(args[0], args[2:])
+            if within_call() or cls.__module__.partition(".")[0] in ("torch", "assigner"):
+                return original.__get__(None, cls)(*args, **kwargs)
 
             def called(*args: Any, **kwargs: Any) -> Any:
                 return cls.apply(*args, **kwargs)
@@ -293,7 +285,7 @@ class Interceptions:
                     f"the hook that is registered at {running_line()} holds {held}, which may be another worker's",
                     hint=f"write the hook as a function of the gradient and plain numbers; or {_LARGER}",
                 )
-            return _Handle(self.hooks, self._do(hooked(hook), tensor))
+            return self._do(hooked(hook), tensor)
 
         return register_hook
 
@@ -309,12 +301,12 @@ class Interceptions:
 
         return replace
 
-    def _do(self, what: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> int:
-        """Have the graph do something to a tensor, once it is made."""
-        number = len(self.hooks)
-        self.hooks.append(what)
-        torch.ops.assigner.hook(number, tensor)
-        return number
+    def _do(self, what: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> RemovableHandle:
+        """Have the graph do something to a tensor, once it is made, unless the handle takes that back."""
+        handle = RemovableHandle(self.hooks)
+        self.hooks[handle.id] = what
+        torch.ops.assigner.hook(handle.id, tensor)
+        return handle
 
     def _require(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
@@ -363,21 +355,6 @@ def _is_alike(buffer: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if buffer is None or other is None or isinstance(buffer, nn.Parameter) or buffer.dtype != other.dtype:
         return False
     return [*map(str, buffer.shape)] == [*map(str, other.shape)]
-
-
-class _Handle:
-    """What registering a hook gives."""
-
-    def __init__(self, hooks: list[Callable[[torch.Tensor], torch.Tensor] | None], number: int) -> None:
-        self._hooks, self._number = hooks, number
-
-    def remove(self) -> None:
-        """The hook shall not run."""
-        self._hooks[self._number] = None
-
-
-def _is_of_torch(cls: type) -> bool:
-    return cls.__module__.split(".")[0] == "torch" or cls.__module__.startswith("assigner.")
 
 
 def _refused(

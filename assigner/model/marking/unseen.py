@@ -224,15 +224,13 @@ class _Rerun:
         if node.op == "output":
             self._want(tensor_leaves(self._of(node.args)))
         elif is_hook(node):
-            self._run_hook(*self._of(node.args))
+            number, tensor = self._of(node.args)
+            if self.hooks.get(number) is wanted and not tensor.requires_grad:
+                tensor.requires_grad_()
         elif tensor_leaves(value):
             with torch.set_grad_enabled(not node.meta.get("without_gradient")):
                 return self._skip_write(node) if node in self.unseen.hidden else self._run_operation(node)
         return value
-
-    def _run_hook(self, number: int, tensor: torch.Tensor) -> None:
-        if self.hooks[number] is wanted and not tensor.requires_grad:
-            tensor.requires_grad_()
 
     def _want(self, tensors: Iterable[torch.Tensor]) -> None:
         self._wanted += [each for each in tensors if each.requires_grad]
