@@ -161,10 +161,6 @@ class Functional:
     # -- one node after the other
 
     def _add(self, node: fx.Node) -> None:
-        if node.op == "output":
-            made = self.graph.node_copy(node, self._read)
-            self._values[node] = made
-            return
         if is_hook(node):
             self._add_hook(node)
             return
@@ -198,16 +194,11 @@ class Functional:
     def _place(self, node: fx.Node, made: fx.Node, plain: fx.Node, *, detached: bool) -> None:
         """Note in whose memory a value lies."""
         memories = storages(node)
-        if gives_back(node.target, node.args, node.kwargs) and isinstance(node.args[0], fx.Node):
-            parent = node.args[0]
-            if parent in self._members:
-                self._members[node] = Member(
-                    self._members[parent].family, made, self._members[parent].family.version, parent
-                )
+        if gives_back(node.target, node.args, node.kwargs) and isinstance(parent := node.args[0], fx.Node):
+            if (known := self._members.get(parent)) is not None:
+                self._members[node] = Member(known.family, made, known.family.version, parent)
             return
-        if not memories:
-            return
-        if len(memories) > 1:  # a list of tensors in several memories: its items are members, once they are taken
+        if len(memories) != 1:  # a list of tensors in several memories: its items are members, once they are taken
             return
         (storage,) = memories
         family = self._families.get(storage)
@@ -248,7 +239,8 @@ class Functional:
 
     def _add_write(self, node: fx.Node, written: Sequence[fx.Node]) -> None:
         schema = node.target._schema  # type: ignore[union-attr]
-        if schema.name == "aten::copy_" and self._is_itself(*node.args[:2]):  # `buffer += 1` ends in such a copy
+        root = self._root(node.args[0]) if schema.name == "aten::copy_" else None
+        if root is not None and root is self._root(node.args[1]):  # `buffer += 1` ends in such a copy
             self._take_result(node, node.args[0])
             return
         if schema.name in _UNSUPPORTED:
@@ -279,11 +271,6 @@ class Functional:
             made.meta["stack_trace"] = node.stack_trace
             self._advance(family, made, node)
         self._take_results(node, whole, len(families))
-
-    def _is_itself(self, target: Any, source: Any) -> bool:
-        """True if two old nodes are one tensor: a family's base."""
-        one, other = self._root(target), self._root(source)
-        return one is not None and one is other
 
     def _root(self, node: Any) -> fx.Node | None:
         """The base that a node stands for; None: it is a view, or in no family."""
@@ -348,8 +335,7 @@ class Functional:
     def _store_last_alone(self) -> None:
         """Of several stores in one parameter or buffer once a step only the last one is made.
 
-        Raises:
-            MarkingError: somebody reads what is stored in between, which later micro-batches could not.
+        Nobody may read what is stored in between, which later micro-batches could not.
         """
         ends = [node for node in self.graph.nodes if node.op == "output" or is_call(node) or node.target in STORES]
         live = set(ends).union(*map(behind, ends))
@@ -366,11 +352,7 @@ class Functional:
                 self.graph.erase_node(each)
 
     def _is_used_before(self, state: fx.Node, writer: fx.Node) -> bool:
-        """True if the forward uses a parameter or buffer before this write, otherwise than for the write itself.
-
-        Raises:
-            MarkingError: a module uses it before, and one uses it after.
-        """
+        """True if the forward uses a parameter or buffer before this write, otherwise than for the write itself."""
         name = self.kinds[state.name][1]
         order = {node: n for n, node in enumerate(self.old.nodes)}
         users = [
@@ -410,7 +392,7 @@ class Functional:
 
     def _take_result(self, node: fx.Node, result: Any) -> None:
         """An old node stands for an old node that it is, or for a new one."""
-        if result in self._members or (isinstance(result, fx.Node) and result.graph is self.old):
+        if result.graph is self.old:
             member = self._members[result]
             self._members[node] = Member(member.family, self._read(result), member.family.version, result)
             self._values[node] = self._members[node].made

@@ -105,7 +105,6 @@ class Ownership:
         self._late = set[fx.Node]()
         if lends:
             self._find_late()
-            self._late |= self._find_early()
         self._assign()
         if lends:
             self._lend()
@@ -257,9 +256,8 @@ class Ownership:
     def _find_reads(self) -> None:
         """What the glue reads of a tensor of which a module's own forward makes another one is read in its turn.
 
-        Raises:
-            MarkingError: another partition needs it, and runs on the other side of that call or keeps the tensor in
-                whose place the module puts a new one; or the glue changes it, too (see `_check_changes`).
+        No other partition may need it that runs on the other side of that call, or keeps the tensor in whose place the
+        module puts a new one.
         """
         turn = {node: n for n, node in enumerate(self.nodes)}
         for node in filter(is_call, self.owner):
@@ -294,9 +292,7 @@ class Ownership:
     def _check_changes(self, node: fx.Node, name: str, held: Sequence[fx.Node], turn: Mapping[fx.Node, int]) -> None:
         """What the glue makes of a tensor is a value of the graph, which a change by a module does not reach.
 
-        Raises:
-            MarkingError: this call's module changes the tensor, too, and the glue reads such a value past the call or
-                stores one once a step.
+        So no value is read past a call whose module changes that tensor, too, or stored once a step.
         """
         call = self._call(node)
         users = [user for each in held for user in each.users]
@@ -326,11 +322,7 @@ class Ownership:
         return [node for node in dict.fromkeys(found) if not is_size(node)]
 
     def _check_gradients(self) -> None:
-        """A forward that takes a gradient sees what it has computed itself, and not what others have.
-
-        Raises:
-            MarkingError: with respect to a value that another one, of which its result was made, was made of elsewhere.
-        """
+        """A forward that takes a gradient sees what it has computed itself, and not what others have."""
         for node in filter(is_call, self.nodes):
             call = self._call(node)
             _, given, _ = opaque_arguments(node)
@@ -348,9 +340,6 @@ class Ownership:
 
         So do the statistics of a BatchNorm, which move behind the runtime's back; of what else a module's own forward
         changes the runtime takes note where it matters, over several workers.
-
-        Raises:
-            MarkingError: another partition has the same tensor.
         """
         changed = [
             (self.owner[node], name)
@@ -384,26 +373,19 @@ class Ownership:
         return self.placeholders[node][1] if node.op == "placeholder" else ""
 
     def _find_late(self) -> None:
-        """The glue that reads a tensor of one partition together with what a later one makes."""
-        place = {"": -1, **{name: n for n, name in enumerate(self.order)}}
-        least: dict[fx.Node, int] = {}
+        """The glue that reads a tensor of one partition together with what a later one makes, or for an earlier one."""
+        place, end = {name: n for n, name in enumerate(self.order)}, len(self.order)
+        least, first = dict[fx.Node, int](), dict[fx.Node, int]()
         for node in self.nodes:
             made = max((least[each] for each in node.all_input_nodes), default=-1)
             if not is_call(node) and made > place.get(self._home(node), -1) >= 0:
                 self._late.add(node)  # of which `_home` says nothing
             least[node] = made if node.op == "placeholder" else max(made, place.get(self._home(node), -1))
-
-    def _find_early(self) -> set[fx.Node]:
-        """The glue that reads a tensor of one partition for an earlier one, which can only be lent it."""
-        place, found = {name: n for n, name in enumerate(self.order)}, set[fx.Node]()
-        first: dict[fx.Node, int] = {}
         for node in reversed(self.nodes):
-            needed = min((first[each] for each in node.users), default=len(self.order))
-            own = place.get(self._home(node), len(self.order))
-            if not is_call(node) and needed < own < len(self.order):
-                found.add(node)
+            needed, own = min((first[each] for each in node.users), default=end), place.get(self._home(node), end)
+            if not is_call(node) and needed < own < end:
+                self._late.add(node)
             first[node] = min(needed, own)
-        return found
 
     def _lend(self) -> None:
         """Send a tensor from the partition that holds it to later ones that read it.
@@ -413,7 +395,10 @@ class Ownership:
         """
         stored_names = {self._held(node.args[0]) for node in self.nodes if node.target in STORES}
         grouped = {node for group in self.capture.together for node in group}
-        turn, calls = {node: n for n, node in enumerate(self.nodes)}, self._changing_calls()
+        turn, calls = {node: n for n, node in enumerate(self.nodes)}, defaultdict[str, list[fx.Node]](list)
+        for call in filter(is_call, self.owner):
+            for name in self._call(call).effects.changed:
+                calls[name].append(call)
         for node, (_, name) in self.placeholders.items():
             home, names = self.homes.get(name), self.same_tensor.get(name, (name,))
             if home not in self.order or node in grouped or not stored_names.isdisjoint(names):
@@ -436,14 +421,6 @@ class Ownership:
                 for user in late:
                     user.replace_input_with(node, sent)
         self.nodes = list(self.capture.graph.nodes)
-
-    def _changing_calls(self) -> defaultdict[str, list[fx.Node]]:
-        """By the name of a tensor the calls of modules that change it."""
-        found: defaultdict[str, list[fx.Node]] = defaultdict(list)
-        for node in filter(is_call, self.owner):
-            for name in self._call(node).effects.changed:
-                found[name].append(node)
-        return found
 
     def _settle(self, owned: list[fx.Node]) -> None:
         """Move nodes to where fewer bytes cross; an item of a tuple goes where its tuple goes."""
