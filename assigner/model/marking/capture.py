@@ -74,12 +74,12 @@ class Capture:
         left: Who changes what in Python (see `left_behind`).
         notes: What of it is in attributes of followed modules, and what code outside of partitions reads there first.
         tables: What it keeps for the next one and reads first, and what follows from shapes alone.
-        kept: Their values, for the example inputs.
-        found: Values of buffers that it may read, by name: of tables that it finds there.
         read_elsewhere: What code outside of partitions reads of their modules (see `Leftovers.read`).
         flags: What code outside of partitions was told of parameters' `requires_grad`.
         deferred_statistics: Names of BatchNorm modules' running statistics, which the runtime moves at a step's end.
+        found: Values of buffers that it may read, by name: of tables that it finds there.
         opened: The unmarked modules whose code was followed, each with why.
+        kept: The values of the tables, for the example inputs; None: there are none.
     """
 
     graph: fx.Graph
@@ -95,10 +95,10 @@ class Capture:
     left: dict[tuple[int, str], str]
     notes: Notes
     tables: list[StateChange]
-    found: Mapping[str, torch.Tensor]
     read_elsewhere: frozenset[tuple[str, str]]
     flags: dict[str, bool]
     deferred_statistics: frozenset[str]
+    found: Mapping[str, torch.Tensor] = field(default_factory=dict)
     opened: dict[str, CrossingError] = field(default_factory=dict)
     kept: FoundTables | None = None
 
@@ -196,7 +196,7 @@ def capture(
                         raise
                 else:
                     found.opened, found.found = opened, originals
-                    may_find = [each for each in others if found.notes.reads.among(each.left.values)]
+                    may_find = [each for each in others if any(map(found.notes.reads.has, each.left.values))]
                     if found.tables or may_find:
                         found.kept = check_tables(whose, found, may_find, again)
                     return found
@@ -303,7 +303,8 @@ def _export(
 ) -> Capture:  # fmt: skip
     with contextlib.nullcontext() if found is None else found.placed(model):
         made = checks.carried(lambda: _export_once(model, names, inputs, dims, checks=checks, **words))
-    made.found = {} if found is None else found.by_name
+    if found is not None:
+        made.found = found.by_name
     return made
 
 
@@ -355,8 +356,8 @@ def _export_once(
     domain = find_domain(program, input_key(structure, leaves))
     graph = without_regions(program.graph_module, autocast=autocast is not None)
     functional = Functional(graph, _input_kinds(program), opaque.calls, caught.hooks)
-    left = [each for each in (*changes, *replaced_buffers) if _follows_from_shapes(each, program)]
-    read = caught.reads.among(map(attribute_of, left))
+    tables = [each for each in (*changes, *replaced_buffers)
+              if _follows_from_shapes(each, program) and caught.reads.has(attribute_of(each))]  # fmt: skip
     notes = Notes((each for each in changes if not _is_kept_mask(each, program)), caught.reads)
     statistics = frozenset(
         f"{name}.{key}"
@@ -366,9 +367,8 @@ def _export_once(
     )
     return Capture(
         functional.graph, functional.together, program, opaque.names, opaque.calls, checks.known, leaves, rows,
-        carriers, domain, left_behind(opaque.leftovers, changes), notes,
-        [each for each in left if attribute_of(each) in read], {},
-        opaque.leftovers.read, caught.flags, statistics,
+        carriers, domain, left_behind(opaque.leftovers, changes), notes, tables, opaque.leftovers.read, caught.flags,
+        statistics,
     )  # fmt: skip
 
 
@@ -409,9 +409,8 @@ def _check_repeated(
         second, same = program, False  # it looks for a mask that it makes but once
     del opaque.calls[calls:]
     odd = [each for each in caught.changes if not _is_replaced_tensor(each) and not _is_kept_mask(each, second)]
-    read = caught.reads.among(map(attribute_of, odd))
-    further = [change for change in odd if attribute_of(change) in read]
-    noted = [change for change in odd if attribute_of(change) not in read]
+    further = [change for change in odd if caught.reads.has(attribute_of(change))]
+    noted = [change for change in odd if not caught.reads.has(attribute_of(change))]
     if same and not further and not _reads_replaced(program, changes) and not _reached([*settled, *noted], opaque):
         return
     found = [*(change.name for change in (*further, *changes)), *made]

@@ -60,13 +60,7 @@ _UNKNOWN = "..."
 
 _library = torch.library.Library("assigner", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("check(int number, SymBool found, bool passes) -> ()")  # type: ignore[no-untyped-call]
-
-
-@torch.library.register_fake("assigner::check", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_check(number: int, found: Any, passes: bool) -> None:
-    del number, found, passes
-
-
+torch.library.register_fake("assigner::check", lambda *_, **__: None, lib=_library)
 fx.node.has_side_effect(torch.ops.assigner.check.default)
 
 
@@ -303,15 +297,10 @@ def _is_raised(error: BaseException | None) -> bool:
 
 
 def _is_of_capture(error: BaseException, stack: Mapping[types.FrameType, int], *, has_values: bool) -> bool:
-    """Whether an error may be there only in a capture, where tensors and their values are other objects.
+    """Whether an error behind a decision may be there only in a capture, where tensors and values are other objects.
 
-    Args:
-        error: Raised behind a decision.
-        stack: Where each frame stood at that.
-        has_values: Code behind the decision has taken a value out of a tensor.
-
-    Returns:
-        On the way to the error code asks what something is, or there is another branch behind the decision's own.
+    On the way from where each frame stood at the decision, code asks what something is; or it has taken a value out of
+    a tensor, and there is another branch behind the decision's own.
     """
     trace = error.__traceback__
     while trace is not None:
@@ -331,11 +320,7 @@ def _is_of_capture(error: BaseException, stack: Mapping[types.FrameType, int], *
 
 
 def stating() -> Iterator[tuple[Any, str, Any]]:
-    """What torch has for checks of values that need no decision, and what stands in its place during a capture.
-
-    Yields:
-        Holder, name and replacement.
-    """
+    """What torch has for checks of values that need no decision (holder, name), and its replacement in a capture."""
     check_with: Any = torch._check_with
 
     def check(error_type: Any, cond: Any, message: Any) -> None:

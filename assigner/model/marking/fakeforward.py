@@ -266,12 +266,8 @@ def with_own_sizes(made: list[torch.Tensor]) -> list[torch.Tensor]:
 def gradients_taken(given: Sequence[torch.Tensor]) -> Iterator[set[tuple[int, int]]]:
     """Note which gradients a block takes within a forward, as by `torch.autograd.grad`.
 
-    Args:
-        given: The tensors that the forward is given.
-
-    Yields:
-        Pairs of given tensors: with respect to the first, of something that was made of the second. What the second one
-        was made of is not seen there.
+    Yields pairs of the tensors that it is given: with respect to the first, of something that was made of the second.
+    What the second one was made of is not seen there.
     """
     found: set[tuple[int, int]] = set()
     autograd: Any = torch.autograd
@@ -357,12 +353,7 @@ def gradient_place(each: Any) -> GradientPlace | None:
 def places_behind(each: Iterable[Any], stops: Container[GradientPlace] = ()) -> dict[GradientPlace, Any]:
     """Where a backward comes to that starts from tensors, or edges of torch's: there, and at what they are made of.
 
-    Args:
-        each: They.
-        stops: Places from which it does not go on.
-
-    Returns:
-        Those places, each with its tensor where that is a leaf, else None.
+    Each place has its tensor where that is a leaf, else None. From `stops` it does not go on.
     """
     waiting = [arrival for start in each if (arrival := _arrival(start)) is not None]
     found: dict[GradientPlace, Any] = {}
@@ -462,9 +453,7 @@ _EMPTY = ("EXTENDED_ARG", "CACHE", "NOP")
 def answering(environment: ShapeEnv, answer: Callable[[Any, GuardOnDataDependentSymNode], Any]) -> Iterator[None]:
     """Answer in a shape environment what it cannot, while the block runs.
 
-    Args:
-        environment: Of fake tensors.
-        answer: Gives a sympy value for a node and the error that it would be; None: it is that error.
+    `answer` gives a sympy value for a node and the error that it would be; None: it is that error.
     """
     ask = environment.evaluate_sym_node
 

@@ -64,14 +64,12 @@ if TYPE_CHECKING:
 
 _library = torch.library.Library("assigner", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("hook(int number, Tensor(a!) tensor) -> ()")  # type: ignore[no-untyped-call]
+torch.library.register_fake("assigner::hook", lambda *_, **__: None, lib=_library)
 ASSIGNED = torch.ops.aten.alias.default
 """A view of what `.data =` writes to, by which such a write is known: what has saved a view keeps its memory."""
 _LIBRARIES = ("torch", "transformers")
 _SEEDS = "seeds or sets a generator (torch does where it compiles, as for while_loop)"
 _LARGER = "mark a module that contains this line: what is inside a partition runs as it is"
-
-
-torch.library.register_fake("assigner::hook", lambda *_, **__: None, lib=_library)
 
 
 def is_hook(node: torch.fx.Node) -> bool:
@@ -214,7 +212,7 @@ class Interceptions:
         tensor: Any = torch.Tensor
         function: Any = torch.autograd.Function
         autograd: Any = torch.autograd
-        set_requires = self._require(_TRUE_REQUIRES_GRAD.__set__)
+        set_requires = self._require(_TRUE["requires_grad"].__set__)
         with contextlib.ExitStack() as stack:
             for holder, name, made in (
                 (function, "apply", classmethod(self._apply(vars(function)["apply"]))),
@@ -340,7 +338,7 @@ class Interceptions:
             self._do(still_required, tensor)
 
     def _requires_grad(self, tensor: torch.Tensor) -> bool:
-        requires = bool(_TRUE_REQUIRES_GRAD.__get__(tensor))
+        requires = bool(_TRUE["requires_grad"].__get__(tensor))
         if not within_call() and is_asked_by_user():
             if isinstance(tensor, nn.Parameter):
                 names = (name for name, each in named_parameters(self.model) if each is tensor)
@@ -417,8 +415,7 @@ def _leave_inference(original: Callable[..., Any]) -> Callable[..., Any]:
 def masks_as_captured() -> Iterator[list[bool]]:
     """What transformers makes masks with does in the block as in a capture, where no value says that none is needed.
 
-    Yields:
-        A list that is filled once it has done so.
+    It yields a list that is filled once it has done so.
     """
     asked: list[bool] = []
 
@@ -452,7 +449,7 @@ def _grad_fn(tensor: torch.Tensor) -> Any:
         raise MarkingError(
             f"the forward looks at a tensor's grad_fn between partitions, at {running_line()}", hint=_LARGER
         )
-    return _TRUE_GRAD_FN.__get__(tensor)
+    return _TRUE["grad_fn"].__get__(tensor)
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
@@ -463,7 +460,7 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
             f"the forward asks whether a tensor is a leaf (is_leaf) between partitions, at {running_line()}",
             hint=_LARGER,
         )
-    return bool(_TRUE_IS_LEAF.__get__(tensor))
+    return bool(_TRUE["is_leaf"].__get__(tensor))
 
 
 def _caller() -> str:
@@ -476,13 +473,13 @@ _MODELS, _ASKS_FOR_OTHERS = "transformers.models.", "transformers.utils.import_u
 
 def _data(tensor: torch.Tensor) -> torch.Tensor:
     if within_call():
-        return _TRUE_DATA.__get__(tensor)  # type: ignore[no-any-return]
+        return _TRUE["data"].__get__(tensor)  # type: ignore[no-any-return]
     return tensor.detach()
 
 
 def _set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
     if within_call():
-        _TRUE_DATA.__set__(tensor, values)
+        _TRUE["data"].__set__(tensor, values)
     elif tuple(values.shape) != tuple(tensor.shape) or values.dtype != tensor.dtype:
         raise MarkingError(
             f"the forward gives a tensor another shape or type by .data, at {running_line()}", hint=_LARGER
@@ -492,10 +489,8 @@ def _set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
             ASSIGNED(tensor.detach()).copy_(values)
 
 
-_TRUE_DATA: Any = torch._C.TensorBase.__dict__["data"]
-_TRUE_GRAD_FN: Any = torch._C.TensorBase.__dict__["grad_fn"]
-_TRUE_IS_LEAF: Any = torch._C.TensorBase.__dict__["is_leaf"]
-_TRUE_REQUIRES_GRAD: Any = torch._C.TensorBase.__dict__["requires_grad"]
+_TRUE: Any = vars(torch._C.TensorBase)
+"""Attributes as torch has them."""
 
 
 def _held_by(hook: Callable[..., Any]) -> str:

@@ -203,12 +203,9 @@ class FirstReads:
             if module in names and (key == _ALL or key not in _OTHERS | _UNLIKE)
         )
 
-    def among(self, attributes: Iterable[Attribute]) -> set[Attribute]:
-        """Those that the forward may have read before it set them."""
-        return {
-            each for each in attributes
-            if each[0] not in self._modules or not self._read.isdisjoint({each, (each[0], _ALL)})
-        }  # fmt: skip
+    def has(self, attribute: Attribute) -> bool:
+        """Whether the forward may have read it before it set it."""
+        return attribute[0] not in self._modules or not self._read.isdisjoint({attribute, (attribute[0], _ALL)})
 
 
 class Notes:
@@ -236,8 +233,8 @@ class Notes:
 
     def found_of(self, others: Notes) -> str | None:
         """What this forward may find as the other has left it, and does not leave so itself, by name; None: nothing."""
-        read = {each: others._left[each] for each in self.reads.among(others._left)}
-        return min((it[0] for each, it in read.items() if not it[1] or self._left.get(each) != it), default=None)
+        read = (each for each in others._left.items() if self.reads.has(each[0]))
+        return min((it[0] for each, it in read if not it[1] or self._left.get(each) != it), default=None)
 
 
 def _in_words(value: Any) -> str:

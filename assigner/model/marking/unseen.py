@@ -153,17 +153,12 @@ class _TrainedCall(NamedTuple):
 
 
 class _Rerun:
-    """A graph that runs on tensors without values, but for some writes.
-
-    Attributes:
-        writes: What these would have written.
-        saved: What backwards have saved.
-    """
+    """A graph that runs on tensors without values, but for some writes."""
 
     def __init__(self, given: Functional, unseen: _UnseenWrites) -> None:
         self.calls, self.hooks, self.unseen = given.calls, given.hooks, unseen
-        self.writes: list[tuple[fx.Node, _MemoryPart]] = []
-        self.saved: list[_MemoryPart] = []
+        self.writes: list[tuple[fx.Node, _MemoryPart]] = []  # what these would have written
+        self.saved: list[_MemoryPart] = []  # what backwards have saved
         self._values: dict[fx.Node, Any] = {}
         self._wanted: list[torch.Tensor] = []  # gradients arrive here
         self._trained: list[_TrainedCall] = []
@@ -416,11 +411,7 @@ def _cut_off_in(
 
 
 def _saved_on(way: Way) -> list[tuple[Any, torch.Tensor]]:
-    """What the backwards of a call have saved, on one way: of a write to a view the whole tensor shows nothing there.
-
-    Raises:
-        _RunsAgainError: something in it is checkpointed.
-    """
+    """What backwards of a call have saved, on one way: of a write to a view the whole tensor shows nothing there."""
     writes = any(written_tensors(each.target, each.args, each.kwargs) for each in way.operations)
     inner = tensor_leaves([each.made for each in way.operations]) if writes else []
     torch._C._autograd._unsafe_set_version_counter(way.held, way.counts)  # what was written since is no hindrance
@@ -435,14 +426,8 @@ def _saves_unshown(target: Any, written: Sequence[torch.Tensor]) -> bool:
 def saved_behind(roots: Iterable[torch.Tensor], seen: set[Any] | None = None) -> Iterator[tuple[Any, torch.Tensor]]:
     """What autograd has saved for the gradients of some tensors, each with the node of its graph.
 
-    What was changed since, so that torch sees it, is left out: that backward raises.
-
-    Args:
-        roots: The tensors.
-        seen: The nodes that are passed over; those behind the tensors are added.
-
-    Raises:
-        _RunsAgainError: something in it is checkpointed.
+    What was changed since, so that torch sees it, is left out: that backward raises. The nodes in `seen` are passed
+    over, and those behind the tensors are added. Something checkpointed in it raises `_RunsAgainError`.
     """
     waiting: list[Any] = [each.grad_fn for each in roots]
     seen = {None} if seen is None else seen
