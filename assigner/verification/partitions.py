@@ -21,7 +21,7 @@ from assigner.runtime.update.scaling import GradientScaling
 from assigner.usercode import user_line
 from assigner.verification.comparing import HeardLoss, Item
 from assigner.verification.exercise import STEPS, ComparableDraws, Exercise, SideGenerators
-from assigner.verification.workers import CopyingMembership, Mailbox, Turns
+from assigner.verification.workers import CopyingMembership, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,8 +81,8 @@ class Partitions:
         self._heard = HeardLoss(exercise.own_loss())
         self._loss = torch.zeros((), dtype=torch.float64, device="cpu")
         plan, self._turns = exercise.plan(recomputes=recomputes), Turns()
-        mailbox = Mailbox(self._turns, len(plan.stages))
-        self._members = [CopyingMembership(mailbox, n, stage.worker) for n, stage in enumerate(plan.stages)]
+        workers = [stage.worker for stage in plan.stages]
+        self._members = [CopyingMembership(self._turns, workers, rank) for rank in range(len(workers))]
         with self._generators.in_use():
             seats = self._together([functools.partial(self._seat, member, plan) for member in self._members])
         self._seats = dict(zip((piece.name for piece in exercise.graph.pieces), seats, strict=True))

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
 from assigner.errors import MarkingError
-from assigner.model.marking import Value
 from assigner.runtime.messages.transport import Transport, is_missing, missing_gradient
 from assigner.runtime.ranks.membership import Membership
-from assigner.runtime.step.stepmessages import unlike_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from assigner.runtime.messages.ordering import Message
     from assigner.runtime.recording.recorder import RecordedSpan
@@ -41,25 +40,25 @@ class _Turn(Generic[T]):
 
     def __init__(self, body: Callable[[], T]) -> None:
         self.ready: Callable[[], bool] = lambda: True
-        self.done = self.stopped = False
-        self.result: T | None = None
-        self.error: BaseException | None = None
+        self.future: Future[T] = Future()
+        self._stopped = False
         self._mine, self._given_back = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, args=(body,), daemon=True)
         self._thread.start()
 
     def _run(self, body: Callable[[], T]) -> None:
         try:
-            self._mine.acquire()
-            if not self.stopped:
-                self.result = body()
-        except _StoppedError:
-            self.result = None
+            self._take()
+            self.future.set_result(body())
         except BaseException as error:  # noqa: BLE001 - it is raised again where the turns are given
-            self.error = error
+            self.future.set_exception(error)
         finally:
-            self.done = True
             self._given_back.release()
+
+    def _take(self) -> None:
+        self._mine.acquire()
+        if self._stopped:
+            raise _StoppedError
 
     def give(self) -> None:
         """Let the thread run until it waits or ends."""
@@ -70,22 +69,31 @@ class _Turn(Generic[T]):
         """In the thread: end the turn until `ready` says yes."""
         self.ready = ready
         self._given_back.release()
-        self._mine.acquire()
-        if self.stopped:
-            raise _StoppedError
+        self._take()
 
     def stop(self) -> None:
         """End the thread, wherever it waits."""
-        self.stopped = True
+        self._stopped = True
         self._mine.release()
         self._thread.join()
 
 
 class Turns:
-    """Runs the bodies of several workers, one at a time."""
+    """Runs the bodies of several workers, one at a time, and has what they have sent to each other."""
 
     def __init__(self) -> None:
         self._current: _Turn[object] | None = None
+        self._sent: dict[Hashable, deque[torch.Tensor]] = defaultdict(deque)  # a sender may be a program ahead
+
+    def put(self, label: Hashable, tensor: torch.Tensor) -> None:
+        """Called by a body: leave a tensor for the one that takes what has this label."""
+        self._sent[label].append(tensor)
+
+    def take(self, label: Hashable) -> torch.Tensor:
+        """Called by a body: the next one, once it is there."""
+        sent = self._sent[label]
+        self.wait_until(lambda: bool(sent))
+        return sent.popleft()
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """Called by a body: the others run until `ready` says yes."""
@@ -105,47 +113,28 @@ class Turns:
         """
         turns = [_Turn(body) for body in bodies]
         try:
-            while waiting := [turn for turn in turns if not turn.done]:
+            while waiting := [turn for turn in turns if not turn.future.done()]:
                 able = [turn for turn in waiting if turn.ready()]
                 if not able:
                     raise RuntimeError("every worker waits for a message that no other one sends")
                 for turn in able:
                     self._current = turn  # type: ignore[assignment]
                     turn.give()
-                    if turn.error is not None:
-                        raise turn.error
+                    if turn.future.done():
+                        turn.future.result()
+            return [turn.future.result() for turn in turns]
         finally:
             self._current = None
             for turn in turns:
                 turn.stop()
-        return [turn.result for turn in turns]  # type: ignore[misc]
-
-
-class Mailbox:
-    """What the workers have sent to each other.
-
-    Args:
-        turns: Who waits for a message ends its turn.
-        ranks: How many workers there are.
-    """
-
-    def __init__(self, turns: Turns, ranks: int) -> None:
-        self.turns, self.ranks = turns, ranks
-        self.messages: dict[Message, deque[torch.Tensor]] = defaultdict(deque)  # a sender may be a program ahead
-        self.told: dict[tuple[int, int], deque[torch.Tensor]] = defaultdict(deque)  # beside programs
 
 
 class CopyingTransport(Transport):
-    """The messages of one worker, which arrive as fresh contiguous memory without a history.
+    """The messages of one worker, which arrive as fresh contiguous memory without a history."""
 
-    Args:
-        mailbox: Where they lie.
-        rank: The worker's.
-    """
-
-    def __init__(self, mailbox: Mailbox, rank: int) -> None:
-        self._mailbox, self._rank, self.direct = mailbox, rank, None
-        self._expected: dict[Message, tuple[tuple[int, ...], torch.dtype]] = {}
+    def __init__(self, turns: Turns, rank: int) -> None:
+        self._turns, self._rank, self.direct = turns, rank, None
+        self._expected: dict[Message, torch.dtype] = {}
 
     def know(self, routes: Iterable[Route]) -> None:
         """Messages have no numbers here."""
@@ -157,22 +146,17 @@ class CopyingTransport(Transport):
         """What to post so that `message` is posted."""
         return () if message in self._expected else (message,)
 
-    def post(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def post(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> None:  # noqa: ARG002
         """Expect a message."""
-        self._expected[message] = (tuple(shape), dtype)
+        self._expected[message] = dtype
 
     def receive(self, message: Message, span: RecordedSpan | None = None) -> torch.Tensor:  # noqa: ARG002 - of a trace
         """The message, once it is there.
 
         Raises:
-            MarkingError: it is not what its receiver expects.
+            MarkingError: it is of another type than its receiver expects.
         """
-        waiting = self._mailbox.messages[message]
-        self._mailbox.turns.wait_until(lambda: bool(waiting))
-        tensor = waiting.popleft()
-        shape, dtype = self._expected.pop(message)
-        if tuple(tensor.shape) != shape:
-            raise unlike_shape(Value(message.route.partition, message.route.output), tuple(tensor.shape), shape)
+        tensor, dtype = self._turns.take(message), self._expected.pop(message)
         if tensor.dtype != dtype:
             raise MarkingError(
                 f"output {message.route.output} of partition {message.route.partition!r} is {tensor.dtype}; the"
@@ -189,7 +173,7 @@ class CopyingTransport(Transport):
     def send(self, message: Message, tensor: torch.Tensor, span: RecordedSpan | None = None) -> None:  # noqa: ARG002
         """Send a copy."""
         data = tensor.detach().resolve_conj().resolve_neg()
-        self._mailbox.messages[message].append(data.clone(memory_format=torch.contiguous_format))
+        self._turns.put(message, data.clone(memory_format=torch.contiguous_format))
 
     def send_missing(self, message: Message, like: torch.Tensor, span: RecordedSpan | None = None) -> None:
         """Say that there is no gradient of `like`."""
@@ -200,13 +184,11 @@ class CopyingTransport(Transport):
 
     def put_tensor(self, tensor: torch.Tensor, target: int) -> None:
         """Send a copy to a worker, beside the program."""
-        self._mailbox.told[self._rank, target].append(tensor.clone())
+        self._turns.put((self._rank, target), tensor.clone())
 
     def get_tensor(self, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:  # noqa: ARG002
         """What a worker puts next."""
-        waiting = self._mailbox.told[source, self._rank]
-        self._mailbox.turns.wait_until(lambda: bool(waiting))
-        return waiting.popleft()
+        return self._turns.take((source, self._rank))
 
     def meet(self) -> None:
         """Nobody leaves before the others."""
@@ -220,19 +202,19 @@ class CopyingMembership(Membership):
     """One worker's part in a run of which all workers are in this process, on the CPU.
 
     Args:
-        mailbox: What carries their messages.
-        rank: The worker's.
-        worker: Its name.
+        turns: What carries their messages.
+        workers: Their names.
+        rank: This one's.
 
     Attributes:
         failed: What it does has failed; `at` says what that was.
     """
 
-    def __init__(self, mailbox: Mailbox, rank: int, worker: str) -> None:
+    def __init__(self, turns: Turns, workers: Sequence[str], rank: int) -> None:
         self.at, self.on_leaving = "the start", None
-        self.rank, self.worker, self.device = rank, worker, torch.device("cpu")
-        self.transport: Transport | None = CopyingTransport(mailbox, rank)
-        self._ranks = mailbox.ranks
+        self.rank, self.worker, self.device = rank, workers[rank], torch.device("cpu")
+        self.transport: Transport | None = CopyingTransport(turns, rank)
+        self._ranks = range(len(workers))
         self._watch, self._stop, self._groups = None, None, None
         self.groups = {}
         self.calls = ()
@@ -242,7 +224,7 @@ class CopyingMembership(Membership):
     @property
     def ranks(self) -> range:
         """All workers' ranks."""
-        return range(self._ranks)
+        return self._ranks
 
     def fail(self, at: str, error: BaseException) -> None:
         """This worker failed."""
