@@ -55,27 +55,6 @@ class ValueDependence:
 
 
 @dataclass(frozen=True)
-class Made:
-    """A tensor that a call has returned.
-
-    Args:
-        sizes: Its shape.
-        dtype: Its type.
-        order: Its dimensions from the outermost in memory to the innermost.
-    """
-
-    sizes: tuple[int, ...]
-    dtype: torch.dtype
-    order: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Made:
-        """What is seen of a tensor."""
-        order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride()[dim], dim))
-        return cls(tuple(tensor.shape), tensor.dtype, tuple(order))
-
-
-@dataclass(frozen=True)
 class CallEffects:
     """What a call gives and does, as far as others see it.
 
@@ -130,12 +109,12 @@ class Observation:
 
     Args:
         given: The shapes of the tensors that it was given.
-        made: The tensors that it returned.
+        made: Likewise those that it returned, as tensors on the meta device.
         effects: What else it has done.
     """
 
-    given: tuple[tuple[int, ...], ...]
-    made: tuple[Made, ...]
+    given: tuple[torch.Size, ...]
+    made: tuple[torch.Tensor, ...]
     effects: CallEffects
 
 
@@ -163,7 +142,7 @@ class LearntCall:
         leaves, structure = pytree.tree_flatten(first.effects.results)
         for other in self.calls[1:]:
             others, theirs = pytree.tree_flatten(other.effects.results)
-            kinds = [[(each.dtype, len(each.sizes)) for each in call.made] for call in (first, other)]
+            kinds = [[(each.dtype, each.dim()) for each in call.made] for call in (first, other)]
             self._check_given([*map(len, other.given)], "other batches")
             if theirs != structure or kinds[0] != kinds[1]:
                 raise MarkingError(
@@ -172,17 +151,10 @@ class LearntCall:
                     hint="return the same tensors each time; a shape may depend on values, structure and types may not",
                 )
             if [*map(repr, others)] != [*map(repr, leaves)]:
-                raise MarkingError(
-                    f"{self.label} returns a plain value that depends on its input",
-                    hint=RETURNED,
-                )
+                raise MarkingError(f"{self.label} returns a plain value that depends on its input", hint=RETURNED)
 
     def _check_given(self, dims: list[int], where: str) -> None:
-        """What it is given must be alike, too.
-
-        Raises:
-            MarkingError: elsewhere these are other tensors, by their numbers of dimensions.
-        """
+        """What it is given, by the numbers of its dimensions, must be alike elsewhere, too."""
         first = [*map(len, self.calls[0].given)]
         if dims != first:
             raise MarkingError(
@@ -213,15 +185,14 @@ class LearntCall:
         found = []
         for n, made in enumerate(self.calls[0].made):
             shape = []
-            for dim in range(len(made.sizes)):
-                values = tuple(call.made[n].sizes[dim] for call in self.calls)
+            for dim in range(made.dim()):
+                values = tuple(call.made[n].size(dim) for call in self.calls)
                 if values not in sizes:
                     sizes[values] = _size(values, known, environment)
                 shape.append(sizes[values])
-            inverse = sorted(range(len(shape)), key=made.order.__getitem__)
-            found.append(
-                torch.empty([shape[dim] for dim in made.order], dtype=made.dtype, device="cpu").permute(inverse)
-            )
+            order = sorted(range(made.dim()), key=lambda dim: (-made.stride()[dim], dim))  # the outermost first
+            inverse = sorted(range(made.dim()), key=order.__getitem__)
+            found.append(torch.empty([shape[dim] for dim in order], dtype=made.dtype, device="cpu").permute(inverse))
         return found
 
     def _varying(self, given: Sequence[torch.Tensor]) -> dict[tuple[int, ...], Any]:

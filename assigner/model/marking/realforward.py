@@ -30,7 +30,7 @@ from assigner.model.marking.fakeforward import is_tensor, own_tensors
 from assigner.model.marking.interception import masks_as_captured
 from assigner.model.marking.isolation import check_sent
 from assigner.model.marking.modules import failed_at, listed_parameters, modules_inside
-from assigner.model.marking.observation import LearntCall, Made, Observation
+from assigner.model.marking.observation import LearntCall, Observation
 from assigner.model.marking.opaque import OpaqueCalls, fill, plain_leaves, replaced, split
 from assigner.model.marking.rows import in_groups
 from assigner.model.singleprocess import as_single_process
@@ -94,13 +94,7 @@ def _like(leaf: Any, source: Any, carrier: int | None, rows: int, generator: tor
 
 
 def _within(found: Sequence[Any], source: Sequence[Any], carriers: Sequence[int | None]) -> list[Any]:
-    """Examples whose whole numbers still tell a length of, or a place in, what was made shorter for them.
-
-    Args:
-        found: Leaves as `_like` gives them.
-        source: What each has its values of.
-        carriers: In which dimension each of them carries rows, of which there are as many as were asked for.
-    """
+    """Leaves of `_like`, whose whole numbers still tell a length of, or a place in, what was made shorter for them."""
     shorter = [
         {
             (before.size(dim), leaf.size(dim))
@@ -165,15 +159,15 @@ class RealCalls(OpaqueCalls):
                 self.examine, name, label, partial(forward, *inner_args, **inner_kwargs), given, None
             )
         check_sent(label, "returns", plain_leaves(effects.results))
-        if strange := next(
-            (each for each in made if type(each) not in _DENSE or each.layout is not torch.strided), None
-        ):
+        strange = next((each for each in made if type(each) not in _DENSE or each.layout is not torch.strided), None)
+        if strange is not None:
             raise MarkingError(
                 f"{label} returns a {type(strange).__name__} of layout {strange.layout}",
                 hint="return a plain, dense tensor",
             )
-        shapes = tuple(tuple(each.shape) for each in given)
-        self.seen.setdefault(name, []).append(Observation(shapes, tuple(map(Made.of, made)), effects))
+        looks = (torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta") for each in made)
+        observed = Observation(tuple(each.shape for each in given), tuple(looks), effects)
+        self.seen.setdefault(name, []).append(observed)
         return fill(effects.results, tensor=[_alone(each) for each in made])
 
 
