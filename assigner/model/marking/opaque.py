@@ -294,26 +294,23 @@ class OpaqueCalls:
             mode = detect_fake_mode(fakes) or detect_fake_mode(list(own.values()))
             environment = None if mode is None else mode.shape_env
             if learnt is not None and mode is not None and environment is not None:
+                effects = learnt.effects
                 with mode:
                     made = learnt.fakes(fakes, environment)
-                seen.append(learnt.effects)
-                _session.wanting[number] = learnt.effects.wanting
-                return fresh_results(self._sized(label, made), [*fakes, *own.values()])
-            inner_args, inner_kwargs = fill(arguments, tensor=fakes, size=numbers)
-            called = partial(forward, *inner_args, **inner_kwargs)
-            examine = partial(self.examine, name, label, called, fakes, environment)
-            with _told(label), self._noticed(name, fakes):
-                effects, made, strange = contextvars.copy_context().run(self._examined, name, examine)
-            plain = plain_leaves(effects.results)
-            if strange or any(isinstance(each, torch.SymFloat | torch.SymBool) for each in plain):
-                raise CrossingError(
-                    f"{label} returns a number that depends on its input",
-                    hint=RETURNED,
-                )
-            check_sent(label, "returns", plain, made, _usual_attributes())
+            else:
+                inner_args, inner_kwargs = fill(arguments, tensor=fakes, size=numbers)
+                called = partial(forward, *inner_args, **inner_kwargs)
+                examine = partial(self.examine, name, label, called, fakes, environment)
+                with self._noticed(name, label, fakes):
+                    effects, made, strange = contextvars.copy_context().run(self._examined, name, examine)
+                plain = plain_leaves(effects.results)
+                if strange or any(isinstance(each, torch.SymFloat | torch.SymBool) for each in plain):
+                    raise CrossingError(f"{label} returns a number that depends on its input", hint=RETURNED)
+                check_sent(label, "returns", plain, made, _usual_attributes())
+                made = [each.detach() for each in made]
             seen.append(effects)
             _session.wanting[number] = effects.wanting
-            return fresh_results(self._sized(label, [each.detach() for each in made]), [*fakes, *own.values()])
+            return fresh_results(self._sized(label, made), [*fakes, *own.values()])
 
         _session.forwards.append(run)
         made = torch.ops.assigner.call(number, tensors, sizes)
@@ -348,9 +345,6 @@ class OpaqueCalls:
 
         Each call is captured, and of an unmarked module may run on a worker of its own, as if there were no other. So
         a further one must give the same, by what its results are made of, as where the one before has left its module.
-
-        Raises:
-            CrossingError: it does not.
         """
         before, missing = self._left.get(name), self.dependence.failed
         if before is None:
@@ -483,17 +477,29 @@ class OpaqueCalls:
         return CallEffects.any_of(results, seen), made, sizes
 
     @contextlib.contextmanager
-    def _noticed(self, name: str, fakes: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Take down that a module's forward fails, or takes a size that may vary for a number."""
+    def _noticed(self, name: str, label: str, fakes: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Take down that a module's forward fails, or takes a size that may vary for a number.
+
+        Whose Python code asks for a tensor's value is named: no larger module would help.
+        """
         sizes: list[Any] = [size for fake in fakes for size in fake.shape if isinstance(size, torch.SymInt)]
         open_before = [size for size in sizes if size.node.expr.free_symbols]
         try:
             yield
-        except (MarkingError, Disagreement):
+        except MarkingError:
             raise
         except Exception as error:
-            if name and TOO_FEW_VALUES not in str(error):  # of more rows it would learn nothing of these
+            is_decided = isinstance(error, Disagreement)
+            if name and not is_decided and TOO_FEW_VALUES not in str(error):  # it would learn nothing from more rows
                 self.dependence.failed = self.dependence.failed or (name, error)
+            if is_decided or isinstance(error, GuardOnDataDependentSymNode):
+                line = str(error) if is_decided else user_line(error)
+                raise DecidedError(
+                    f"a tensor's value decides what {label} returns, at {line}",
+                    hint="write it with tensor operations (torch.where, a mask, index_add): shapes may depend on"
+                    " values, but not what runs; Hugging Face's experts do so with experts_implementation='grouped_mm'"
+                    f" or 'batched_mm'; of a number that is returned: {RETURNED}",
+                ) from error
             raise
         finally:
             if name and any(not size.node.expr.free_symbols for size in open_before):
@@ -517,21 +523,6 @@ def register_dataclasses(output: Any) -> None:
     while kinds := {type(leaf) for leaf in pytree.tree_leaves(output) if dataclasses.is_dataclass(leaf)}:
         for kind in kinds:
             pytree.register_dataclass(kind)
-
-
-@contextlib.contextmanager
-def _told(label: str) -> Iterator[None]:
-    """Name the module whose Python code asks for a tensor's value: no larger one would help."""
-    try:
-        yield
-    except (Disagreement, GuardOnDataDependentSymNode) as error:
-        line = str(error) if isinstance(error, Disagreement) else user_line(error)
-        raise DecidedError(
-            f"a tensor's value decides what {label} returns, at {line}",
-            hint="write it with tensor operations (torch.where, a mask, index_add): shapes may depend on values, but"
-            " not what runs; Hugging Face's experts do so with experts_implementation='grouped_mm' or 'batched_mm'; of"
-            f" a number that is returned: {RETURNED}",
-        ) from error
 
 
 @contextlib.contextmanager
