@@ -346,7 +346,7 @@ class OpaqueCalls:
         Each call is captured, and of an unmarked module may run on a worker of its own, as if there were no other. So
         a further one must give the same, by what its results are made of, as where the one before has left its module.
         """
-        before, missing = self._left.get(name), self.dependence.failed
+        before = self._left.get(name)
         if before is None:
             return examine()
         failed: Exception | None = None
@@ -368,7 +368,6 @@ class OpaqueCalls:
             put_back(inside, own)
         if failed is None and (self._shown == alone or name not in self.unmarked):
             return found
-        self.dependence.failed = missing  # it is not the values of tensors that it lacks
         raise CrossingError(
             f"{name!r} is called again in one forward, and reads what the call before has left in its attributes:"
             " nobody sends that from one call to the other",
