@@ -68,13 +68,9 @@ def switched_off(name: str, inside: Named) -> Iterator[None]:
 
 
 def collect(name: str, module: nn.Module, args: Sequence[Any], result: Any) -> None:
-    """Have a partition's own hooks collect what it has returned.
+    """Have a partition's own hooks collect what it has returned, behind all of its hooks.
 
-    Args:
-        name: The partition.
-        module: Itself.
-        args: What it was called with: its hooks before the forward may give that other ones.
-        result: What it has returned, behind all of its hooks.
+    It was called with `args`: its hooks before the forward may give that other ones.
 
     Raises:
         MarkingError: they would collect something else in a plain run: what other hooks may change in the partition.

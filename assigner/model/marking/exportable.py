@@ -83,8 +83,7 @@ def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> contextlib.AbstractC
     """The model's meta tensors as fake CPU tensors while the block runs; shared ones stay shared."""
     spaces = [space for module in model.modules() for space in (module._parameters, module._buffers)]
     held = [(space, key, each) for space in spaces for key, each in space.items() if each is not None]
-    once = {id(each): each for _, _, each in held}
-    twins = {number: twin(each, mode) for number, each in once.items()}
+    twins = {id(each): twin(each, mode) for _, _, each in held}
     return placed((space, key, twins[id(each)]) for space, key, each in held)
 
 
@@ -131,9 +130,6 @@ def _named_keywords(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, 
 
     torch.export finds by it whose shapes may vary. It looks for an input of `**kwargs` below that name first, and below
     its own in the end as well (torch 2.13, `_get_range_constraints`), so that no form of dynamic shapes fits.
-
-    Raises:
-        MarkingError: a name of `**kwargs` is none that a parameter can have.
     """
     forward = model.forward
     signature = inspect.signature(forward)

@@ -148,8 +148,7 @@ def put_back(inside: Named, own: dict[str, torch.Tensor]) -> None:
 def agreed(ways: Sequence[Any], environment: ShapeEnv | None) -> Any:
     """One result from those that a forward gives on several ways: a size that is not the same on all depends on data.
 
-    Returns:
-        None: structure, types or plain values differ.
+    None: structure, types or plain values differ.
     """
     listed, structure = pytree.tree_flatten(ways[0])
     others = [pytree.tree_flatten(way) for way in ways[1:]]

@@ -73,13 +73,10 @@ class Leftovers:
         return _told((module for _, module in self._modules), self._reading, self._setting)
 
     def note(self, partition: str, inside: Named, values: Memento) -> set[Attribute]:
-        """A partition's forward is done, and what it left was not taken back yet.
+        """A partition's forward is done, and what it left was not taken back yet: it may have been read elsewhere.
 
         Returns:
             The attributes of its modules that it has changed.
-
-        Raises:
-            CrossingError: it has changed what other code has read.
         """
         found = set[Attribute]()
         changes = values.changes()
@@ -214,9 +211,6 @@ class Notes:
     Args:
         changes: What it leaves, but for tensors that follow from shapes alone.
         reads: What it reads before it sets it.
-
-    Attributes:
-        reads: Likewise.
     """
 
     def __init__(self, changes: Iterable[StateChange], reads: FirstReads) -> None:
@@ -265,11 +259,7 @@ class ReadElsewhere:
         self._first: list[tuple[str, str, dict[str, Any], Any]] = []
 
     def check(self, read: Collection[tuple[str, str]]) -> None:
-        """Refuse what forwards have begun to change: `read` has the modules' names, each with the attribute's.
-
-        Raises:
-            MarkingError: an attribute is not as it was when this was made.
-        """
+        """Refuse what is no more as when this was made: `read` has the modules' names, each with the attribute's."""
         if read is not self._read:
             self._read = read
             self._first = [
@@ -296,11 +286,7 @@ def left_behind(leftovers: Leftovers, changes: Sequence[StateChange]) -> dict[At
 
 
 def check_loss(loss: Callable[..., Any] | None, model: nn.Module, left: Mapping[Attribute, str]) -> None:
-    """A loss may hold a list or a dict in which a forward leaves something: it has the builder's, and not a copy.
-
-    Raises:
-        MarkingError: it holds such a one.
-    """
+    """A loss may hold no list or dict in which a forward leaves something: it has the builder's, and not a copy."""
     for place, value in reach({"loss": loss}, beside=model.modules()) if loss is not None and left else ():
         if (partition := left.get((id(value), ""))) is not None:
             raise MarkingError(
@@ -313,13 +299,7 @@ def check_loss(loss: Callable[..., Any] | None, model: nn.Module, left: Mapping[
 def check_apart(model: nn.Module, left: Mapping[Attribute, str], read: Collection[tuple[str, str]]) -> None:
     """What code outside of partitions reads or sets in one capture, as in eval mode, none of them changes in another.
 
-    Args:
-        model: The builder's.
-        left: What forwards change in the one, as `left_behind` gives it.
-        read: What is read or set in the other, as `Leftovers.read` has it.
-
-    Raises:
-        CrossingError: they do.
+    Of the builder's model; `left` is as `left_behind` gives it, `read` as `Leftovers.read` has it.
     """
     for path, key in sorted(read):
         module = id(model.get_submodule(path))
@@ -330,11 +310,7 @@ def check_apart(model: nn.Module, left: Mapping[Attribute, str], read: Collectio
 
 
 def check_followed(followed: Named, read: Memento, left: Mapping[Attribute, str]) -> None:
-    """Code that is followed in one capture, and was a call's in the first one, reads nothing that this call changes.
-
-    Raises:
-        CrossingError: it can read a list, a dict or another object that they change.
-    """
+    """Code that is followed in one capture, and was a call's in the first one, reads nothing that this call changes."""
     sent = {id(space) for _, module in followed for space in (module._parameters, module._buffers)}
     if found := sorted({left[holder, ""] for holder in read.holders() - sent if left.get((holder, ""))}):
         raise _crossing(found[0], "a list, dict or object that it holds")

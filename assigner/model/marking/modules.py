@@ -138,11 +138,7 @@ def listed_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def check_hooks(model: nn.Module, opaque: Sequence[str]) -> None:
-    """Backward hooks of modules that are not one call have no node to hang on.
-
-    Raises:
-        MarkingError: there are some.
-    """
+    """Refuse backward hooks of modules that are not one call: they have no node to hang on."""
     for name, module in modules_outside(model, opaque):
         if module._backward_hooks or module._backward_pre_hooks:
             raise MarkingError(

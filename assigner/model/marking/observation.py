@@ -133,11 +133,7 @@ class LearntCall:
     calls: tuple[Observation, ...]
 
     def __post_init__(self) -> None:
-        """Check that the results are alike.
-
-        Raises:
-            MarkingError: they are not.
-        """
+        """Refuse results that are not alike."""
         first = self.calls[0]
         leaves, structure = pytree.tree_flatten(first.effects.results)
         for other in self.calls[1:]:

@@ -124,11 +124,7 @@ _WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64)
 class RealCalls(OpaqueCalls):
     """Runs the opaque modules of a model on tensors with values, and takes down what they do.
 
-    Args:
-        model: Whose forward is called in the block of `replaced`.
-        names: The opaque modules.
-        autocast: The type that autocast computes in.
-        holding: Gives a module its weights while a block runs.
+    The model's forward is called in the block of `replaced`; `holding` gives a module its weights while a block runs.
 
     Attributes:
         seen: The calls of each module so far, in order.

@@ -57,11 +57,7 @@ def unlogged() -> Iterator[None]:
 
 
 class _MutedHere(io.TextIOBase):
-    """A stream of which nothing comes out that the thread writes which has made this.
-
-    Args:
-        stream: Where all else goes; None: nowhere.
-    """
+    """A stream of which nothing comes out that the thread writes which has made this; all else goes to `stream`."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream, self._thread = stream, threading.get_ident()

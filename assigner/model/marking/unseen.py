@@ -73,11 +73,7 @@ _Place = tuple[torch.Tensor, _MemoryPart]  # a tensor as a call has it, and as t
 
 
 def check_unseen_writes(given: Functional) -> None:
-    """Refuse a write that autograd does not see into what a backward has saved.
-
-    Raises:
-        MarkingError: there is one.
-    """
+    """Refuse a write that autograd does not see into what a backward has saved."""
     writes = _unseen_writes(given)
     if not (writes.hidden or writes.counted) or not torch.is_grad_enabled():
         return
