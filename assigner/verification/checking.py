@@ -138,8 +138,6 @@ class _Check:
         self._plain: PlainModel | None = None
         self._captured = self._uncertain = False
         self._evaluates, self._unevaluated = True, ""
-        self._noise: Mapping[tuple[Moment, Item], float] = {}
-        self._choices = (False, True) if exercise.trains else (False,)
 
     @property
     def unfit(self) -> bool:
@@ -154,27 +152,24 @@ class _Check:
         """
         cautions, alone = list(self._capture()), self._alone()
         exercise = self._exercise
-        found = self._beside(*(functools.partial(Partitions, exercise, recomputes=each) for each in self._choices))
+        choices = (False, True) if exercise.trains else (False,)
+        found = self._beside(*(functools.partial(Partitions, exercise, recomputes=each) for each in choices))
         if self._unevaluated:
             cautions.append(f"it cannot be evaluated: {self._unevaluated}")
         above = [[each for each in some if each.counts()] for some in found]
         if any(above):
             cautions += self._explained(above)
-        moving = self._moving()
-        if not self._uncertain:
-            of_cutting = list(self._of_cutting())
-            cautions += [said for _, said in of_cutting]
-            alone += [what for what, _ in of_cutting]
+        plain = self._plain
+        assert plain is not None
+        moving = tuple(piece.name for piece in exercise.graph.pieces if plain.per_micro_batch & {*piece.buffers})
+        for what, said in () if self._uncertain else self._of_cutting(plain):
+            alone.append(what)
+            cautions.append(said)
         return Verification(
             result="uncertain" if self._uncertain else "equal", exact=not any(found),
             partitions=len(exercise.graph.pieces), rows=exercise.rows, micro_batches=exercise.micro_batches,
             trained=exercise.trains, cautions=tuple(cautions), per_micro_batch=tuple(alone), moving=moving,
         )  # fmt: skip
-
-    def _moving(self) -> tuple[str, ...]:
-        """The partitions of which a buffer moves with every micro-batch."""
-        moved = set() if self._plain is None else self._plain.per_micro_batch
-        return tuple(piece.name for piece in self._given.graph.pieces if moved & {*piece.buffers})
 
     def run_in_pieces(self) -> Verification:
         """Compare forwards alone, with the memory of one partition at a time; raises as `run`."""
@@ -241,8 +236,8 @@ class _Check:
                 " what it computes cannot be compared"
             )
             return
-        self._noise = {(each.moment, each.item): each.largest for each in moved}
-        recomputes, left = self._first_left(above)
+        noise = {(each.moment, each.item): each.largest for each in moved}
+        recomputes, left = _first_left(above, noise)
         if not left:
             return
         (drawn,) = self._beside(functools.partial(PlainModel, exercise, generators=3))
@@ -250,7 +245,7 @@ class _Check:
             plain, cut = self._model(), Partitions(exercise, recomputes=recomputes)
             for side in (plain, cut):
                 seed_modules(side.submodules(), exercise.graph.marks)
-            _, left = self._first_left(self._differences(plain, [cut]))
+            _, left = _first_left(self._differences(plain, [cut]), noise)
             if not left:
                 yield (
                     "marked modules draw from Python's or NumPy's generator: a run draws other numbers there than a"
@@ -260,14 +255,6 @@ class _Check:
         begins = find_beginning(exercise, self._model(), Partitions(exercise, recomputes=recomputes), left)
         raise refusal(left[0], only_recomputed=recomputes, begins=begins)
 
-    def _first_left(self, found: Sequence[list[Difference]]) -> tuple[bool, list[Difference]]:
-        """The first list in which something is above the noise, and what is; whether it is that of the recomputes."""
-        for recomputes, some in enumerate(found):
-            left = [each for each in some if each.counts(self._noise.get((each.moment, each.item), 0.0))]
-            if left:
-                return bool(recomputes), left
-        return False, []
-
     def _alone(self) -> list[str]:
         """What is known to see each micro-batch by itself before anything has run."""
         workload = self._given.workload
@@ -276,10 +263,8 @@ class _Check:
         found = batch_norms(self._given.graph.deferred.model)
         return [] if found is None else [found]
 
-    def _of_cutting(self) -> Iterator[tuple[str, str]]:
+    def _of_cutting(self, plain: PlainModel) -> Iterator[tuple[str, str]]:
         """What micro-batches change by themselves: shortly, and what that means."""
-        plain = self._plain
-        assert plain is not None
         if self._given.micro_batches < 2:
             return
         if plain.per_micro_batch:
@@ -324,12 +309,8 @@ class _Check:
         """Shortly what differs between micro-batches and the whole batch, and what that means.
 
         Where forwards change or draw something, the two may differ by that: then nothing is known. Gradients may also
-        differ by rounding as large as they are, where what adds up to them cancels.
-
-        Args:
-            made: Gives the model for each side: the same one, or one as it was built.
-            given: What is computed.
-            training: In training mode.
+        differ by rounding as large as they are, where what adds up to them cancels. `made` gives the model for each
+        side: the same one, or one as it was built.
         """
 
         def figures(side: PlainModel, exercise: Exercise, draws: int = -1) -> Mapping[Item, torch.Tensor | None]:
@@ -389,6 +370,14 @@ class _Check:
             f" rows, or {blamed}; loss_over='batch' or one micro-batch is exact"
             f"{'' if summed else ', and of a sum over rows reduction=' + repr('sum')}"
         )
+
+
+def _first_left(
+    found: Sequence[list[Difference]], noise: Mapping[tuple[Moment, Item], float]
+) -> tuple[bool, list[Difference]]:
+    """The first list in which something is above the noise, and what is; whether it is that of the recomputes."""
+    lists = ([each for each in some if each.counts(noise.get((each.moment, each.item), 0.0))] for some in found)
+    return next(((bool(recomputes), left) for recomputes, left in enumerate(lists) if left), (False, []))
 
 
 def _first_words(found: Difference, parts: torch.Tensor | None, whole: torch.Tensor | None) -> tuple[str, str]:

@@ -205,14 +205,7 @@ def differences(
 
 
 def differing(moment: Moment, items: Iterable[Item], one: _Look, two: _Look) -> Iterator[Difference]:
-    """Which of some values differ.
-
-    Args:
-        moment: When.
-        items: Which values.
-        one: Gives a value of one side; None: there is none.
-        two: Of the other side.
-    """
+    """Which of some values differ, of which `one` and `two` give each side's."""
     for item in items:
         apart = difference(moment, item, one(item), two(item))
         if apart is not None:
@@ -220,6 +213,7 @@ def differing(moment: Moment, items: Iterable[Item], one: _Look, two: _Look) -> 
 
 
 _Look = Callable[[Item], torch.Tensor | None]
+"""Gives a value of one side; None: there is none."""
 
 
 def align(plain: PlainModel, other: Side, gradients: Iterable[Difference]) -> None:
@@ -249,11 +243,10 @@ def difference(moment: Moment, item: Item, one: torch.Tensor | None, two: torch.
     if one is None and two is None:
         return None
     one, two = _plain_values(one, two), _plain_values(two, one)
-    if one.shape == two.shape and one.dtype == two.dtype and (one.numel() == 0 or torch.equal(one, two)):
+    alike = one.shape == two.shape and one.dtype == two.dtype
+    if alike and (one.numel() == 0 or torch.equal(one, two)):
         return None
-    largest, scale = (
-        _apart(one, two) if one.shape == two.shape and one.dtype == two.dtype and one.is_floating_point() else _NOTHING
-    )
+    largest, scale = _apart(one, two) if alike and one.is_floating_point() else _NOTHING
     epsilon = torch.finfo(one.dtype).eps if math.isfinite(largest) else 0.0
     return Difference(moment, item, largest, scale, epsilon) if largest else None
 

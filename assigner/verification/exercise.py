@@ -180,11 +180,7 @@ class ComparableDraws(Watching):  # type: ignore[no-untyped-call]
 
 
 class SideGenerators:
-    """What one side of the comparison draws from: a state of Python's and NumPy's generators that it goes on from.
-
-    Args:
-        seed: What it begins with.
-    """
+    """What one side of the comparison draws from: a state of Python's and NumPy's generators that it goes on from."""
 
     def __init__(self, seed: int) -> None:
         with kept_python():

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 def forward_differences(exercise: Exercise) -> list[Difference]:
     """What differs between the outputs of the model and those of its partitions, for the first batch's micro-batches.
 
-    Args:
-        exercise: The batch and its cutting.
-
     Raises:
         MarkingError: the forward cannot be cut for these micro-batches.
         UsageError: the plain model's forward fails; the message has its line.

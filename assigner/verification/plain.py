@@ -65,10 +65,8 @@ class PlainModel:
                 self.nudge(exercise.epsilon)
             self._optimizer = workload.make_optimizer(self.model.named_parameters()) if exercise.trains else None
         self._statistics = DeferredStatistics({"": self.model}, "deferred")
-        self._heard, self._metrics = (
-            HeardLoss(exercise.own_loss()),
-            StepMetrics(exercise.own_metrics(), torch.device("cpu")),
-        )
+        self._heard = HeardLoss(exercise.own_loss())
+        self._metrics = StepMetrics(exercise.own_metrics(), torch.device("cpu"))
         self._loss: torch.Tensor | None = None
         self._autocast = workload.autocast
         self._parameters = dict(named_parameters(self.model, remove_duplicate=False))
@@ -132,12 +130,7 @@ class PlainModel:
         """The loss over the first batch of an exercise, by its micro-batches, and in training mode the gradients.
 
         In training mode but for what sees other numbers in a micro-batch by design: BatchNorm normalises by its running
-        statistics, and dropout keeps everything.
-
-        Args:
-            exercise: What is computed; in the type that its workload computes in.
-            training: In training mode; else in eval mode.
-            draws: Other numbers, other noise.
+        statistics, and dropout keeps everything. Another number in `draws` is another noise.
         """
         self._drop()
         with torch.set_grad_enabled(training):
