@@ -242,8 +242,7 @@ class Interceptions:
                 *((holder, "is_compiling", _asked_by_user(holder.is_compiling))
                   for holder in (torch.compiler, torch._dynamo, torch._utils)),
                 (ShapeEnv, "_set_replacement", self._replacement(ShapeEnv._set_replacement)),
-                (torch.inference_mode, "__enter__", _enter_inference(torch.inference_mode.__enter__)),
-                (torch.inference_mode, "__exit__", _leave_inference(torch.inference_mode.__exit__)),
+                (torch._C, "_InferenceMode", _without_gradient(torch._C._InferenceMode)),
                 *stating(),
             ):  # fmt: skip
                 stack.enter_context(mock.patch.object(holder, name, made))
@@ -390,25 +389,9 @@ def _flat(lstm: Callable[..., Any]) -> Callable[..., Any]:
     return layer
 
 
-def _enter_inference(original: Callable[..., Any]) -> Callable[..., Any]:
+def _without_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
     """Inference mode between partitions: export knows torch.no_grad() alone, which has the same gradients."""
-
-    def enter(mode: Any) -> Any:
-        if within_call() or not mode.mode:
-            return original(mode)
-        mode._without_gradients = torch.no_grad()
-        mode._without_gradients.__enter__()
-        return None
-
-    return enter
-
-
-def _leave_inference(original: Callable[..., Any]) -> Callable[..., Any]:
-    def leave(mode: Any, *error: Any) -> Any:
-        without = mode.__dict__.pop("_without_gradients", None)
-        return original(mode, *error) if without is None else without.__exit__(*error)
-
-    return leave
+    return lambda mode=True: original(mode) if within_call() or not mode else torch.no_grad()
 
 
 @contextlib.contextmanager

@@ -108,21 +108,13 @@ class _AfterCall:
 
 @dataclass
 class _Session:
-    """The calls of the capture that is going on; the operator's implementations look them up here.
+    """The calls of the capture that is going on; the operator's implementations look them up here."""
 
-    Args:
-        forwards: By the calls' numbers.
-        wanting: Likewise, which results require a gradient.
-        running: The module whose forward runs; empty: a function that is none; None: none does.
-        anchor: What results seem to have been made of.
-        thread: The one that captures; None: none does.
-    """
-
-    forwards: list[Any] = field(default_factory=list)
-    wanting: dict[int, frozenset[int]] = field(default_factory=dict)
-    running: str | None = None
-    anchor: torch.Tensor | None = None
-    thread: int | None = None
+    forwards: list[Any] = field(default_factory=list)  # by the calls' numbers
+    wanting: dict[int, frozenset[int]] = field(default_factory=dict)  # likewise, which results require a gradient
+    running: str | None = None  # the module whose forward runs; empty: a function that is none; None: none does
+    anchor: torch.Tensor | None = None  # what results seem to have been made of
+    thread: int | None = None  # the one that captures; None: none does
 
 
 _session = _Session()

@@ -49,24 +49,14 @@ _MOST_ELEMENTS = 1 << 22  # of more, two parts of one memory are taken for one
 
 
 class _MemoryPart(NamedTuple):
-    """What is saved or written of a memory.
+    """What is saved or written of a memory."""
 
-    Args:
-        turn: Of the node that does so, in the graph.
-        storage: Its number.
-        tensor: Lies there as the part does; None: it may be all of it.
-        words: Who has saved it, for people; of a write empty.
-        is_result: It is saved as a result of the operation, and so with its memory.
-        counter: A tensor of which torch counts writes as of the part: a backward that has saved it raises then; of a
-            write: as such a one. None: torch counts none.
-    """
-
-    turn: int
+    turn: int  # of the node that does so, in the graph
     storage: int
-    tensor: torch.Tensor | None
-    words: str = ""
-    is_result: bool = False
-    counter: torch.Tensor | None = None
+    tensor: torch.Tensor | None  # lies there as the part does; None: it may be all of it
+    words: str = ""  # who has saved it, for people; of a write empty
+    is_result: bool = False  # it is saved as a result of the operation, and so with its memory
+    counter: torch.Tensor | None = None  # torch counts a write to the one as to the other; None: it counts none
 
 
 _Place = tuple[torch.Tensor, _MemoryPart]  # a tensor as a call has it, and as the graph does
@@ -95,17 +85,11 @@ def check_unseen_writes(given: Functional) -> None:
 
 
 class _UnseenWrites(NamedTuple):
-    """What a graph writes where autograd may not see it.
+    """What a graph writes where autograd may not see it: the nodes that write, each with what it writes to."""
 
-    Args:
-        hidden: The nodes whose writes torch counts nowhere, each with what it writes to.
-        counted: Those that write to what was cut off before, in a way that torch counts for the others alone.
-        cut_off: The nodes whose tensors are cut off the gradient, in a memory of others.
-    """
-
-    hidden: dict[fx.Node, list[fx.Node]]
-    counted: dict[fx.Node, list[fx.Node]]
-    cut_off: set[fx.Node]
+    hidden: dict[fx.Node, list[fx.Node]]  # in a way that torch counts nowhere
+    counted: dict[fx.Node, list[fx.Node]]  # to what was cut off before, in a way that it counts for the others alone
+    cut_off: set[fx.Node]  # their tensors are cut off the gradient, in a memory of others
 
 
 def _unseen_writes(model: Functional) -> _UnseenWrites:
@@ -135,17 +119,11 @@ def _unseen_writes(model: Functional) -> _UnseenWrites:
 
 
 class _TrainedCall(NamedTuple):
-    """A call that passes gradients on.
+    """A call that passes gradients on."""
 
-    Args:
-        results: The nodes of autograd's graph by which gradients come to it.
-        given: What it is given.
-        saved: What its backward has saved.
-    """
-
-    results: set[Any]
+    results: set[Any]  # the nodes of autograd's graph by which gradients come to it
     given: list[torch.Tensor]
-    saved: list[_MemoryPart]
+    saved: list[_MemoryPart]  # by its backward
 
 
 class _Rerun:
