@@ -42,22 +42,14 @@ _UNSUPPORTED = ("aten::set_", "aten::resize_", "aten::resize_as_", "aten::swap_"
 
 @dataclass(eq=False)
 class StorageFamily:
-    """Tensors in one memory.
+    """Tensors in one memory."""
 
-    Args:
-        current: The base's newest version in the new graph.
-        state: The placeholder, in the new graph, of the parameter or buffer that it is.
-        is_constant: It is a tensor of the model that is neither.
-        linked: One list for all families of which one is some view of another: they, with this one.
-        lost: What wrote to a linked family, after which nobody knows what is here.
-    """
-
-    current: fx.Node
-    state: fx.Node | None = None
-    is_constant: bool = False
+    current: fx.Node  # the base's newest version in the new graph
+    state: fx.Node | None = None  # the placeholder, in the new graph, of the parameter or buffer that it is
+    is_constant: bool = False  # it is a tensor of the model that is neither
     version: int = 0
-    linked: list[StorageFamily] = field(default_factory=list)
-    lost: fx.Node | None = None
+    linked: list[StorageFamily] = field(default_factory=list)  # one list for all of which one is some view of another
+    lost: fx.Node | None = None  # what wrote to a linked family, after which nobody knows what is here
 
     def __post_init__(self) -> None:
         self.linked.append(self)
@@ -65,20 +57,13 @@ class StorageFamily:
 
 @dataclass(eq=False)
 class Member:
-    """A value of the old graph that lies in a family's memory.
-
-    Args:
-        made: Its node in the new graph.
-        version: Of the family, that `made` shows.
-        parent: The old node that it is a view of; None: it is the base.
-        view: Makes it from the parent's node; None: it is the parent itself.
-    """
+    """A value of the old graph that lies in a family's memory."""
 
     family: StorageFamily
-    made: fx.Node
-    version: int
-    parent: fx.Node | None = None
-    view: ViewStep | None = None
+    made: fx.Node  # in the new graph
+    version: int  # of the family, that `made` shows
+    parent: fx.Node | None = None  # the old node that it is a view of; None: it is the base
+    view: ViewStep | None = None  # makes it from the parent's node; None: it is the parent itself
 
 
 class Functional:

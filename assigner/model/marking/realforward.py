@@ -274,12 +274,10 @@ class _Weights:
         if 2 * _bytes(self._known.values()) * _SHARE <= free_memory():
             self._kept = deferred.materialise(self._known)
 
-    @contextlib.contextmanager
-    def around(self) -> Iterator[None]:
+    def around(self) -> contextlib.AbstractContextManager[None]:
         """The tensors that are in no opaque module are in their places while the block runs."""
         inner = {each for own in self._own.values() for each in own}
-        with self._placed([each for each in self._known if each not in inner], "the code between the partitions"):
-            yield
+        return self._placed([each for each in self._known if each not in inner], "the code between the partitions")
 
     @contextlib.contextmanager
     def holding(self, name: str) -> Iterator[None]:
