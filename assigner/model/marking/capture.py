@@ -36,7 +36,7 @@ from assigner.model.marking.domain import Domain, check_arguments, find_domain, 
 from assigner.model.marking.exportable import exportable, made_by_eval, twin
 from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
-from assigner.model.marking.interception import Interceptions, RowsFixedError
+from assigner.model.marking.interception import Interceptions
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.leftovers import Notes, attribute_of, left_behind
 from assigner.model.marking.modules import failed_at, opaque_modules, unregistered_named
@@ -231,7 +231,7 @@ def _first_export(
         try:
             found = export(dims, dependence=dependence)
         except Exception as error:  # noqa: BLE001 - the last try's is reported
-            if isinstance(error, RowsFixedError | DecidedError):
+            if isinstance(error, DecidedError):
                 break  # it is the same where less may vary
         else:
             if wished is not _ANY_ROWS or found.holds_for_any_rows:

@@ -51,6 +51,7 @@ from assigner.model.marking.exportable import unmoved
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.leftovers import FirstReads
 from assigner.model.marking.modules import check_hooks, listed_parameters
+from assigner.model.marking.observation import DecidedError
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
 from assigner.model.marking.writing import hooked, still_required, wanted
 from assigner.model.members import named_parameters
@@ -75,10 +76,6 @@ _LARGER = "mark a module that contains this line: what is inside a partition run
 def is_hook(node: torch.fx.Node) -> bool:
     """True if a node registers a hook."""
     return node.op == "call_function" and node.target is torch.ops.assigner.hook.default
-
-
-class RowsFixedError(MarkingError):
-    """A number of rows that was to vary is taken for a plain number: what runs behind it is in vain."""
 
 
 class Interceptions:
@@ -294,7 +291,7 @@ class Interceptions:
                 self.opaque.dependence.line = self.opaque.dependence.line or running_line()
             original(environment, symbol, size, *args, **kwargs)
             if size.is_number and symbol in self._rows:
-                raise RowsFixedError("the forward takes the number of rows for a plain number")
+                raise DecidedError("the forward takes the number of rows for a plain number")
 
         return replace
 

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from assigner import formatting as fmt
 from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.ownership import STANDARD
+from assigner.model.deferred.ownership import HOOKS, STANDARD
 from assigner.model.deferred.reach import reach
 from assigner.model.members import buffers, named_buffers, named_parameters, parameters
 from assigner.model.plainvalues import dtype_name
@@ -152,9 +152,6 @@ def check_hooks(model: nn.Module, opaque: Sequence[str]) -> None:
         )
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
 @contextlib.contextmanager
 def forwards_called(modules: Iterable[nn.Module], names: Mapping[int, str] | None = None) -> Iterator[None]:
     """Have code in the block that calls `module.forward` call the module.
@@ -196,7 +193,7 @@ def forwards_called(modules: Iterable[nn.Module], names: Mapping[int, str] | Non
 
 
 def _check_unhooked(name: str, module: nn.Module) -> None:
-    if any(getattr(module, each) or getattr(module_hooks, f"_global{each}") for each in _HOOKS):
+    if any(getattr(module, each) or getattr(module_hooks, f"_global{each}") for each in HOOKS):
         raise MarkingError(
             f"the forward of {name!r} is called by that name, at {running_line()}: torch runs none of the module's"
             " hooks then, and its partition would",

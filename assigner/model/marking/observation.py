@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class DecidedError(MarkingError):
-    """A value decides what a module returns: it does so for whatever sizes may vary."""
+    """A value, or the number of rows, decides what is to be captured: it does so for whatever sizes may vary."""
 
 
 @dataclass
