@@ -124,7 +124,8 @@ def _alike(ones: Sequence[torch.Tensor], twos: Sequence[torch.Tensor]) -> bool:
 
 
 def _in_words(exercise: Exercise, name: str, module: nn.Module, *, inside: bool) -> str:
-    piece = next((piece for piece in exercise.graph.pieces if _runs(piece, name)), exercise.graph.last)
+    pieces, last = exercise.graph.pieces, exercise.graph.last
+    piece = next((piece for piece in pieces if any(f"{name}.".startswith(f"{each}.") for each in piece.called)), last)
     if inside:
         return (
             f"it begins in partition {piece.name!r}, in {name!r} ({type(module).__name__}{_at(_forward_line(module))})"
@@ -135,10 +136,6 @@ def _in_words(exercise: Exercise, name: str, module: nn.Module, *, inside: bool)
     able = [each for each in (*sources, piece) if _own_code(each)] or [*sources, piece]
     partitions = " or ".join(repr(each.name) for each in able)
     return f"it begins in partition {partitions}, before {name!r} is called{_at(*_root_lines(*able))}"
-
-
-def _runs(piece: Piece, name: str) -> bool:
-    return any(name == each or name.startswith(each + ".") for each in piece.called)
 
 
 def _at(*lines: str | None) -> str:

@@ -189,7 +189,8 @@ class PlainModel:
     def _forward(self, place: int, cut: MicroBatch, *, trains: bool) -> Any:
         for norms in self._statistics.partitions.values() if trains else ():
             norms.begin(place)
-        before = self._snapshot() if trains and place and self._watches else {}
+        watched = named_buffers(self.model) if trains and place and self._watches else ()
+        before = {name: buffer.clone() for name, buffer in watched if buffer.layout is torch.strided}
         workload = self._exercise.workload
         inputs, structure = with_states(cut.inputs, cut.structure, self._states.get((trains, place), {}))
         args, kwargs = pytree.tree_unflatten(inputs, structure)
@@ -224,9 +225,6 @@ class PlainModel:
             with user_code("the plain model's backward"):
                 value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
-
-    def _snapshot(self) -> dict[str, torch.Tensor]:
-        return {name: buffer.clone() for name, buffer in named_buffers(self.model) if buffer.layout is torch.strided}
 
     @torch.no_grad()
     def nudge(self, epsilon: float) -> None:

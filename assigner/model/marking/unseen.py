@@ -211,8 +211,8 @@ class _Rerun:
             return given[0].data
         written = written_tensors(node.target, args, kwargs)
         trains = torch.is_grad_enabled() and any(each.requires_grad for each in given)
-        if trains and _saves_unshown(node.target, written):
-            self._save_all(_others(given, written), node)
+        if trains and any(each._is_view() for each in written) and _name(node.target) not in _SAVES_NOTHING:
+            self._save_all(_others(given, written), node)  # a write to a view saves what it reads where nobody can look
         made = tensor_leaves(node.meta["val"])
         if not _open_sizes(made) - _open_sizes(given):
             with contextlib.suppress(RuntimeError):  # as it is: a tensor of which less is known here is written to
@@ -390,11 +390,6 @@ def _saved_on(way: Way) -> list[tuple[Any, torch.Tensor]]:
     inner = tensor_leaves([each.made for each in way.operations]) if writes else []
     torch._C._autograd._unsafe_set_version_counter(way.held, way.counts)  # what was written since is no hindrance
     return [*saved_behind([*way.made, *inner])]
-
-
-def _saves_unshown(target: Any, written: Sequence[torch.Tensor]) -> bool:
-    """A write to a view saves what it reads where nobody can look, unless it is one that has no need to."""
-    return any(each._is_view() for each in written) and _name(target) not in _SAVES_NOTHING
 
 
 def saved_behind(roots: Iterable[torch.Tensor], seen: set[Any] | None = None) -> Iterator[tuple[Any, torch.Tensor]]:
