@@ -43,17 +43,11 @@ _PART = 1 << 16  # numbers that are compared at a time: they and their differenc
 
 
 class Item(NamedTuple):
-    """One value that both sides have.
-
-    Args:
-        quantity: What it is.
-        partition: The partition that holds it.
-        name: Of the parameter or buffer in the model; of an output its place.
-    """
+    """One value that both sides have."""
 
     quantity: Quantity
-    partition: str
-    name: str = ""
+    partition: str  # the one that holds it
+    name: str = ""  # of the parameter or buffer in the model; of an output its place
 
     def __str__(self) -> str:
         if self.quantity == "loss":
@@ -66,14 +60,9 @@ class Item(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """When a value is looked at.
+    """When a value is looked at."""
 
-    Args:
-        phase: Before the first step, after a step or in eval mode after the last one.
-        step: Its number.
-    """
-
-    phase: Phase
+    phase: Phase  # before the first step, after a step or in eval mode after the last one
     step: int = 0
 
     def __str__(self) -> str:
@@ -122,18 +111,12 @@ class HeardLoss:
     """A workload's loss that keeps what it is given in eval mode: the model's outputs for each micro-batch.
 
     In training it need not: gradients tell of outputs, and a recompute asks for losses in another order.
-
-    Args:
-        loss: The workload's own; None: the model is used for its outputs alone.
-        listens: Calls are kept.
-        heard: The outputs, by micro-batch.
-        dtype: Of the loss.
     """
 
-    loss: Callable[[Any, Any], torch.Tensor] | None
-    listens: bool = False
-    heard: list[Any] = field(default_factory=list)
-    dtype: torch.dtype = torch.float64
+    loss: Callable[[Any, Any], torch.Tensor] | None  # the workload's; None: the model is used for its outputs alone
+    listens: bool = False  # calls are kept
+    heard: list[Any] = field(default_factory=list)  # the outputs, by micro-batch
+    dtype: torch.dtype = torch.float64  # of the loss
 
     def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:
         """The loss's value; 0 where there is none."""

@@ -58,49 +58,27 @@ if TYPE_CHECKING:
 
 @dataclass
 class Capture:
-    """A captured forward.
+    """A captured forward."""
 
-    Args:
-        graph: The exported graph, without writes; opaque calls are `assigner.call` nodes.
-        together: Groups of its nodes that one partition must run.
-        program: The export that it came from.
-        opaque: Names of the modules that are one call.
-        calls: The opaque calls by their number in the graph.
-        checks: What raises in it, by its number.
-        inputs: The flattened example inputs, (args, kwargs).
-        rows: How many rows they have; None: no tensor is among them.
-        carriers: For each of them the dimension that is the rows; None: it has none.
-        domain: The inputs that it holds for.
-        left: Who changes what in Python (see `left_behind`).
-        notes: What of it is in attributes of followed modules, and what code outside of partitions reads there first.
-        tables: What it keeps for the next one and reads first, and what follows from shapes alone.
-        read_elsewhere: What code outside of partitions reads of their modules (see `Leftovers.read`).
-        flags: What code outside of partitions was told of parameters' `requires_grad`.
-        deferred_statistics: Names of BatchNorm modules' running statistics, which the runtime moves at a step's end.
-        found: Values of buffers that it may read, by name: of tables that it finds there.
-        opened: The unmarked modules whose code was followed, each with why.
-        kept: The values of the tables, for the example inputs; None: there are none.
-    """
-
-    graph: fx.Graph
-    together: list[list[fx.Node]]
-    program: ExportedProgram
-    opaque: list[str]
-    calls: list[OpaqueCall]
-    checks: list[Check]
-    inputs: list[Any]
-    rows: int | None
-    carriers: list[int | None]
-    domain: Domain
-    left: dict[tuple[int, str], str]
-    notes: Notes
-    tables: list[StateChange]
-    read_elsewhere: frozenset[tuple[str, str]]
-    flags: dict[str, bool]
-    deferred_statistics: frozenset[str]
-    found: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    opened: dict[str, CrossingError] = field(default_factory=dict)
-    kept: FoundTables | None = None
+    graph: fx.Graph  # without writes; opaque calls are `assigner.call` nodes
+    together: list[list[fx.Node]]  # groups of its nodes that one partition must run
+    program: ExportedProgram  # the export that it came from
+    opaque: list[str]  # names of the modules that are one call
+    calls: list[OpaqueCall]  # by their number in the graph
+    checks: list[Check]  # what raises in it, by its number
+    inputs: list[Any]  # the flattened example inputs, (args, kwargs)
+    rows: int | None  # how many rows they have; None: no tensor is among them
+    carriers: list[int | None]  # for each of them the dimension that is the rows; None: it has none
+    domain: Domain  # the inputs that it holds for
+    left: dict[tuple[int, str], str]  # who changes what in Python (see `left_behind`)
+    notes: Notes  # what of it is in followed modules' attributes, and what code outside of partitions reads there first
+    tables: list[StateChange]  # what it keeps for the next one and reads first, and what follows from shapes alone
+    read_elsewhere: frozenset[tuple[str, str]]  # what code outside of partitions reads of theirs (see `Leftovers.read`)
+    flags: dict[str, bool]  # what code outside of partitions was told of parameters' `requires_grad`
+    deferred_statistics: frozenset[str]  # names of BatchNorms' running statistics, which move at a step's end
+    found: Mapping[str, torch.Tensor] = field(default_factory=dict)  # buffers that it may read: of tables found there
+    opened: dict[str, CrossingError] = field(default_factory=dict)  # the unmarked modules that were followed, with why
+    kept: FoundTables | None = None  # the values of the tables, for the example inputs; None: there are none
 
     @cached_property
     def kinds(self) -> dict[str, tuple[InputKind, str]]:

@@ -71,19 +71,12 @@ def is_check(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class Check:
-    """A decision one way of which raises.
+    """A decision one way of which raises."""
 
-    Args:
-        place: The file and the line of the decision.
-        passes: The answer that does not raise.
-        error: What the other one raises.
-        line: Where, for people.
-    """
-
-    place: tuple[str, int]
-    passes: bool
-    error: BaseException
-    line: str
+    place: tuple[str, int]  # the file and the line of the decision
+    passes: bool  # the answer that does not raise
+    error: BaseException  # what the other one raises
+    line: str  # where, for people
 
     def enforced(self) -> Callable[[Any], None]:
         """A function of the answer that raises the error, as far as it does not hold values."""

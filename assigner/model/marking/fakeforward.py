@@ -43,17 +43,11 @@ Named = Sequence[tuple[str, nn.Module]]
 
 @dataclass(frozen=True)
 class Alias:
-    """A result that lies in the memory of a tensor that was given, of one that a module has, or of an earlier result.
+    """A result that lies in the memory of a tensor that was given, that a module has, or of an earlier result."""
 
-    Args:
-        kind: "given", "own" or "made".
-        index: Which of them; of its own the name in the model, which is empty for what is neither parameter nor buffer.
-        exact: It is that tensor; False: some view of it.
-    """
-
-    kind: str
-    index: int | str
-    exact: bool
+    kind: str  # "given", "own" or "made"
+    index: int | str  # which of them; of its own the name in the model, empty for what is no parameter and no buffer
+    exact: bool  # it is that tensor; False: some view of it
 
 
 _TRUTHS = (torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero)

@@ -34,19 +34,12 @@ class DecidedError(MarkingError):
 
 @dataclass
 class ValueDependence:
-    """Modules whose forward depends on values, as one capture has met them.
+    """Modules whose forward depends on values, as one capture has met them."""
 
-    Args:
-        failed: The one whose forward did not go through without values, and why; None: there is none.
-        fixing: Those whose forward took a size that may vary for a number.
-        sizes: Symbols of sizes that depend on values, and whose results have them.
-        line: Where code between modules did so first; empty: nowhere.
-    """
-
-    failed: tuple[str, Exception] | None = None
-    fixing: dict[str, None] = field(default_factory=dict)
-    sizes: dict[Any, str] = field(default_factory=dict)
-    line: str = ""
+    failed: tuple[str, Exception] | None = None  # whose forward did not go through without values, and why
+    fixing: dict[str, None] = field(default_factory=dict)  # whose forward took a size that may vary for a number
+    line: str = ""  # where code between modules did so first; empty: nowhere
+    sizes: dict[Any, str] = field(default_factory=dict)  # symbols that depend on values, and whose results have them
 
     @property
     def wanting(self) -> dict[str, Exception | None]:
@@ -56,33 +49,19 @@ class ValueDependence:
 
 @dataclass(frozen=True)
 class CallEffects:
-    """What a call gives and does, as far as others see it.
+    """What a call gives and does, as far as others see it."""
 
-    Args:
-        results: What it returns, with a Slot for each tensor.
-        written: Which of the tensors that it is given it writes to in place.
-        aliases: Results by their number that share memory with others.
-        changed: Names, in the model, of its module's own parameters and buffers that it changes.
-        replaced: Of those, the names that it gives to another tensor.
-        differentiated: Pairs of the given tensors; see `gradients_taken`.
-        wanting: Results by their number that require a gradient, or may.
-        begun: Results by their number that a graph begins with, as `x.detach().requires_grad_()`, on every way.
-        asks: What it does depends on whether a tensor requires a gradient: see `gradients_asked`.
-        order: Of its operations: see `Operations`.
-        ways: What it runs, on each way that was gone; empty: nobody knows.
-    """
-
-    results: Any
-    written: frozenset[int]
-    aliases: dict[int, Alias]
-    changed: frozenset[str]
-    replaced: frozenset[str]
-    differentiated: frozenset[tuple[int, int]]
-    wanting: frozenset[int]
-    begun: frozenset[int]
-    asks: bool
-    order: tuple[int, int]
-    ways: tuple[Way, ...]
+    results: Any  # what it returns, with a Slot for each tensor
+    written: frozenset[int]  # which of the tensors that it is given it writes to in place
+    aliases: dict[int, Alias]  # results by their number that share memory with others
+    changed: frozenset[str]  # names, in the model, of its module's own parameters and buffers that it changes
+    replaced: frozenset[str]  # of those, the names that it gives to another tensor
+    differentiated: frozenset[tuple[int, int]]  # pairs of the given tensors; see `gradients_taken`
+    wanting: frozenset[int]  # results by their number that require a gradient, or may
+    begun: frozenset[int]  # results that a graph begins with, as `x.detach().requires_grad_()`, on every way
+    asks: bool  # what it does depends on whether a tensor requires a gradient: see `gradients_asked`
+    order: tuple[int, int]  # of its operations: see `Operations`
+    ways: tuple[Way, ...]  # what it runs, on each way that was gone; empty: nobody knows
 
     @classmethod
     def any_of(cls, results: Any, seen: Sequence[CallEffects]) -> CallEffects:
@@ -105,16 +84,10 @@ class CallEffects:
 
 @dataclass(frozen=True)
 class Observation:
-    """One call of a module on tensors with values.
+    """One call of a module on tensors with values."""
 
-    Args:
-        given: The shapes of the tensors that it was given.
-        made: Likewise those that it returned, as tensors on the meta device.
-        effects: What else it has done.
-    """
-
-    given: tuple[torch.Size, ...]
-    made: tuple[torch.Tensor, ...]
+    given: tuple[torch.Size, ...]  # of the tensors that it was given
+    made: tuple[torch.Tensor, ...]  # like those that it returned, on the meta device
     effects: CallEffects
 
 

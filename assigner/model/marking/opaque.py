@@ -67,21 +67,13 @@ class Slot:
 
 @dataclass(frozen=True)
 class OpaqueCall:
-    """One opaque call.
+    """One opaque call."""
 
-    Args:
-        module: The module's name in the model; empty: it is no module.
-        function: What is called where it is no module, on (args, kwargs) as they were.
-        arguments: (args, kwargs) with a Slot for each tensor and each size; the rest are constants.
-        effects: What its forward gives and does.
-        learnt: What is said of its results was learnt from some calls: the next one may have others.
-    """
-
-    module: str
-    function: Callable[..., Any] | None
-    arguments: Any
-    effects: CallEffects
-    learnt: bool
+    module: str  # its name in the model; empty: it is no module
+    function: Callable[..., Any] | None  # what is called where it is no module, on (args, kwargs) as they were
+    arguments: Any  # (args, kwargs) with a Slot for each tensor and each size; the rest are constants
+    effects: CallEffects  # what its forward gives and does
+    learnt: bool  # what is said of its results was learnt from some calls: the next one may have others
 
     @property
     def label(self) -> str:

@@ -106,21 +106,13 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True)
 class Way:
-    """What a call runs, on one of the ways that values may lead it.
+    """What a call runs, on one of the ways that values may lead it."""
 
-    Args:
-        operations: In turn.
-        given: The tensors that it is given.
-        made: Those that it returns.
-        own: The parameters and buffers of its module, by name.
-        counts: Of the changes to those that it is given and has, as it runs: of its own torch counts none.
-    """
-
-    operations: Sequence[Listed]
+    operations: Sequence[Listed]  # in turn
     given: Sequence[torch.Tensor]
-    made: Sequence[torch.Tensor]
-    own: Mapping[str, torch.Tensor]
-    counts: tuple[int, ...] = field(init=False)
+    made: Sequence[torch.Tensor]  # those that it returns
+    own: Mapping[str, torch.Tensor]  # the parameters and buffers of its module, by name
+    counts: tuple[int, ...] = field(init=False)  # of the changes to `held`, as it runs: of its own torch counts none
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "counts", tuple(each._version for each in self.held))
