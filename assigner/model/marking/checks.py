@@ -22,7 +22,6 @@ import sys
 from dataclasses import dataclass
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, TypeVar
-from unittest import mock
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -33,7 +32,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
 from assigner.model.deferred.memento import Memento
-from assigner.model.marking.fakeforward import answering
+from assigner.model.marking.fakeforward import answering, patched
 from assigner.model.marking.opaque import within_call
 from assigner.model.members import parameters
 from assigner.usercode import running_line, user_line
@@ -187,8 +186,7 @@ class Checks:
             self._before = None
             self._stack = {}
 
-    @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _telling(self) -> contextlib.AbstractContextManager[None]:
         """Behind a decision whose way may raise, texts do without values: an error's is often made of them."""
 
         def is_behind() -> bool:
@@ -210,13 +208,9 @@ class Checks:
 
             return take
 
-        with contextlib.ExitStack() as stack:
-            for kind in (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool):
-                for name in ("__str__", "__repr__", "__format__"):
-                    stack.enter_context(mock.patch.object(kind, name, told(getattr(kind, name))))
-            for name in ("item", "tolist"):
-                stack.enter_context(mock.patch.object(FakeTensor, name, taken(getattr(FakeTensor, name))))
-            yield
+        kinds, texts = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool), ("__str__", "__repr__", "__format__")
+        values = [(FakeTensor, name, taken(getattr(FakeTensor, name))) for name in ("item", "tolist")]
+        return patched([*((kind, name, told(getattr(kind, name))) for kind in kinds for name in texts), *values])
 
     def _answer(self, node: Any, error: GuardOnDataDependentSymNode) -> Any:
         """The answer to a decision, as the graph has it too; None: there is none."""

@@ -113,6 +113,15 @@ def on_cpu() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(FakeTensorMode, "__torch_dispatch__", dispatch)
 
 
+@contextlib.contextmanager
+def patched(entries: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Classes and modules of Python's have other attributes while the block runs; an entry: whose, its name, and it."""
+    with contextlib.ExitStack() as stack:
+        for holder, name, made in entries:
+            stack.enter_context(mock.patch.object(holder, name, made))
+        yield
+
+
 def is_tensor(leaf: Any) -> bool:
     """True if a leaf of inputs, arguments or results is a tensor."""
     return isinstance(leaf, torch.Tensor)
@@ -312,8 +321,7 @@ def graph_asked(given: Sequence[torch.Tensor], lines: list[str]) -> Iterator[Non
         yield
 
 
-@contextlib.contextmanager
-def _noticed(name: str, note: Callable[[torch.Tensor], None]) -> Iterator[None]:
+def _noticed(name: str, note: Callable[[torch.Tensor], None]) -> contextlib.AbstractContextManager[None]:
     """Call something for each tensor, but parameters, whose attribute the user's code reads in a block."""
 
     def asking(plain: Any) -> property:
@@ -324,10 +332,8 @@ def _noticed(name: str, note: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
         return property(get, plain.__set__)
 
-    with contextlib.ExitStack() as stack:
-        for kind in (FakeTensor, torch.Tensor):  # what the first one has may be its own
-            stack.enter_context(mock.patch.object(kind, name, asking(getattr(kind, name))))
-        yield
+    kinds = (FakeTensor, torch.Tensor)  # what the first one has may be its own
+    return patched((kind, name, asking(getattr(kind, name))) for kind in kinds)
 
 
 GradientPlace = tuple[Any, int]

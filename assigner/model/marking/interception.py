@@ -26,7 +26,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import numpy.random  # noqa: F401 - loaded before a forward is watched: what it holds is compared
 import torch
@@ -48,7 +47,7 @@ from assigner.model.deferred.memento import Memento, StateChange
 from assigner.model.deferred.mutation import branched
 from assigner.model.marking.checks import stating
 from assigner.model.marking.exportable import unmoved
-from assigner.model.marking.fakeforward import is_tensor
+from assigner.model.marking.fakeforward import is_tensor, patched
 from assigner.model.marking.leftovers import FirstReads
 from assigner.model.marking.modules import check_hooks, listed_parameters
 from assigner.model.marking.observation import DecidedError
@@ -204,46 +203,41 @@ class Interceptions:
                     hint="decide in the model's builder what is trained; another choice is another pipeline",
                 )
 
-    @contextlib.contextmanager
-    def _caught(self) -> Iterator[None]:
+    def _caught(self) -> contextlib.AbstractContextManager[None]:
         tensor: Any = torch.Tensor
         function: Any = torch.autograd.Function
         autograd: Any = torch.autograd
         set_requires = self._require(_TRUE["requires_grad"].__set__)
-        with contextlib.ExitStack() as stack:
-            for holder, name, made in (
-                (function, "apply", classmethod(self._apply(vars(function)["apply"]))),
-                (tensor, "register_hook", self._hook(tensor.register_hook)),
-                (tensor, "register_post_accumulate_grad_hook",
-                 _refused(tensor.register_post_accumulate_grad_hook, "registers a hook on the gradient of a tensor")),
-                (tensor, "retain_grad", _ignored(tensor.retain_grad)),
-                (nn.RNNBase, "flatten_parameters", _ignored(nn.RNNBase.flatten_parameters)),  # by each worker
-                (nn.Module, "_apply", unmoved(nn.Module._apply)),
-                (autograd, "_engine_run_backward",
-                 _refused(autograd._engine_run_backward, "computes gradients")),
-                (torch.autograd.graph.saved_tensors_hooks, "__enter__",
-                 _refused(torch.autograd.graph.saved_tensors_hooks.__enter__, "changes what autograd saves",
-                          allowed=_saves_alone)),
-                (FakeTensor, "requires_grad_", self._require(tensor.requires_grad_)),
-                (FakeTensor, "requires_grad", property(self._requires_grad, set_requires)),
-                (FakeTensor, "data", property(_data, _set_data)),
-                (FakeTensor, "grad_fn", property(_grad_fn)),
-                (FakeTensor, "is_leaf", property(_is_leaf)),
-                (transformer, "_detect_is_causal_mask", lambda _, is_causal=None, *__: is_causal is True),
-                (decompositions, "one_layer_lstm", _flat(decompositions.one_layer_lstm)),
-                *((holder, name, _refused(getattr(holder, name), _SEEDS))
-                  for holder in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
-                (torch, "cond", _refused(branched, "has a value decide what runs, by torch.cond,",
-                                         allowed=lambda pred, *_: not is_tensor(pred))),
-                (torch.compiler, "is_exporting", _asked_by_user(torch.compiler.is_exporting)),
-                *((holder, "is_compiling", _asked_by_user(holder.is_compiling))
-                  for holder in (torch.compiler, torch._dynamo, torch._utils)),
-                (ShapeEnv, "_set_replacement", self._replacement(ShapeEnv._set_replacement)),
-                (torch._C, "_InferenceMode", _without_gradient(torch._C._InferenceMode)),
-                *stating(),
-            ):  # fmt: skip
-                stack.enter_context(mock.patch.object(holder, name, made))
-            yield
+        return patched((
+            (function, "apply", classmethod(self._apply(vars(function)["apply"]))),
+            (tensor, "register_hook", self._hook(tensor.register_hook)),
+            (tensor, "register_post_accumulate_grad_hook",
+             _refused(tensor.register_post_accumulate_grad_hook, "registers a hook on the gradient of a tensor")),
+            (tensor, "retain_grad", _ignored(tensor.retain_grad)),
+            (nn.RNNBase, "flatten_parameters", _ignored(nn.RNNBase.flatten_parameters)),  # by each worker
+            (nn.Module, "_apply", unmoved(nn.Module._apply)),
+            (autograd, "_engine_run_backward", _refused(autograd._engine_run_backward, "computes gradients")),
+            (torch.autograd.graph.saved_tensors_hooks, "__enter__",
+             _refused(torch.autograd.graph.saved_tensors_hooks.__enter__, "changes what autograd saves",
+                      allowed=_saves_alone)),
+            (FakeTensor, "requires_grad_", self._require(tensor.requires_grad_)),
+            (FakeTensor, "requires_grad", property(self._requires_grad, set_requires)),
+            (FakeTensor, "data", property(_data, _set_data)),
+            (FakeTensor, "grad_fn", property(_grad_fn)),
+            (FakeTensor, "is_leaf", property(_is_leaf)),
+            (transformer, "_detect_is_causal_mask", lambda _, is_causal=None, *__: is_causal is True),
+            (decompositions, "one_layer_lstm", _flat(decompositions.one_layer_lstm)),
+            *((holder, name, _refused(getattr(holder, name), _SEEDS))
+              for holder in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
+            (torch, "cond", _refused(branched, "has a value decide what runs, by torch.cond,",
+                                     allowed=lambda pred, *_: not is_tensor(pred))),
+            (torch.compiler, "is_exporting", _asked_by_user(torch.compiler.is_exporting)),
+            *((holder, "is_compiling", _asked_by_user(holder.is_compiling))
+              for holder in (torch.compiler, torch._dynamo, torch._utils)),
+            (ShapeEnv, "_set_replacement", self._replacement(ShapeEnv._set_replacement)),
+            (torch._C, "_InferenceMode", _without_gradient(torch._C._InferenceMode)),
+            *stating(),
+        ))  # fmt: skip
 
     def _apply(self, original: Any) -> Callable[..., Any]:
         """In the place of a class method: Python's, or of torch 2.14 on one that is written in C."""
@@ -405,8 +399,7 @@ def masks_as_captured() -> Iterator[list[bool]]:
         return outside
 
     told = _asked_by_user(compiles, ("transformers",))
-    compiler = torch.compiler
-    with mock.patch.object(compiler, "is_compiling", told), mock.patch.object(compiler, "is_exporting", told):
+    with patched((torch.compiler, name, told) for name in ("is_compiling", "is_exporting")):
         yield asked
 
 

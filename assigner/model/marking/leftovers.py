@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -26,6 +25,7 @@ from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.deferred.mutation import storage_of, tensor_leaves
 from assigner.model.deferred.ownership import STANDARD
 from assigner.model.deferred.reach import reach
+from assigner.model.marking.fakeforward import patched
 from assigner.model.marking.isolation import CrossingError
 from assigner.usercode import is_asked_by_user
 
@@ -132,13 +132,12 @@ _UNLIKE = _ASKED | {"forward"}
 """What is another on a rank's modules: evaluations set the mode, and deferred BatchNorm a forward."""
 
 
-@contextlib.contextmanager
 def _told(
     modules: Iterable[nn.Module], reading: Callable[[Any, str], None], setting: Callable[[Any, str], None]
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Call these before code in the block reads or sets an attribute of a module of the same classes, with its name."""
 
-    def watch(kind: type) -> None:
+    def watched(kind: type) -> list[tuple[type, str, Any]]:
         read: Callable[[Any, str], Any] = kind.__getattribute__  # type: ignore[assignment]
         write: Callable[[Any, str, Any], None] = kind.__setattr__  # type: ignore[assignment]
 
@@ -150,13 +149,9 @@ def _told(
             setting(module, name)
             write(module, name, value)
 
-        stack.enter_context(mock.patch.object(kind, "__getattribute__", told_read))
-        stack.enter_context(mock.patch.object(kind, "__setattr__", told_write))
+        return [(kind, "__getattribute__", told_read), (kind, "__setattr__", told_write)]
 
-    with contextlib.ExitStack() as stack:
-        for kind in dict.fromkeys(map(type, modules)):
-            watch(kind)
-        yield
+    return patched(entry for kind in dict.fromkeys(map(type, modules)) for entry in watched(kind))
 
 
 class FirstReads:

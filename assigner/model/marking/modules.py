@@ -12,7 +12,6 @@ import inspect
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -24,6 +23,7 @@ from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.ownership import HOOKS, STANDARD
 from assigner.model.deferred.reach import reach
+from assigner.model.marking.fakeforward import patched
 from assigner.model.members import buffers, named_buffers, named_parameters, parameters
 from assigner.model.plainvalues import dtype_name
 from assigner.usercode import UNKNOWN, running_line, user_line
@@ -152,8 +152,9 @@ def check_hooks(model: nn.Module, opaque: Sequence[str]) -> None:
         )
 
 
-@contextlib.contextmanager
-def forwards_called(modules: Iterable[nn.Module], names: Mapping[int, str] | None = None) -> Iterator[None]:
+def forwards_called(
+    modules: Iterable[nn.Module], names: Mapping[int, str] | None = None
+) -> contextlib.AbstractContextManager[None]:
     """Have code in the block that calls `module.forward` call the module.
 
     Not so within the module's own call, nor where its class has a `__call__` of its own, which does other work.
@@ -186,10 +187,7 @@ def forwards_called(modules: Iterable[nn.Module], names: Mapping[int, str] | Non
 
         return reading
 
-    with contextlib.ExitStack() as stack:
-        for kind in {type(each) for each in modules}:
-            stack.enter_context(mock.patch.object(kind, "__getattribute__", watched(kind)))
-        yield
+    return patched((kind, "__getattribute__", watched(kind)) for kind in {type(each) for each in modules})
 
 
 def _check_unhooked(name: str, module: nn.Module) -> None:

@@ -46,6 +46,7 @@ from assigner.model.marking.fakeforward import (
     graph_asked,
     is_tensor,
     own_tensors,
+    patched,
     put_back,
     with_own_sizes,
 )
@@ -489,16 +490,13 @@ class OpaqueCalls:
                 self.dependence.fixing[name] = None
 
 
-@contextlib.contextmanager
-def _inner(name: str) -> Iterator[None]:
+def _inner(name: str) -> contextlib.AbstractContextManager[None]:
     """The block runs within an opaque call, of a module by this name, or of a function.
 
     Torch's own call of modules: export's keeps a stack of those that run, and one that raises, as a way may that no
     value takes, would stay on it.
     """
-    own_call = mock.patch.object(nn.Module, "__call__", nn.Module._wrapped_call_impl)
-    with mock.patch.object(_session, "running", name), own_call:
-        yield
+    return patched([(_session, "running", name), (nn.Module, "__call__", nn.Module._wrapped_call_impl)])
 
 
 def register_dataclasses(output: Any) -> None:
@@ -524,15 +522,14 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
     by_name = forwards_called(
         [module for module, name in modules.items() if name not in opaque.unmarked], opaque.name_of
     )
+    owners = {calling_class(module) for module in modules} - {nn.Module}
+    own_calls = patched((each, "__call__", _own_call(each, opaque)) for each in owners)
     # leftovers ask who reads an attribute: their watch is the one that the reader calls
-    with session, by_name, opaque.leftovers.guarded(), placed(calls), contextlib.ExitStack() as stack:
-        for each in {calling_class(module) for module in modules} - {nn.Module}:
-            stack.enter_context(_call_replaced(each, opaque))
+    with session, by_name, opaque.leftovers.guarded(), placed(calls), own_calls:
         yield
 
 
-@contextlib.contextmanager
-def _call_replaced(owner: Any, opaque: OpaqueCalls) -> Iterator[None]:
+def _own_call(owner: Any, opaque: OpaqueCalls) -> Callable[..., Any]:
     original = owner.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -541,5 +538,4 @@ def _call_replaced(owner: Any, opaque: OpaqueCalls) -> Iterator[None]:
             return original(self, *args, **kwargs)
         return opaque.module(name, partial(original, self))(*args, **kwargs)
 
-    with mock.patch.object(owner, "__call__", call):
-        yield
+    return call
