@@ -33,7 +33,7 @@ from assigner.verification.pieces import forward_differences
 from assigner.verification.plain import PlainModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
@@ -209,15 +209,11 @@ class _Check:
         return [
             found
             for group in ([makers] if at_once else [(maker,) for maker in makers])
-            for found in self._differences(self._model(), self._made(group), aligns=aligns)
+            for found in self._differences(self._model(), [maker() for maker in group], aligns=aligns)
         ]
 
-    def _made(self, makers: Iterable[Callable[[], Side]]) -> list[Side]:
-        sides = [maker() for maker in makers]
-        self._initial.kept = {}
-        return sides
-
     def _differences(self, plain: PlainModel, others: Sequence[Side], *, aligns: bool = True) -> list[list[Difference]]:
+        self._initial.kept = {}
         found = differences(self._exercise, plain, others, evaluates=self._evaluates, aligns=aligns)
         self._unevaluated = self._unevaluated or plain.unevaluated
         self._evaluates = self._evaluates and not self._unevaluated
