@@ -302,12 +302,11 @@ def gradients_asked() -> Iterator[list[Any]]:
         return original(*args)
 
     checkpointed = mock.patch.object(CheckpointFunction, "forward", staticmethod(forward))
-    with _noticed("requires_grad", found.append), checkpointed:
+    with _noticed(found.append, "requires_grad"), checkpointed:
         yield found
 
 
-@contextlib.contextmanager
-def graph_asked(given: Sequence[torch.Tensor], lines: list[str]) -> Iterator[None]:
+def graph_asked(given: Sequence[torch.Tensor], lines: list[str]) -> contextlib.AbstractContextManager[None]:
     """Note the lines of the user's code in a block that ask what autograd's graph of a given tensor is.
 
     A partition begins a graph of its own: what it is given is a leaf there, and is none where nothing is cut.
@@ -317,12 +316,11 @@ def graph_asked(given: Sequence[torch.Tensor], lines: list[str]) -> Iterator[Non
         if tensor.requires_grad and torch.is_grad_enabled() and any(tensor is each for each in given):
             lines.append(running_line())
 
-    with _noticed("is_leaf", note), _noticed("grad_fn", note):
-        yield
+    return _noticed(note, "is_leaf", "grad_fn")
 
 
-def _noticed(name: str, note: Callable[[torch.Tensor], None]) -> contextlib.AbstractContextManager[None]:
-    """Call something for each tensor, but parameters, whose attribute the user's code reads in a block."""
+def _noticed(note: Callable[[torch.Tensor], None], *names: str) -> contextlib.AbstractContextManager[None]:
+    """Call something for each tensor, but parameters, of which the user's code reads such an attribute in a block."""
 
     def asking(plain: Any) -> property:
         def get(tensor: torch.Tensor) -> Any:
@@ -333,7 +331,7 @@ def _noticed(name: str, note: Callable[[torch.Tensor], None]) -> contextlib.Abst
         return property(get, plain.__set__)
 
     kinds = (FakeTensor, torch.Tensor)  # what the first one has may be its own
-    return patched((kind, name, asking(getattr(kind, name))) for kind in kinds)
+    return patched((kind, name, asking(getattr(kind, name))) for name in names for kind in kinds)
 
 
 GradientPlace = tuple[Any, int]
