@@ -268,15 +268,13 @@ class _Rerun:
     ) -> Iterator[_MemoryPart]:
         """What a call has saved of what it was given, has made and has; where nobody knows, all of it."""
         label = call.label
-        try:
-            found = None if way is None else _saved_on(way)
-        except _RunsAgainError:
-            found = None
         parts = [self._part(each, f"{label} was given before") for each in given]
         if way is None:
             yield from (*parts, *(self._part(made[n], f"{label} has made") for n in sorted(call.effects.wanting)))
             return
-        if found is None:  # a checkpoint reads again what it was given, and nobody looks at its counter
+        try:
+            found = _saved_on(way)
+        except _RunsAgainError:  # a checkpoint reads again what it was given, and nobody looks at its counter
             yield from (each._replace(counter=None) for each in parts)
             return
         inputs, results, own = list[_Place](), list[_Place](), list[_Place]()
