@@ -79,7 +79,7 @@ class Partitions:
         self._exercise = exercise
         self._generators = SideGenerators(2)
         self._heard = HeardLoss(exercise.own_loss())
-        self._loss = torch.zeros((), dtype=torch.float64, device="cpu")
+        self._loss = 0.0
         plan, self._turns = exercise.plan(recomputes=recomputes), Turns()
         workers = [stage.worker for stage in plan.stages]
         self._members = [CopyingMembership(self._turns, workers, rank) for rank in range(len(workers))]
@@ -115,9 +115,7 @@ class Partitions:
     def train(self, step: int) -> None:
         """Forward and backward of a step's batch."""
         self._heard.begin(listens=False)
-        self._loss = torch.tensor(
-            sum(self._run(step, lambda seat: seat.train(self._exercise, step))), dtype=torch.float64, device="cpu"
-        )
+        self._loss = sum(self._run(step, lambda seat: seat.train(self._exercise, step)))
 
     def update(self) -> None:
         """Apply the gradients, those of each partition by an optimizer of its own, and drop them.
@@ -136,9 +134,7 @@ class Partitions:
     def evaluate(self) -> None:
         """The loss over the first batch in eval mode."""
         self._heard.begin(listens=True)
-        self._loss = torch.tensor(
-            self._run(-1, lambda seat: seat.evaluate(self._exercise))[0], dtype=torch.float64, device="cpu"
-        )
+        self._loss = self._run(-1, lambda seat: seat.evaluate(self._exercise))[0]
 
     def _run(self, step: int, act: Callable[[_Seat], float]) -> list[float]:
         def of(seat: _Seat) -> float:
@@ -165,7 +161,7 @@ class Partitions:
     def look(self, item: Item) -> torch.Tensor | None:
         """A value as it is now; None: there is none."""
         if item.quantity == "loss":
-            return self._loss.to(self._heard.dtype)
+            return torch.tensor(self._loss, dtype=self._heard.dtype, device="cpu")
         if item.quantity == "output":
             return self._heard.leaves().get(item.name)
         seat, canonical = self._seats[item.partition], self._exercise.graph.canonical

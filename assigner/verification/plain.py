@@ -67,7 +67,7 @@ class PlainModel:
         self._statistics = DeferredStatistics({"": self.model}, "deferred")
         self._heard = HeardLoss(exercise.own_loss())
         self._metrics = StepMetrics(exercise.own_metrics(), torch.device("cpu"))
-        self._loss: torch.Tensor | None = None
+        self._loss: float | None = None
         self._autocast = workload.autocast
         self._parameters = dict(named_parameters(self.model, remove_duplicate=False))
         self.per_micro_batch: set[str] = set()
@@ -140,7 +140,7 @@ class PlainModel:
         self._drop()
         return found
 
-    def _of_first_batch(self, exercise: Exercise, *, training: bool, draws: int = -1) -> torch.Tensor:
+    def _of_first_batch(self, exercise: Exercise, *, training: bool, draws: int = -1) -> float:
         self._autocast = exercise.workload.autocast
         flags = {module: module.training for module in self.model.modules()}
         if training:
@@ -162,7 +162,7 @@ class PlainModel:
             for module, flag in flags.items():
                 module.training = flag
 
-    def _run(self, cuts: Sequence[MicroBatch], *, trains: bool) -> torch.Tensor:
+    def _run(self, cuts: Sequence[MicroBatch], *, trains: bool) -> float:
         """The loss over some micro-batches, and its backward if it is trained on."""
         self._heard.begin(listens=not trains)
         over_batch = self._exercise.workload.loss_over == "batch" and len(cuts) > 1
@@ -174,7 +174,7 @@ class PlainModel:
                 continue
             self._measure(outputs, cut.targets, cut.weight)
             if cut.weight:
-                losses.append(float(self._lost(outputs, cut.targets, cut.weight)))
+                losses.append(self._lost(outputs, cut.targets, cut.weight))
         if over_batch:
             output = self._exercise.graph.output
             parts = [
@@ -183,8 +183,8 @@ class PlainModel:
             ]
             joined = pytree.tree_unflatten(join(parts), pytree.tree_structure(made[0]))
             self._measure(joined, cuts[0].targets, 1.0)
-            losses.append(float(self._lost(joined, cuts[0].targets, 1.0)))
-        return torch.tensor(exact_sum(losses), dtype=torch.float64, device="cpu")
+            losses.append(self._lost(joined, cuts[0].targets, 1.0))
+        return exact_sum(losses)
 
     def _forward(self, place: int, cut: MicroBatch, *, trains: bool) -> Any:
         for norms in self._statistics.partitions.values() if trains else ():
@@ -211,7 +211,7 @@ class PlainModel:
             self._metrics.begin()
             self._metrics.see(outputs, targets, weight)
 
-    def _lost(self, outputs: Any, targets: Any, weight: float) -> torch.Tensor:
+    def _lost(self, outputs: Any, targets: Any, weight: float) -> float:
         """A weighted loss; where gradients are on, its backward is run."""
         try:
             with casting(self._autocast, "cpu"), user_code("Workload.loss"):
@@ -224,7 +224,7 @@ class PlainModel:
         if value.requires_grad:
             with user_code("the plain model's backward"):
                 value.backward()  # type: ignore[no-untyped-call]
-        return value.detach()
+        return float(value.detach())
 
     @torch.no_grad()
     def nudge(self, epsilon: float) -> None:
@@ -245,7 +245,7 @@ class PlainModel:
     def look(self, item: Item) -> torch.Tensor | None:
         """A value as it is now; None: there is none."""
         if item.quantity == "loss":
-            return None if self._loss is None else self._loss.to(self._heard.dtype)
+            return None if self._loss is None else torch.tensor(self._loss, dtype=self._heard.dtype, device="cpu")
         if item.quantity == "output":
             return self._heard.leaves().get(item.name)
         if item.quantity == "gradient":
