@@ -228,6 +228,23 @@ def test_gradients_may_be_switched_off():
     assert reference.gradient_distance(found) < 1e-12
 
 
+def test_a_hook_between_partitions_may_be_removed_again():
+    """Its handle takes it back, as that of any tensor does; another one on the same tensor stays."""
+
+    def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
+        h = s.a(x)
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient * 3)
+            h.register_hook(lambda gradient: gradient * 5).remove()
+        return s.c(s.b(h)).sum(1, keepdim=True)
+
+    made = of(forward)
+    reference, batch = Reference(made), made.make_batch(8, seed=1)
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=1e-12)
+        assert reference.gradient_distance(pipeline.gradients()) < 1e-12
+
+
 @pytest.mark.parametrize("outer", [True, False])
 def test_modules_of_any_name(outer):
     """Words of Python's, letters that it takes for others, quotes: in a partition's graph, or between partitions."""
