@@ -90,16 +90,12 @@ class Turns:
         self._sent[label].append(tensor)
 
     def take(self, label: Hashable) -> torch.Tensor:
-        """Called by a body: the next one, once it is there."""
+        """Called by a body: the next one; the others run until it is there."""
         sent = self._sent[label]
-        self.wait_until(lambda: bool(sent))
-        return sent.popleft()
-
-    def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Called by a body: the others run until `ready` says yes."""
-        if not ready():
+        if not sent:
             assert self._current is not None
-            self._current.wait(ready)
+            self._current.wait(lambda: bool(sent))
+        return sent.popleft()
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
         """Run all of them to their ends.

@@ -15,9 +15,9 @@ def test_turns_end_where_everybody_waits():
     """Two that wait for each other are an error, not a hang; so is one that fails."""
     turns = Turns()
     with pytest.raises(RuntimeError, match="waits for a message"):
-        turns.run([lambda: turns.wait_until(lambda: False)] * 2)
+        turns.run([lambda: turns.take("a message")] * 2)
     with pytest.raises(ZeroDivisionError):
-        turns.run([lambda: turns.wait_until(lambda: False), lambda: 1 / 0])
+        turns.run([lambda: turns.take("a message"), lambda: 1 / 0])
     assert turns.run([lambda: 1, lambda: 2]) == [1, 2]
 
 
