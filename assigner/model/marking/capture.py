@@ -7,7 +7,6 @@ An unmarked module that is given or returns what nobody could send, as a functio
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -162,12 +161,15 @@ def capture(
                 marked=marked, autocast=autocast, known=row_leaves, checks=checks, learnt=learnt,
             )  # fmt: skip
 
-            def again(found: FoundTables, key: InputKey, export: Any = export) -> Capture:
-                return _first_export(partial(export, key.inputs(), found=found), ValueDependence(), whose, fewer)
+            def again(tables: FoundTables, key: InputKey, export: Any = export) -> Capture:
+                with tables.placed(model):
+                    second = _first_export(partial(export, key.inputs()), checks, ValueDependence(), whose, fewer)
+                second.found = tables.by_name
+                return second
 
             try:
                 try:
-                    found = _first_export(partial(export, inputs), dependence, whose, tries)
+                    found = _first_export(partial(export, inputs), checks, dependence, whose, tries)
                 except MarkingError:
                     wanted = {name: why for name, why in dependence.wanting.items() if name not in learnt}
                     if not wanted:
@@ -201,13 +203,13 @@ def opened_in_vain(error: MarkingError, opened: Mapping[str, CrossingError]) -> 
 
 
 def _first_export(
-    export: Callable[..., Capture], dependence: ValueDependence, name: str, wished: Sequence[_Dims]
+    export: Callable[..., Capture], checks: Checks, dependence: ValueDependence, name: str, wished: Sequence[_Dims]
 ) -> Capture:
     """The export in which the most may vary. torch.export raises many kinds of errors; the last try's is reported."""
     *tries, last = wished
     for dims in tries:
         try:
-            found = export(dims, dependence=dependence)
+            found = checks.carried(partial(export, dims, dependence=dependence))
         except Exception as error:  # noqa: BLE001 - the last try's is reported
             if isinstance(error, DecidedError):
                 break  # it is the same where less may vary
@@ -218,7 +220,7 @@ def _first_export(
             break  # however little varies, that module needs values
     dependence.fixing.clear()  # in the last try nothing but the rows may vary
     dependence.line = ""
-    return _or_explain(lambda: export(last, dependence=dependence), name, dependence)
+    return _or_explain(lambda: checks.carried(partial(export, last, dependence=dependence)), name, dependence)
 
 
 def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDependence) -> Capture:
@@ -276,17 +278,6 @@ def _or_explain(export: Callable[[], Capture], name: str, dependence: ValueDepen
 # An entry of the cache, with symbols for sizes, costs more than it saves: a tenth to a third. Export has its own mode.
 @torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # type: ignore[untyped-decorator]
 def _export(
-    model: nn.Module, names: Sequence[str], inputs: Any, dims: _Dims, *,
-    checks: Checks, found: FoundTables | None = None, **words: Any,
-) -> Capture:  # fmt: skip
-    with contextlib.nullcontext() if found is None else found.placed(model):
-        made = checks.carried(lambda: _export_once(model, names, inputs, dims, checks=checks, **words))
-    if found is not None:
-        made.found = found.by_name
-    return made
-
-
-def _export_once(
     model: nn.Module,
     names: Sequence[str],
     inputs: Any,
