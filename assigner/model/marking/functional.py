@@ -233,18 +233,12 @@ class Functional:
                 f"the glue between partitions calls {schema.name} ({line_of(node)})",
                 hint="write it out of place, or mark a larger module that contains the line",
             )
-        families: list[StorageFamily] = []
-        views: list[tuple[int, list[ViewStep]]] = []
-        for each in written:
-            member = self._member(each, node)
-            if member.family not in families:
-                families.append(member.family)
-            views.append((families.index(member.family), self._chain(each)))
+        of_each = [self._member(each, node).family for each in written]
+        families = [*dict.fromkeys(of_each)]
+        views = [(families.index(family), self._chain(each)) for family, each in zip(of_each, written, strict=True)]
         bases = [family.current for family in families]
         detached = bool(node.meta.get("without_gradient"))
-        target, operands = write(
-            node, written, views, self._read, count=len(families), without_gradient=detached
-        )  # fmt: skip
+        target, operands = write(node, written, views, self._read, count=len(families), without_gradient=detached)
         whole = self._new(target, (*bases, *operands), like=None)
         whole.meta["stack_trace"] = node.stack_trace
         whole.meta["val"] = [
