@@ -302,13 +302,12 @@ class Functional:
     def _store(self, state: fx.Node, made: fx.Node, writer: fx.Node) -> fx.Node:
         """Write a new version of a parameter or buffer back."""
         placeholder = next(node for node in self._written_state if node.name == state.name)
-        if not self._written_state[placeholder]:
-            target = ONCE[self._is_used_before(placeholder, writer)]
-            kept = self._new(target, (state, made), like=made)
+        if self._written_state[placeholder]:
+            kept = self._new(stored, (state, made), like=made)
+            self._join(state, kept)
+        else:
+            kept = self._new(ONCE[self._is_used_before(placeholder, writer)], (state, made), like=made)
             self._kept.setdefault(state, []).append(kept)
-            return kept
-        kept = self._new(stored, (state, made), like=made)
-        self._join(state, kept)
         return kept
 
     def _store_last_alone(self) -> None:
@@ -396,15 +395,14 @@ class Functional:
         copies: dict[StorageFamily, fx.Node] = {}
         made_here: list[fx.Node] = []
         for n in sorted(call.effects.written):
-            member = self._member(given[n], node)
-            family = member.family
+            family = self._member(given[n], node).family
             if family not in copies:
                 copies[family] = self._new(torch.ops.aten.clone.default, (family.current,), like=family.current)
                 made_here.append(copies[family])
         for n, each in enumerate(given):
-            member_of = self._members.get(each)
-            if member_of is not None and member_of.family in copies:
-                made = copies[member_of.family]
+            member = self._members.get(each)
+            if member is not None and member.family in copies:
+                made = copies[member.family]
                 for step in self._chain(each):
                     made = self._emit_view(step, made, each)
                     made_here.append(made)
