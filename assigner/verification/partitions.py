@@ -33,26 +33,26 @@ T = TypeVar("T")
 
 @dataclass
 class _Seat:
-    """One worker: its part in the run, its partition with what runs it, and an optimizer over its parameters."""
+    """One worker: its partition with what runs it, and an optimizer over its parameters."""
 
-    member: CopyingMembership
     installed: Installation
     optimizer: RankOptimizer
 
     def train(self, exercise: Exercise, step: int) -> float:
         """Forward and backward of a step; the loss where it is computed."""
         installed, batch = self.installed, exercise.batch(step)
-        with self.member.guarded("the start of a step"):
+        with installed.member.guarded("the start of a step"):
             program, cuts = installed.begin("step", batch)
             installed.gradients.drop()
             installed.gradients.begin()
             found, _ = installed.training.run(cuts, step)
             installed.gradients.end(program, installed.executor, step)
-        return found[self.member.rank][0] if self.member.rank in found else 0.0
+        rank = installed.member.rank
+        return found[rank][0] if rank in found else 0.0
 
     def update(self) -> None:
         """Apply the gradients, and drop them."""
-        with self.member.guarded("an update"):
+        with self.installed.member.guarded("an update"):
             good = self.installed.gradients.ready()
             self.installed.executor.update(self.optimizer.local if good else None, 0)
             self.installed.gradients.drop()
@@ -60,7 +60,7 @@ class _Seat:
     def evaluate(self, exercise: Exercise) -> float:
         """The loss over the first batch in eval mode."""
         self.installed.inference.carried.put(None)
-        with self.member.guarded("an evaluation"):
+        with self.installed.member.guarded("an evaluation"):
             return self.installed.evaluate("evaluate", exercise.batch(0), STEPS)
 
 
@@ -100,7 +100,7 @@ class Partitions:
         )  # fmt: skip
         model = graph.deferred.model.named_parameters()
         optimizer = RankOptimizer(workload, model, installed.trained)
-        return _Seat(member, installed, optimizer)
+        return _Seat(installed, optimizer)
 
     def submodules(self) -> dict[str, torch.nn.Module]:
         """The modules of all partitions, by their names in the model."""
