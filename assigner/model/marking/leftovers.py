@@ -72,13 +72,9 @@ class Leftovers:
         """Refuse their reads by other code in the block."""
         return _told((module for _, module in self._modules), self._reading, self._setting)
 
-    def note(self, partition: str, inside: Named, values: Memento) -> set[Attribute]:
-        """A partition's forward is done, and what it left was not taken back yet: it may have been read elsewhere.
-
-        Returns:
-            The attributes of its modules that it has changed.
-        """
-        found = set[Attribute]()
+    def note(self, partition: str, inside: Named, values: Memento) -> bool:
+        """A partition's forward is done, and not taken back yet. True: it has changed attributes of its modules."""
+        found = False
         changes = values.changes()
         changed = {id(each.holder) for each in changes}
         deep = [each for each in changes if not isinstance(each.holder, nn.Module)]
@@ -88,7 +84,7 @@ class Leftovers:
             keys |= {key for key, value in module.__dict__.items() if id(value) in changed}
             keys |= {key for key in module.__dict__ if any(_is_within(each.name, f"{path}.{key}") for each in deep)}
             for key in keys - _OTHERS:
-                found.add((id(module), key))
+                found = True
                 self._changed[id(module), key] = partition
                 if not self._read.isdisjoint({(id(module), key), (id(module), _ALL)}):
                     raise _read_elsewhere(partition, key)

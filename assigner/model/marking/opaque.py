@@ -321,7 +321,7 @@ class OpaqueCalls:
         """Keep how a call leaves its module, if that is not as it found it."""
         inside = self.isolation.inside.get(name, [])
         changed, now = self.leftovers.note(name, inside, values), own_tensors(inside)
-        is_left = bool(changed) or now.keys() != own.keys() or any(now[key] is not own[key] for key in own)
+        is_left = changed or now.keys() != own.keys() or any(now[key] is not own[key] for key in own)
         if ran and is_left:
             self._left[name] = _AfterCall(self.isolation.values_of(inside), now, ran[-1])
 
