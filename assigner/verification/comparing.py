@@ -73,22 +73,13 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that is not the same on both sides.
-
-    Args:
-        moment: When.
-        item: Which.
-        largest: The largest absolute difference of its numbers; infinite: they cannot be compared (another shape, no
-            value on one side, other whole numbers).
-        scale: The largest absolute number in it.
-        epsilon: The relative step between neighbouring numbers of its type.
-    """
+    """A value that is not the same on both sides."""
 
     moment: Moment
     item: Item
-    largest: float
-    scale: float
-    epsilon: float
+    largest: float  # absolute difference of its numbers; infinite: another shape, no value or other whole numbers
+    scale: float  # the largest absolute number in it
+    epsilon: float  # the relative step between neighbouring numbers of its type
 
     def counts(self, noise: float | None = None) -> bool:
         """Whether rounding does not explain it.

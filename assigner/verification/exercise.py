@@ -46,19 +46,12 @@ STEPS = 2
 
 @dataclass(frozen=True, eq=False)
 class Exercise:
-    """The steps that both sides make.
+    """The steps that both sides make."""
 
-    Args:
-        workload: The model with its loss and optimizer; not compiled.
-        graph: Its partitions.
-        rows: In a batch.
-        micro_batches: Of a batch.
-    """
-
-    workload: Workload
-    graph: PartitionGraph
-    rows: int
-    micro_batches: int
+    workload: Workload  # the model with its loss and optimizer; not compiled
+    graph: PartitionGraph  # its partitions
+    rows: int  # in a batch
+    micro_batches: int  # of a batch
 
     @property
     def trains(self) -> bool:
