@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from assigner import Pipeline
+from assigner.runtime.step.stepmessages import StepValues
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
@@ -112,7 +113,7 @@ def inference() -> dict[str, Any]:
             output = pipeline.forward(inputs, to=1)
             found[name] = distance(output, expected) if pipeline.rank == 1 else float(output is not None)
             found[f"{name}: held"] = sum(parameter.requires_grad for _, parameter in pipeline.named_parameters())
-            assert all(each.step is None for each in pipeline._installed.inference._executors.values())
+            assert all(each.step == StepValues() for each in pipeline._installed.inference._executors.values())
     return found
 
 
