@@ -282,7 +282,11 @@ def capacity(text: str, flag: str) -> float:
 
 
 def money(text: str, flag: str) -> float:
-    """A price per hour; errors as of `size`."""
+    """A price per hour; errors as of `size`.
+
+    Raises:
+        UsageError: naming the flag and the text.
+    """
     try:
         value = float(text)
     except ValueError:

@@ -99,6 +99,9 @@ def wait_for_name(name: str, *, source: str, limit_s: float) -> None:
         name: The host's name or address.
         source: Who says that it is this one: `MASTER_ADDR`.
         limit_s: The longest wait of a pod for it.
+
+    Raises:
+        UsageError: it does not resolve.
     """
     begin, told = time.monotonic(), False
     while True:

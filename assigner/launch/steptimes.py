@@ -93,6 +93,10 @@ class StepClock:
 
 
 def handed_over(folder: Path) -> StepTimes | None:
-    """What rank 0 has handed over, its last pipeline counts; None: no step was made under a plan."""
+    """What rank 0 has handed over, its last pipeline counts; None: no step was made under a plan.
+
+    Raises:
+        FormatError: it is not what `StepClock` writes.
+    """
     path = folder / _FILE
     return handed_record(StepTimes, path) if path.is_file() else None

@@ -84,6 +84,9 @@ class StopSignals:
 
     Attributes:
         requested: One has come.
+
+    Raises:
+        UsageError: there is no such signal, or none that can be noted.
     """
 
     def __init__(self, names: Iterable[str], grace_s: float) -> None:

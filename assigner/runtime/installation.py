@@ -135,7 +135,11 @@ class Installation:
         return self.cutting.split((inputs, targets), count, weighed=loss, weights=weights)
 
     def check_read_elsewhere(self) -> None:
-        """Behind a forward: it has not begun to change what code outside of its partition reads."""
+        """Behind a forward: it has not begun to change what code outside of its partition reads.
+
+        Raises:
+            MarkingError: it has.
+        """
         self.share.read_elsewhere.check(self.training.variants.read_elsewhere)
 
     def evaluate(self, call: str, batch: Batch | None, number: int, outputs_to: Receiver | None = None) -> StepResult:

@@ -134,6 +134,9 @@ def relocate(
 
     Returns:
         What belongs to each partition that this rank is to hold, and the optimizer's state of what it is to update.
+
+    Raises:
+        LostConnectionError: a rank is gone.
     """
     rank, old = member.rank, share.plan
     found: dict[str, RelocatedState] = {}

@@ -244,6 +244,9 @@ class StepTimer:
     """The jobs of a plan's stages, each made once, to be timed in one order after another, whatever its schedule.
 
     One job serves all micro-batches of a lane in a stage. FormatError: a link is missing.
+
+    Raises:
+        FormatError: a link is missing.
     """
 
     def __init__(self, plan: Plan, cost: CostModel, *, instead: Instead = AS_PROFILED) -> None:

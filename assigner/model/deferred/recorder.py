@@ -303,7 +303,12 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def readable(self) -> Iterator[None]:
-        """What torch does with memory beside all calls: what is loaded has memory, and what has none is not saved."""
+        """What torch does with memory beside all calls: what is loaded has memory, and what has none is not saved.
+
+        Raises:
+            BuilderError: the builder saves tensors; or it or torch has met a `BuilderError` of this recorder's, and has
+                raised an error of its own.
+        """
         with contextlib.ExitStack() as stack:
             readers: list[tuple[Any, str]] = [(torch.UntypedStorage, name) for name in ("cpu", "tolist", "_write_file")]
             # these read memory by its address; which of them there is, a release says

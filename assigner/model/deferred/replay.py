@@ -256,6 +256,9 @@ class Draws:
         """Mark a generator as one from which call `number` has drawn.
 
         From where that call draws is returned: a generator's state, or the number of the call where it goes on.
+
+        Raises:
+            BuilderError: the generator is another device's.
         """
         if generator.device.type != "cpu":
             raise BuilderError(

@@ -73,7 +73,11 @@ class Leftovers:
         return _told((module for _, module in self._modules), self._reading, self._setting)
 
     def note(self, partition: str, inside: Named, values: Memento) -> bool:
-        """A partition's forward is done, and not taken back yet. True: it has changed attributes of its modules."""
+        """A partition's forward is done, and not taken back yet. True: it has changed attributes of its modules.
+
+        Raises:
+            CrossingError: it has changed what other code has read.
+        """
         found = False
         changes = values.changes()
         changed = {id(each.holder) for each in changes}
@@ -277,7 +281,11 @@ def left_behind(leftovers: Leftovers, changes: Sequence[StateChange]) -> dict[At
 
 
 def check_loss(loss: Callable[..., Any] | None, model: nn.Module, left: Mapping[Attribute, str]) -> None:
-    """A loss may hold no list or dict in which a forward leaves something: it has the builder's, and not a copy."""
+    """A loss may hold no list or dict in which a forward leaves something: it has the builder's, and not a copy.
+
+    Raises:
+        MarkingError: it holds such a one.
+    """
     for place, value in reach({"loss": loss}, beside=model.modules()) if loss is not None and left else ():
         if (partition := left.get((id(value), ""))) is not None:
             raise MarkingError(
@@ -291,6 +299,9 @@ def check_apart(model: nn.Module, left: Mapping[Attribute, str], read: Collectio
     """What code outside of partitions reads or sets in one capture, as in eval mode, none of them changes in another.
 
     Of the builder's model; `left` is as `left_behind` gives it, `read` as `Leftovers.read` has it.
+
+    Raises:
+        CrossingError: they do.
     """
     for path, key in sorted(read):
         module = id(model.get_submodule(path))
@@ -301,7 +312,11 @@ def check_apart(model: nn.Module, left: Mapping[Attribute, str], read: Collectio
 
 
 def check_followed(followed: Named, read: Memento, left: Mapping[Attribute, str]) -> None:
-    """Code that is followed in one capture, and was a call's in the first one, reads nothing that this call changes."""
+    """Code that is followed in one capture, and was a call's in the first one, reads nothing that this call changes.
+
+    Raises:
+        CrossingError: it can read a list, a dict or another object that they change.
+    """
     sent = {id(space) for _, module in followed for space in (module._parameters, module._buffers)}
     if found := sorted({left[holder, ""] for holder in read.holders() - sent if left.get((holder, ""))}):
         raise _crossing(found[0], "a list, dict or object that it holds")

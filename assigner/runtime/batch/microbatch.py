@@ -97,6 +97,9 @@ class Cutting:
         """Rows of a batch, as `Workload.batch` counts them; of rows that belong together the groups.
 
         They are the dimension of rows, or the length, of the first input that carries them.
+
+        Raises:
+            UsageError: there is none, or it has none.
         """
         return self.counted(self._rows(inputs)[0])
 

@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 
 
 def given_pair(batch: Any) -> tuple[Any, Any]:
-    """What the script has handed in as inputs and targets; None for a part, or for the batch, is nothing."""
+    """What the script has handed in as inputs and targets; None for a part, or for the batch, is nothing.
+
+    Raises:
+        UsageError: it is no pair.
+    """
     if batch is None:
         return None, None
     check_pair(batch)

@@ -102,13 +102,21 @@ class CarriedState:
         self._member = member
 
     def sources(self, graph: PartitionGraph) -> frozenset[Value]:
-        """The values that become state of the next batch."""
+        """The values that become state of the next batch.
+
+        Raises:
+            UsageError: the model's output lacks what is carried, or it cannot be carried.
+        """
         numbers = [number for source in self.places.values() for number in check_output(graph.output, source)[0]]
         facts = [graph.output.tensors[number] for number in numbers]
         return frozenset(each.source for each in facts if each is not None)
 
     def given_to(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """The micro-batches with the state that the batch before left; all ranks call this."""
+        """The micro-batches with the state that the batch before left; all ranks call this.
+
+        Raises:
+            UsageError: the batch has other rows than that, or no such input.
+        """
         if not self.parts:
             return list(micro_batches)
         sizes = [cut.rows for cut in micro_batches]
@@ -214,7 +222,11 @@ class CarriedState:
         self._exchange(wants)
 
     def joined(self) -> StatePart | None:
-        """The state of the whole batch, by rows; None: the next batch begins anew. After `gather`."""
+        """The state of the whole batch, by rows; None: the next batch begins anew. After `gather`.
+
+        Raises:
+            UsageError: its micro-batches have states of other structures.
+        """
         if len(self.parts) < 2:
             return self.parts[0] if self.parts else None
         if any(part.structures != self.parts[0].structures for part in self.parts):
@@ -294,7 +306,11 @@ def carried_input(place: StatePlace) -> str:
 
 
 def input_leaves(structure: TreeSpec, place: StatePlace) -> list[int]:
-    """The numbers of an input's leaves among the flattened (args, kwargs); a UsageError where it is not there."""
+    """The numbers of an input's leaves among the flattened (args, kwargs); a UsageError where it is not there.
+
+    Raises:
+        UsageError: there is no such input.
+    """
     args, kwargs = _numbered(structure)
     try:
         return pytree.tree_leaves(kwargs[place] if isinstance(place, str) else args[place])
@@ -311,6 +327,9 @@ def output_leaves(structure: TreeSpec, place: StatePlace) -> tuple[list[int], Tr
     """The numbers of an output's leaves among those of the model's output, which has this structure; and their own.
 
     A UsageError where there is no such output.
+
+    Raises:
+        UsageError: there is no such output.
     """
     tree = _numbered(structure)
     try:
@@ -362,7 +381,11 @@ def kept(leaf: Any) -> Any:
 
 
 def check_carried(workload: Workload, graph: PartitionGraph) -> None:
-    """The places that the workload names are there, and what stands there can be carried."""
+    """The places that the workload names are there, and what stands there can be carried.
+
+    Raises:
+        UsageError: there is no such input or output, or a number or a shape that depends on data is among the state.
+    """
     for place, source in (workload.carried or {}).items():
         input_leaves(graph.domain.example.structure, place)
         check_output(graph.output, source)
@@ -403,7 +426,11 @@ def rows_dimension(known: RowLeaves, shape: Sequence[int], rows: int, made: int 
 
 
 def cut_leaf(leaf: Any, dimension: int | None, sizes: Sequence[int], where: str) -> list[Any]:
-    """A leaf of a state for each micro-batch; a UsageError where there are several, and it is a tensor without rows."""
+    """A leaf of a state for each micro-batch; a UsageError where there are several, and it is a tensor without rows.
+
+    Raises:
+        UsageError: there are several, and it is a tensor without rows.
+    """
     if len(sizes) == 1 or not isinstance(leaf, torch.Tensor):
         return [leaf] * len(sizes)
     if dimension is None:

@@ -73,13 +73,21 @@ class TrainingProgress:
     state: Any = None
 
     def facts(self) -> dict[str, Any]:
-        """As JSON."""
+        """As JSON.
+
+        Raises:
+            UsageError: `state` holds a value that is not plain.
+        """
         state = to_json(self.state, "state")
         return {"steps": self.steps, "batches": self.batches, "scaler": self.scaler, "state": state}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], path: Path) -> TrainingProgress:
-        """From JSON; checkpoints of old have only the counts and the model's fingerprint."""
+        """From JSON; checkpoints of old have only the counts and the model's fingerprint.
+
+        Raises:
+            FormatError: something else stands there.
+        """
         try:
             decode(str, facts.get("fingerprint"), "fingerprint")
             steps, batches = (decode(_COUNT, facts.get(key), key) for key in ("steps", "batches"))
@@ -179,7 +187,11 @@ def _hint_of_another(folder: Path, graph: PartitionGraph) -> str:
 
 
 def check_places(names: Iterable[str], graph: PartitionGraph, kind: type[FormatError | UsageError], where: str) -> None:
-    """The model has all of these tensors, or can be given them."""
+    """The model has all of these tensors, or can be given them.
+
+    Raises:
+        FormatError, UsageError: as `kind` says, naming one that has no place.
+    """
     for name in names:
         if name not in graph.persistent and not graph.takes_buffer(name, graph.piece):
             raise kind(

@@ -43,7 +43,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file."""
+    """The object in a file.
+
+    Raises:
+        FormatError: the file is missing, or holds something else.
+    """
     try:
         if not path.is_file():
             raise FormatError(f"{path}: there is no such file", hint=DAMAGED)
@@ -152,12 +156,20 @@ class Index:
         return metadata.get(SAVE) if isinstance(metadata, dict) else None
 
     def check_save(self, path: Path, number: Any) -> None:
-        """Another file is of the same save, as far as both say of which they are."""
+        """Another file is of the same save, as far as both say of which they are.
+
+        Raises:
+            FormatError: it is of another one.
+        """
         if None not in (number, self.save) and number != self.save:
             raise FormatError(f"{path} and {self.path.name} are of two saves", hint=DAMAGED)
 
     def section(self, name: str, *, optional: bool = False) -> dict[str, Any]:
-        """The entries of a section by name."""
+        """The entries of a section by name.
+
+        Raises:
+            FormatError: it is missing, or no object.
+        """
         if optional and name not in self.content:
             return {}
         if name not in self.content:
@@ -173,7 +185,11 @@ class Index:
         raise FormatError(f"{self.path}: {key}: {shown(value)} is not allowed; expected {expected}", hint=DAMAGED)
 
     def tensors(self, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
-        """Those tensors of the shards whose keys are wanted; the heads of all shards are checked."""
+        """Those tensors of the shards whose keys are wanted; the heads of all shards are checked.
+
+        Raises:
+            FormatError: a shard cannot be read, or it does not fit the index.
+        """
         folder, places, nan = self.path.parent, self.section("weight_map"), self.section("nan", optional=True)
         proper = re.compile(rf"{self.kind}-\d{{5,9}}\.safetensors", re.ASCII)
         for key, place in places.items():

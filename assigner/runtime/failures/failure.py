@@ -425,6 +425,9 @@ def joining(store: Store, name: str, worker: str, ranks: int) -> Iterator[Failur
         name: The group's, the same on every rank.
         worker: This rank.
         ranks: How many the group will have.
+
+    Raises:
+        WorkerError: the ranks lost each other, or this one cannot take part.
     """
     watch = FailureWatch(PrefixStore(f"{name} joining", store), worker, ranks=ranks)
     # a rank that waits for one that will not come learns of nothing by itself, and that one never knows

@@ -23,7 +23,11 @@ Forward = Callable[..., Any]
 
 
 def compiled(module: PartitionModule, name: str, options: CompileOptions) -> Forward | None:
-    """What runs a partition's forward in its place, by `Workload.compile`; None: it is not compiled."""
+    """What runs a partition's forward in its place, by `Workload.compile`; None: it is not compiled.
+
+    Raises:
+        UsageError: torch does not take the options, or (when the forward runs) cannot compile it.
+    """
     if options is None or options is False:
         return None
     try:

@@ -23,6 +23,9 @@ class Rematerialisation:
 
     It takes the memory that the plan's prediction says, or more, so that what is too large will not fit, but where
     everything is rematerialised; or all but the last micro-batch, mostly: nobody has predicted that run.
+
+    Raises:
+        UsageError: `choice` is none of these.
     """
 
     def __init__(self, choice: RunRemat, plan: Plan) -> None:

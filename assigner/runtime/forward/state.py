@@ -68,7 +68,11 @@ class WrittenTensors:
         return tensor in self._found
 
     def add(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Note that a forward writes a tensor, and so all that lie on the same storage: these are returned."""
+        """Note that a forward writes a tensor, and so all that lie on the same storage: these are returned.
+
+        Raises:
+            UsageError: another worker or stage has one of them too, and would not see it.
+        """
         family = self.family(tensor)
         shared = next((self._elsewhere[id(each)] for each in family if id(each) in self._elsewhere), None)
         if shared is not None:

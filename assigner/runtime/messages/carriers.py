@@ -93,7 +93,12 @@ def _threads(name: str) -> list[int]:
 
 
 def open_carrier(backend: Backend | None, *, timeout_s: float) -> Carrier:
-    """What carries this rank's messages through the host. Every rank of the run calls this at the same time."""
+    """What carries this rank's messages through the host. Every rank of the run calls this at the same time.
+
+    Raises:
+        UsageError: the ranks were asked for unlike backends; see also `open_mpi`.
+        WorkerError: see `open_mpi`.
+    """
     told = all_gather(str, backend or "")
     unlike = next((rank for rank, each in enumerate(told) if each != told[0]), None)
     if unlike is not None:

@@ -111,7 +111,11 @@ def own_place(device: torch.device) -> Iterator[ProcessPlace | None]:
 
 
 def host_memory(device: torch.device) -> HostMemory | None:
-    """The memory that this rank shares with others; None: with none. Every rank calls this at the same time."""
+    """The memory that this rank shares with others; None: with none. Every rank calls this at the same time.
+
+    Raises:
+        LostConnectionError: a rank is gone.
+    """
     if dist.get_world_size() < 2 or dist.get_backend() != "gloo":
         return None
     with own_place(device) as mine:

@@ -55,7 +55,11 @@ _failed: list[bool] = []  # whether this process's last run has
 
 
 def load() -> Any:
-    """The module `mpi4py.MPI`, with MPI not yet begun where nobody else has begun it."""
+    """The module `mpi4py.MPI`, with MPI not yet begun where nobody else has begun it.
+
+    Raises:
+        UsageError: there is none, or no library behind it.
+    """
     if importlib.util.find_spec("mpi4py") is None:
         raise UsageError("backend 'mpi': mpi4py is not installed", hint=_INSTALL)
     if "mpi4py.MPI" not in sys.modules:

@@ -75,7 +75,11 @@ _kept_here: dict[int, Store] = {}  # stores that this process hosts for its own 
 
 
 def meeting_point(place: Launched, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """The address and port of a run's store."""
+    """The address and port of a run's store.
+
+    Raises:
+        UsageError: nothing says where rank 0 is.
+    """
     address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     if port is not None and not (port.isdigit() and int(port) < 1 << 16):
         raise UsageError(f"MASTER_PORT is {port!r}; expected a port's number", hint="take a free one, 1024 to 65535")
@@ -164,7 +168,11 @@ def _keep_to_this_host(place: Launched, address: str, port: int) -> None:
 
 
 def join_group(place: Launched, timeout_s: float) -> None:
-    """Make the process group of a run's ranks, gloo's. NCCL's come later, among the ranks with GPUs of their own."""
+    """Make the process group of a run's ranks, gloo's. NCCL's come later, among the ranks with GPUs of their own.
+
+    Raises:
+        UsageError, WorkerError: see `job_store`.
+    """
     end_with_launcher(joins=True)
     timeout = timedelta(seconds=timeout_s)
     opened = Connections(meeting_point(place)[1])
@@ -304,7 +312,11 @@ def settle_group(ranks: Sequence[int]) -> None:
 
 
 def asked_backend() -> Backend | None:
-    """What the environment asks messages to be carried by, ASSIGNER_BACKEND; None: nothing."""
+    """What the environment asks messages to be carried by, ASSIGNER_BACKEND; None: nothing.
+
+    Raises:
+        UsageError: a backend that nobody knows.
+    """
     found = next((each for each in get_args(Backend) if each == os.environ.get(_BACKEND)), None)
     if found is None and os.environ.get(_BACKEND):
         raise UsageError(

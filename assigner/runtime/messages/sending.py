@@ -154,7 +154,11 @@ class PendingSends:
         self._hand_over(send, self._starting[lane])
 
     def flush(self) -> None:
-        """Wait until everything sent has left."""
+        """Wait until everything sent has left.
+
+        Raises:
+            LostConnectionError: a receiver is gone, or did not receive within the time-out.
+        """
         for send in self._taken():
             assert send.work is not None
             checked(send.target, functools.partial(self._wait, send.work))

@@ -136,7 +136,11 @@ class Transport:
         return cls(device=device, timeout_s=timeout_s, direct=direct, memory=memory, carrier=carrier)
 
     def know(self, routes: Iterable[Route]) -> None:
-        """Number the routes of a program that have no number yet; every rank knows the same programs in one order."""
+        """Number the routes of a program that have no number yet; every rank knows the same programs in one order.
+
+        Raises:
+            UsageError: what carries messages has too few tags.
+        """
         routes = tuple(routes)
         for route in routes:
             ends = frozenset((rank_of(route.source), rank_of(route.target)))

@@ -338,7 +338,11 @@ class Membership:
         return [rank for rank in self.ranks if rank != self.rank]
 
     def stop_requested(self, signals: Sequence[str], grace_s: float) -> bool:
-        """Whether one of the signals has come to any rank; see `Pipeline`. The first call has each rank note them."""
+        """Whether one of the signals has come to any rank; see `Pipeline`. The first call has each rank note them.
+
+        Raises:
+            UsageError: signals that cannot be noted, or others than in the first call.
+        """
         at = "the question whether to stop"
         if self._stop is None:
             self._stop = self.agree(at, lambda: StopSignals(signals, grace_s))

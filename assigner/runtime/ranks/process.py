@@ -119,7 +119,11 @@ def set_threads(plan: Plan, worker: str | None) -> None:
 
 
 def worker_device(worker: str | None) -> torch.device:
-    """The device of a worker, chosen as this process's own; the CPU for a rank without a stage."""
+    """The device of a worker, chosen as this process's own; the CPU for a rank without a stage.
+
+    Raises:
+        UsageError: this process has no such device.
+    """
     device = torch.device(Location.parse(worker).device if worker else "cpu")
     if device.type == "cuda":
         use_many_queues()

@@ -43,7 +43,11 @@ class PendingTensor:
         self.work.get_future().then(lambda _: call())
 
     def wait(self) -> torch.Tensor:
-        """It, once it is there; on a GPU what its stream does next waits for it."""
+        """It, once it is there; on a GPU what its stream does next waits for it.
+
+        Raises:
+            LostConnectionError: a member is gone, or did not come within the time-out.
+        """
         limit = () if self.group.direct else (self.group.timeout,)
         checked(self.group.peer, lambda: self.work.wait(*limit))
         return self.tensor
@@ -126,6 +130,9 @@ class WorkerGroups:
         Args:
             sets: The workers' names.
             direct: Through NCCL where it reaches all of a set; else through the host.
+
+        Raises:
+            LostConnectionError: a rank is gone.
         """
         found: dict[tuple[str, ...], WorkerGroup] = {}
         for workers in dict.fromkeys(tuple(each) for each in sets):

@@ -55,7 +55,11 @@ class Gathering:
             self._rounds[n] = [tuple(filter(None, each)) for each in itertools.zip_longest(*buckets)]
 
     def run(self, recorder: Recorder | None, *, gradients: bool = False) -> None:
-        """Send what this worker has updated, and take over what others have; gradients too where these change."""
+        """Send what this worker has updated, and take over what others have; gradients too where these change.
+
+        Raises:
+            LostConnectionError: a worker is gone.
+        """
         for stage in sorted(self._rounds, reverse=True):
             self._member.at = f"the exchange of the updated parameters of stage {stage} among its workers"
             span = None if recorder is None else recorder.begin(Action(ActionKind.GATHER, stage, -1))

@@ -221,6 +221,9 @@ def unchanged_by_backward(watched: Sequence[Watched], whole: PartitionState) -> 
 
     Or it would come in another order than in training without a plan, where each forward finds what the backward of
     the micro-batch before it has left.
+
+    Raises:
+        UsageError: it does.
     """
     counts = whole.last_counts() if watched else []
     values = [(each.piece.name, each.state.values()) for each, shows_values in watched if shows_values]

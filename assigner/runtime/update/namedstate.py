@@ -52,12 +52,20 @@ class OwnState(defaultdict[Any, Any]):
             )
 
     def __missing__(self, key: Any) -> Any:
-        """Make one, as torch does."""
+        """Make one, as torch does.
+
+        Raises:
+            StateElsewhereError: another rank has it.
+        """
         self._check(key)
         return super().__missing__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Have it, likewise."""
+        """Have it, likewise.
+
+        Raises:
+            StateElsewhereError: another rank has it.
+        """
         self._check(key)
         super().__setitem__(key, value)
 

@@ -91,7 +91,11 @@ class RankFactor:
         return number <= _FIRST or number % _EACH == 0
 
     def begin(self) -> None:
-        """A step is about to begin, on all ranks, as the script has left weights and gradients: these are checked."""
+        """A step is about to begin, on all ranks, as the script has left weights and gradients: these are checked.
+
+        Raises:
+            UsageError: as of `check`.
+        """
         if self._is_due(self._begun + 1):
             self.check()
         self._begun += 1

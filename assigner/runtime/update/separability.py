@@ -260,6 +260,9 @@ def drawing_nothing(optimizer: torch.optim.Optimizer, device: torch.device) -> I
     """A step over some of what is trained, from generators that are seeded alike for all: it draws nothing from them.
 
     To look takes some ten microseconds, so every update is looked at.
+
+    Raises:
+        UsageError: it has drawn.
     """
     before = _watched(device)
     yield

@@ -54,7 +54,11 @@ class KindSweeps:
         self._handed: set[tuple[tuple[tuple[int, int], ...], tuple[int, ...]]] = set()
 
     def bound(self, below: float) -> float:
-        """What no plan is below, no more than `below`; the pipelines that say so are handed on."""
+        """What no plan is below, no more than `below`; the pipelines that say so are handed on.
+
+        Raises:
+            OutOfTime: the time is over.
+        """
         if below > self._last[0] * tuning.NEAR_TARGET:
             return min(below, self._last[1])
         self._last = below, self._least_limit(below) if self._objective == "throughput" else self._least(below)
@@ -105,6 +109,9 @@ class KindSweeps:
         """Hand on a pipeline for each of several warm-up depths, with these, below a value; for the step alone.
 
         A stage with n stages behind it keeps 1 + a n micro-batches in flight: a = 1 is the schedule's own.
+
+        Raises:
+            OutOfTime: the time is over.
         """
         if self._objective != "step":
             return

@@ -172,13 +172,20 @@ class PathProgram:
         """The pipeline with the least sum of which no server is above its limit, in seconds; None: there is none.
 
         With `loads` what is least is the largest of each stage's load with the sum in front of it, without a toll.
+
+        Raises:
+            OutOfTime: the time is over.
         """
         run = _PathRun(self, stages, limit_f, limit_b, loads)
         run.fill()
         return run.trace()
 
     def trips(self, stages: ServerPrices, limit_f: float, limit_b: float) -> LeastTrips:
-        """The least that lies behind stages where no server is above its limit; arguments as of `least`."""
+        """The least that lies behind stages where no server is above its limit; arguments as of `least`.
+
+        Raises:
+            OutOfTime: the time is over.
+        """
         run = _PathRun(self, stages, limit_f, limit_b, None)
         run.fill()
         seconds = run.least_behind()

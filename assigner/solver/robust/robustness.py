@@ -131,6 +131,9 @@ def solve_robust(
     Returns:
         The solution: its plan and baselines are priced at the medians, its solver report at the slow end, at which it
         was solved (the report's options say so: `robust`). And the assessment.
+
+    Raises:
+        As `solve`.
     """
     if options.objective == "cost":
         raise UsageError("robust goes with objectives step, throughput and latency", hint="leave out one of the two")
