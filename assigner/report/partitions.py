@@ -138,7 +138,7 @@ def model_s(whole: Sequence[PartitionGroup]) -> Mapping[str, float]:
 
 
 def group_share(group: PartitionGroup, row: Timing, total_s: float) -> float:
-    """What all partitions of a group are of a worker's time for the model (`model_s`)."""
+    """What all partitions of a group are of a worker's time for the model (`model_s`), of a row its first worker's."""
     return len(group.partitions) * row.sample_s / total_s if total_s else 0.0
 
 

@@ -252,8 +252,10 @@ def _listed(plan: Plan, worker: str) -> list[Step]:
 
 
 @lru_cache(maxsize=64)
-def interleaved_orders(takers: tuple[tuple[str, ...], ...]) -> dict[str, list[Step]]:
+def interleaved_orders(takers: tuple[tuple[str, ...], ...]) -> dict[str, tuple[Step, ...]]:
     """Every worker's order, in pipeline order, where it has several stages: forwards and backwards in turn.
+
+    `takers` has by stage the worker of each micro-batch.
 
     M micro-batches go in rounds of about as many as there are workers: a worker takes a round through its first stage,
     then through its second one, and so on, and backwards from its last stage to its first. It begins with a number of
@@ -289,7 +291,7 @@ def interleaved_orders(takers: tuple[tuple[str, ...], ...]) -> dict[str, list[St
     for worker, mine in held.items():
         whole = (len(mine) - 1) * len(rounds[0]) + 2 * (len(places) - 1 - places.index(mine))
         ahead[worker] = -(-whole * len(left[worker][0]) // (len(mine) * len(takers[0])))
-    return _played(takers, forwards, left, ahead)
+    return {worker: tuple(steps) for worker, steps in _played(takers, forwards, left, ahead).items()}
 
 
 def _rounds(micro_batches: int, workers: int) -> list[range]:

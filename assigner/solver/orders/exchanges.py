@@ -59,12 +59,15 @@ class Exchanges:
         def accept(found: float, here: float) -> bool:
             return found <= here * (1 + TIE)
 
-        self._price(orders)
+        self._seen.add(_key(orders))
+        self._left -= self._tasks.count
+        self._log = []
+        self._tasks.step_s(orders, self._log)
         return local_search(orders, value, neighbours=self._neighbours, price=price, may_go_on=may_go_on, accept=accept)
 
     def _price(self, orders: Orders) -> float:
         """The step; inf: it was looked at before, or cannot be run."""
-        key = hash(tuple(map(tuple, orders)))
+        key = _key(orders)
         if key in self._seen:
             return math.inf
         self._seen.add(key)
@@ -109,6 +112,10 @@ class Exchanges:
         if self._tasks.peak(order) > self._tasks.room[worker]:
             return None
         return [*orders[:worker], order, *orders[worker + 1 :]]
+
+
+def _key(orders: Orders) -> int:
+    return hash(tuple(map(tuple, orders)))
 
 
 def _blocks(tasks: PlacedTasks, orders: Orders, log: Sequence[Timed]) -> Iterator[tuple[int, int, int]]:
