@@ -171,7 +171,7 @@ def _arguments(model: nn.Module) -> Iterator[tuple[tuple[str, ...], bool]]:
 
 def _kinds(model: nn.Module, count: int) -> Iterator[tuple[_Kind, ...]]:
     """What several arguments may be: all alike, then each by itself, as tokens beside a hidden state."""
-    told = (shapes for each in model.modules() if (shapes := _of_layer(each, _config_side(model))) is not None)
+    told = (shapes for each in model.modules() if (shapes := _of_layer(each, model)) is not None)
     kinds = list(dict.fromkeys([*((shape, None) for shape in next(told, ())), *_of_embedding(model)]))
     yield from ((kind,) * count for kind in kinds)
     if count > 1:
@@ -188,12 +188,12 @@ def _of_embedding(model: nn.Module) -> Iterator[_Kind]:
             return
 
 
-def _of_layer(layer: nn.Module, side: int | None) -> Sequence[tuple[int, ...]] | None:
-    """Shapes without rows that suit a layer, images first of this side; None: it does not say what it takes."""
+def _of_layer(layer: nn.Module, model: nn.Module) -> Sequence[tuple[int, ...]] | None:
+    """Shapes without rows that suit a layer, images of the model's side first; None: it does not say what it takes."""
     if isinstance(layer, nn.Embedding):
         return ()  # its tokens are `_of_embedding`'s
     if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        sides = (side, *_SIDES) if isinstance(layer, nn.Conv2d) else _LENGTHS[1::-1]
+        sides = (_config_side(model), *_SIDES) if isinstance(layer, nn.Conv2d) else _LENGTHS[1::-1]
         return [(layer.in_channels, *(each,) * len(layer.kernel_size)) for each in sides if each is not None]
     if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
         return [(layer.in_channels, *(each,) * len(layer.kernel_size)) for each in _SMALL_SIDES]

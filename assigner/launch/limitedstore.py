@@ -80,10 +80,13 @@ class _StoreLane:
             if not found.set_running_or_notify_cancel():
                 continue  # it was given up
             try:
-                found.set_result(make())
+                made = make()
             except Exception as error:  # noqa: BLE001 - whoever waits raises it
+                self.is_silent = False  # before whoever waits goes on, and asks for it
                 found.set_exception(error)
-            self.is_silent = False
+            else:
+                self.is_silent = False
+                found.set_result(made)
 
 
 class LimitedStore(Store):

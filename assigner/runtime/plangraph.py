@@ -207,10 +207,9 @@ def _check_code(workload: Workload, graph: PartitionGraph, member: Membership) -
     numbers = python_release(), digest([json.dumps(mine)])
     told = member.numbers_of(dict.fromkeys(member.ranks, numbers))
     release, first = told[0]
-    for rank, (their_release, theirs) in told.items():
-        if their_release != release or theirs == first:
-            continue
-        every = member.told(mine)
+    unlike = [rank for rank, (their_release, theirs) in told.items() if their_release == release and theirs != first]
+    every = member.told(mine) if unlike else []  # all ranks come here alike
+    for rank in unlike:
         ours, other = every[0], every[rank]
         for name in sorted(ours.keys() & other.keys()):
             if not ({*ours[name]} <= {*other[name]} or {*other[name]} <= {*ours[name]}):

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from forked_ranks import cases_of
-from workloads import graph_of, make_plan, skips
+from torch import nn
+from workloads import WIDTH, graph_of, make_plan, numbers, pipeline_of, skips, workload
 
 from assigner import Pipeline
 from assigner.errors import UsageError, WorkerError
+from assigner.model.marking.rows import EXAMPLE_ROWS
 from assigner.runtime.batch.callcomparison import inputs_of, outline
 
 if TYPE_CHECKING:
@@ -37,6 +39,27 @@ def disagreements(
     forked.run("disagreeing.py", made, *cases_of(request, "way"))
     found: dict[str, Any] = json.loads((made / "found.json").read_text())
     return found
+
+
+def test_steps_that_are_given_all_make_no_batch_but_two_that_show_the_rows():
+    """What `Workload.batch` draws or counts there would be missing from the script's own batches."""
+    made: list[int] = []
+
+    def batch(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        made.append(rows)
+        return numbers(rows, generator)
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)).double()
+
+    built = workload(model, "0", "1", batch=batch)
+    with pipeline_of(built, make_plan(built)) as pipeline:
+        inputs, targets = numbers(8, torch.Generator().manual_seed(1))
+        made.clear()
+        pipeline.step((inputs, targets))
+        pipeline.evaluate((inputs, targets))
+        pipeline.forward(inputs)
+    assert made == [EXAMPLE_ROWS, 2 * EXAMPLE_ROWS]
 
 
 @pytest.mark.slow

@@ -370,7 +370,7 @@ class Functional:
 
     def _take_result(self, node: fx.Node, result: Any) -> None:
         """An old node stands for an old node that it is, or for a new one."""
-        if result.graph is self.old:
+        if isinstance(result, fx.Node) and result.graph is self.old:
             member = self._members[result]
             self._members[node] = Member(member.family, self._read(result), member.family.version, result)
             self._values[node] = self._members[node].made

@@ -107,8 +107,9 @@ class Needs:
         if inputs is None and (why := self._why_inputs([self._variants.planned])):
             self._refuse("inputs", why)
         planned = self._variants.planned
-        may_be_none = self._example is None or self.targets_are_none  # that is what the loss is to get
-        if loss and targets is None and self._member.rank in planned.makers and not may_be_none:
+        lacks = loss and targets is None and self._member.rank in planned.makers
+        # None may be what the loss is to get; the workload's own batch is made only where that has to be known
+        if lacks and self._example is not None and not self.targets_are_none:
             self._refuse_targets(planned)
 
     def check_groups(self, groups: Sequence[VariantGroup], *, loss: bool) -> None:

@@ -165,8 +165,9 @@ class Checkpoint:
 
     def put(self, share: LocalPartitions, optimizer: RankOptimizer | None) -> None:
         """Fill what it was read for, in place; the optimizer's state and its settings (`lr`, ...) are replaced."""
+        places = share.places(self.tensors)  # as they were read: `set_extra_state` may take one away
         share.set_extra_state(self.extra)
-        places = share.places(self.tensors)
+        places.update(share.places(self.tensors))
         for name, tensor in self.tensors.items():
             places[name](tensor)
         if self.moments is not None and optimizer is not None:

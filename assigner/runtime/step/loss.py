@@ -207,7 +207,7 @@ class StepLoss:
             self._kept.keep(self._graph, outputs, place, cut)
             if self._kept.alone:
                 return
-        if not self._over_batch:
+        if self._workload.metrics and not self._over_batch:
             self._measure(self._graph.rebuild_output(outputs), cut.targets, cut.weight, place)
 
     def _measure(self, output: Any, targets: Any, weight: float, place: int) -> None:
