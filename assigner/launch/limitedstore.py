@@ -89,6 +89,15 @@ class _StoreLane:
                 found.set_result(made)
 
 
+def _in_time(name: str) -> Callable[..., Any]:
+    """A store's method of that name, called by the lane."""
+
+    def call(self: LimitedStore, *given: Any) -> Any:
+        return self._lane.made(lambda: getattr(self._store, name)(*given), self._limit_s)
+
+    return call
+
+
 class LimitedStore(Store):
     """A store whose calls end in time.
 
@@ -102,6 +111,9 @@ class LimitedStore(Store):
         self._store, self._limit_s = store, LIMIT_S if limit_s is None else limit_s
         self._lane: _StoreLane = _StoreLane() if beside is None else beside._lane
 
+    check, get, set = _in_time("check"), _in_time("get"), _in_time("set")
+    compare_set, add, multi_get = _in_time("compare_set"), _in_time("add"), _in_time("multi_get")
+
     @property
     def is_silent(self) -> bool:
         """A call took too long, and the store has not answered since."""
@@ -110,19 +122,6 @@ class LimitedStore(Store):
     def close(self) -> None:
         """Make no more calls; whoever waits for one is told that it took too long."""
         self._lane.close()
-
-
-def _in_time(name: str) -> Callable[..., Any]:
-    """A store's method of that name, called by the lane."""
-
-    def call(self: LimitedStore, *given: Any) -> Any:
-        return self._lane.made(lambda: getattr(self._store, name)(*given), self._limit_s)
-
-    return call
-
-
-for _name in ("check", "get", "set", "compare_set", "add", "multi_get"):
-    setattr(LimitedStore, _name, _in_time(_name))
 
 
 def opened(make: Callable[[], S], port: int, *, limit_s: float = STARTING_S) -> S:

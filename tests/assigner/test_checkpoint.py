@@ -348,6 +348,27 @@ def test_a_buffer_that_a_forward_registers_comes_back(tmp_path: Path):
         pipeline.load(tmp_path / "saved")
 
 
+class SetsAside(Registering):
+    """What its forwards register is none of its state any more once it is loaded."""
+
+    def get_extra_state(self):
+        return {"width": 8}
+
+    def set_extra_state(self, state):
+        self.register_buffer("seen", torch.zeros(state["width"]), persistent=False)
+
+
+def test_a_buffer_that_set_extra_state_takes_out_of_the_state_is_loaded(tmp_path: Path):
+    """Places of tensors are those that the checkpoint was read for, not those behind the model's own code."""
+    made = workload(lambda: nn.Sequential(SetsAside(), nn.Linear(8, 1)))
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "saved")
+        expected = pipeline.step(made.make_batch(8, 3))
+    with trained(made, steps=0) as pipeline:
+        pipeline.load(tmp_path / "saved")
+        assert pipeline.step(made.make_batch(8, 3)) == expected
+
+
 def test_a_buffer_that_a_forward_registers_in_the_place_of_an_attribute_is_not_saved(tmp_path: Path):
     """A load could not give it to a module that still has the attribute."""
 
