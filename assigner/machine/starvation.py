@@ -4,7 +4,8 @@ A thread that could run computes, or is queued behind others; one that waits for
 group's quota is the worker's own: a host that is held to 0.4 of a core is a worker of 0.4 of a core, and stopping it
 takes nothing from it. So what a process got is held against its share of the machine:
 
-    wanted     computed + queued, or computed + stopped by a quota where the kernel does not count that as queued
+    wanted     computed + queued, or computed + stopped by a quota where the kernel does not count that as queued; a
+               quota stops all threads at once, which counts for as many as the worker is to compute with
     got        computed / wanted
     allowed    the cores that affinity and quota leave, over the ranks that share them and their threads; 1 at most
     starved    1 - got / allowed: what others had of its share
@@ -120,17 +121,28 @@ def _ranks() -> int:
     return (place.local_ranks or 1) if place else 1
 
 
-def starved_share(before: ProcessorTime, after: ProcessorTime, *, allowed: float) -> float:
-    """The share of a process's processor time that others had between two readings, from 0 to 1."""
+def starved_share(before: ProcessorTime, after: ProcessorTime, *, allowed: float, threads: int = 1) -> float:
+    """The share of a process's processor time that others had between two readings, from 0 to 1.
+
+    Args:
+        before: The first reading.
+        after: The second one.
+        allowed: What each thread that computes may have of a core: `allowed_share`.
+        threads: How many these are.
+    """
     spent = []
     for thread, (computed_s, queued_s) in after.threads.items():
         computed_before, queued_before = before.threads.get(thread, (0.0, 0.0))
         spent.append((max(0.0, computed_s - computed_before), max(0.0, queued_s - queued_before)))
     busiest = max((computed_s for computed_s, _ in spent), default=0.0)
     computing = [each for each in spent if each[0] >= _MUCH * busiest]
-    computed, queued = sum(each[0] for each in computing), sum(each[1] for each in computing)
-    stopped = computed + max(0.0, after.throttled_s - before.throttled_s)
-    wanted = max(computed + queued, min(after.wall_s - before.wall_s, stopped))
+    throttled = max(0.0, after.throttled_s - before.throttled_s)
+    stops = sorted((min(queued_s, throttled) for _, queued_s in computing), reverse=True)
+    computed = sum(computed_s for computed_s, _ in computing)
+    wall = after.wall_s - before.wall_s
+    queued = max(0.0, min(wall * threads - computed, sum(stops[:threads])))
+    queued += sum(max(0.0, queued_s - throttled) for _, queued_s in computing)
+    wanted = max(computed + queued, min(wall, computed + throttled))
     if wanted < _LEAST_S:
         return 0.0
     return max(0.0, 1 - computed / wanted / allowed)
@@ -140,26 +152,27 @@ class StarvationWatch:
     """Watches this process from its construction on."""
 
     def __init__(self, threads: int) -> None:
-        self.allowed = allowed_share(threads)
+        self.allowed, self.threads = allowed_share(threads), threads
         self.begin = processor_time()
 
     def share(self) -> float:
         """The share of its processor time that others have had until now."""
-        return starved_share(self.begin, processor_time(), allowed=self.allowed)
+        return starved_share(self.begin, processor_time(), allowed=self.allowed, threads=self.threads)
 
 
 class RanksWatch:
     """Watches the processes that this one starts while the context is open, whatever they run."""
 
     def __init__(self, *, ranks: int, threads: int) -> None:
-        self.allowed = allowed_share(threads, ranks)
+        self.allowed, self.threads = allowed_share(threads, ranks), threads
         self.readings: dict[int, tuple[ProcessorTime, ProcessorTime]] = {}  # the first and the last of each
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="assigner-starvation", daemon=True)
 
     def share(self) -> float:
         """The share of its processor time that others have had of the rank that lost the most of it."""
-        return max((starved_share(*each, allowed=self.allowed) for each in self.readings.values()), default=0.0)
+        shares = (starved_share(*each, allowed=self.allowed, threads=self.threads) for each in self.readings.values())
+        return max(shares, default=0.0)
 
     def look(self) -> None:
         """Read what the processes have had until now."""

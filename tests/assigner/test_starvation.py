@@ -37,6 +37,8 @@ def after(wall_s: float, threads: Mapping[int, tuple[float, float]], throttled_s
         pytest.param(after(1.0, {1: (0.5, 0.5)}), 0.5, 0.0, id="two ranks share one core"),
         pytest.param(after(1.0, {1: (0.5, 0.5), 7: (0.5, 0.0)}), 1.0, 1 / 3, id="a thread that is new counts whole"),
         pytest.param(after(1.0, {1: (0.9, 0.1), 7: (0.02, 0.6)}), 1.0, 0.1, id="its messages queue behind it"),
+        pytest.param(after(1.0, {1: (0.2, 0.8), 7: (0.2, 0.8)}, 0.8), 0.4, 0.0, id="a quota stops its messages too"),
+        pytest.param(after(1.0, {1: (0.1, 0.9), 7: (0.1, 0.9)}, 0.4), 0.4, 0.6875, id="and others take more than that"),
         pytest.param(after(1.0, {1: (0.01, 0.03)}), 1.0, 0.0, id="too little tells nothing"),
         pytest.param(ProcessorTime(101.0, {}, 3.0), 1.0, 0.0, id="nobody tells"),
     ],
