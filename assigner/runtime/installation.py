@@ -19,6 +19,7 @@ from assigner.runtime.forward.state import PartitionState, WrittenTensors
 from assigner.runtime.passes import BatchPasses
 from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 from assigner.runtime.ranks.process import settle_vector_maths
+from assigner.runtime.recording.memory import heap_room
 from assigner.runtime.stages.gathering import Gathering
 from assigner.runtime.stages.localpartitions import LocalPartitions, UnreadState
 from assigner.runtime.stages.replicas import ReplicaWatch, replicated
@@ -74,9 +75,10 @@ class Installation:
         unread: UnreadState,
     ) -> None:
         settle_vector_maths()
+        needed, room = plan.predicted_workers.get(member.worker or ""), None
         if member.device.type == "cpu":
-            needed = plan.predicted_workers.get(member.worker or "")
-            keep_freed_memory(*(() if needed is None else (needed.peak_bytes, needed.capacity_bytes)))
+            keep_freed_memory()
+            room = None if needed is None else heap_room(needed.peak_bytes, needed.capacity_bytes)
         if any(step.letter == INPUT for steps in plan.listed.values() for step in steps):
             count_retained()
         self.graph = graph
@@ -99,8 +101,9 @@ class Installation:
         def passes(**of_training: Any) -> BatchPasses:
             carried = CarriedState(workload.carried, cutting=self.cutting, planned=graph.output, member=member)
             return BatchPasses(
-                variants, member, workload, needs=self.needs, carried=carried, watch=self.watch, **of_training
-            )
+                variants, member, workload, needs=self.needs, carried=carried, watch=self.watch, room=room,
+                **of_training,
+            )  # fmt: skip
 
         self.training, self.inference = passes(remat=remat, statistics=statistics, states=states), passes()
         self.executor = self.training.executor(variants.planned)

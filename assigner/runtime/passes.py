@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from assigner.runtime.forward.remat import Rematerialisation
     from assigner.runtime.forward.state import PartitionState
     from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.recording.memory import HeapRoom
     from assigner.runtime.stages.reduction import Reduction
     from assigner.runtime.stages.replicas import ReplicaWatch
     from assigner.runtime.step.batchnorm import DeferredStatistics
@@ -71,6 +72,7 @@ class BatchPasses:
 
     Args:
         carried: The state that goes from batch to batch: training has its own.
+        room: For what this rank's heap keeps, where there is little.
         remat: What keeps no graph and runs its forward again; None, as `statistics` and `states`: nothing is trained.
 
     Attributes:
@@ -87,13 +89,14 @@ class BatchPasses:
         needs: Needs,
         carried: CarriedState,
         watch: ReplicaWatch,
+        room: HeapRoom | None = None,
         remat: Rematerialisation | None = None,
         statistics: DeferredStatistics | None = None,
         states: Mapping[str, PartitionState] | None = None,
     ) -> None:
         self.variants, self.member, self.workload = variants, member, workload
         self.needs, self.carried, self.watch = needs, carried, watch
-        self.remat, self.statistics, self.states = remat, statistics, states
+        self.remat, self.statistics, self.states, self.room = remat, statistics, states, room
         self.trains = remat is not None
         self.as_planned = True
         graph = variants.planned.graph
@@ -107,7 +110,7 @@ class BatchPasses:
             self._executors[variant] = Executor(
                 variant.graph, variant.modules, self.member, self.workload,
                 remat=self.remat, statistics=self.statistics, states=self.states,
-                carried=self.carried.sources(variant.graph),
+                carried=self.carried.sources(variant.graph), room=self.room,
             )  # fmt: skip
         return self._executors[variant]
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from assigner.runtime.batch.microbatch import MicroBatch
     from assigner.runtime.forward.remat import Rematerialisation
     from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.recording.memory import HeapRoom
     from assigner.runtime.recording.recorder import Recorder
     from assigner.runtime.stages.reduction import Reduction
     from assigner.runtime.step.batchnorm import DeferredStatistics
@@ -74,7 +75,7 @@ class Executor:
 
     Without `remat` nothing is trained, and there are forwards alone; without `statistics` those of BatchNorms are as
     torch has them. `states`: what forwards change beside their outputs, by partition; `carried`: the values that are
-    state of the next batch.
+    state of the next batch; `room`: what gives freed memory back between forwards and backwards, where there is little.
 
     Attributes:
         messages: To and from other ranks.
@@ -95,10 +96,11 @@ class Executor:
         statistics: DeferredStatistics | None = None,
         states: Mapping[str, PartitionState] | None = None,
         carried: frozenset[Value] = frozenset(),
+        room: HeapRoom | None = None,
     ) -> None:
         self.graph, self.member, self.trains = graph, member, remat is not None
         self.messages = StepMessages(graph, member)
-        self.carried = carried
+        self.carried, self.room = carried, room
         self.made: Made = {}
         self.seed, self.device = workload.seed, member.device
         self.loss = StepLoss(workload, graph, self.device, training=self.trains)
@@ -340,6 +342,8 @@ class Executor:
     def _forward(self, island: Island, micro_batch: int, place: ForwardPlace) -> None:
         """One island's; what others read of what it makes is kept for them, and for messages."""
         step = self.step
+        if self.room is not None:
+            self.room.make()
         is_cut = place.micro_batch > 0 or len(step.micro_batches) > 1
         is_single_row = is_cut and step.micro_batches[micro_batch].rows == 1
         self.member.at = _Place("forward", island.runner, place.micro_batch, is_single_row)
@@ -405,6 +409,8 @@ class Executor:
         """A backward through an island, or a part of one's."""
         micro_batch, place = action.micro_batch, self._place(action.micro_batch)
         runner, step = island.runner, self.step
+        if self.room is not None:
+            self.room.make()
         self.member.at = _Place(_BACKWARDS[action.kind], runner, place.micro_batch)
         ends = self.graph.last.name in island.names
         held = self.loss.held(place.micro_batch) if ends else ()  # by its place in the batch
