@@ -108,13 +108,13 @@ class CostModel:
 
     @cached_property
     def first_alike(self) -> dict[str, str]:
-        """For each worker the first one that has its prices: itself if it was measured, else one of its kind."""
-        measured = {point.worker for point in self.profile.measurements}
-        first: dict[tuple[str, int], str] = {}
-        return {
-            name: name if name in measured else first.setdefault(worker.alike, name)
-            for name, worker in self.profile.worker.items()
-        }
+        """For each worker the first one that has its prices: for every partition the same points."""
+        first: dict[tuple[int | None, ...], str] = {}
+        found = {}
+        for worker in self.profile.worker:
+            points = [self.measurements(partition, worker) for partition in self.profile.partition]
+            found[worker] = first.setdefault(tuple(id(each) if each else None for each in points), worker)
+        return found
 
     def obstacle(self, partition: str, worker: str, micro_batch: int) -> str | None:
         """Why a partition cannot be priced on a worker at this micro-batch size; None: it can."""

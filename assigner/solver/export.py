@@ -102,7 +102,7 @@ def check_exportable(profile: Profile, options: SolveOptions, path: Path) -> Non
     cuts = sum(problem.may_cut)
     intervals = cuts * (cuts - 1) // 2
     counts = plain.counts(problem.cost) if intervals <= tuning.MOST_COLUMNS else ()
-    groups = max((len(problem.prices(count).groups) for count in counts), default=len(problem.workers))
+    groups = max((len(problem.prices(count).intervals.groups) for count in counts), default=len(problem.workers))
     _check_size(intervals * groups)
 
 

@@ -10,7 +10,7 @@ from assigner.schedule.cost import CostModel, PartitionOutput
 
 
 def test_workers_of_a_kind_share_prices_unless_they_were_measured():
-    """Of four like workers the first and the third were measured; the others are priced alike."""
+    """Of four like workers the first and the third were measured; the others are priced as the first."""
     profile = make_profile(work=[1e-3], slowness=[1.0, 1.0, 2.0, 1.0])
     profile = replace(
         profile,
@@ -19,7 +19,7 @@ def test_workers_of_a_kind_share_prices_unless_they_were_measured():
     )
     cost = CostModel(profile)
     names = [worker_name(rank) for rank in range(4)]
-    assert [cost.first_alike[name] for name in names] == [names[0], names[1], names[2], names[1]]
+    assert [cost.first_alike[name] for name in names] == [names[0], names[0], names[2], names[0]]
     assert cost.partition("p0", names[1], 1) == cost.partition("p0", names[3], 1)
     assert cost.partition("p0", names[2], 1) != cost.partition("p0", names[3], 1)
 

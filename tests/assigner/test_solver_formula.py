@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from assigner.solver.methods.dynamic_program import DynamicProgram
 from assigner.solver.pipelines.gpipe import GPipeCandidate
 from assigner.solver.problem.objectives import GPipeStep
 from assigner.solver.problem.perfect_split import WorkBefore
-from assigner.solver.problem.prices import PriceTable
 from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.stage_options import StageOptions
+
+if TYPE_CHECKING:
+    from assigner.solver.problem.interval_prices import IntervalPrices
 
 
 def random_pipelines(seed: int, number: int, *, tied: bool = False):
@@ -33,7 +36,7 @@ def random_pipelines(seed: int, number: int, *, tied: bool = False):
         ends = rng.sample(profile.partitions, 2)
         size = rng.choice([0.1, 0.5, 1.0]) * min(each.parameter_bytes for each in ends)
         profile = replace(profile, ties=(Tie("shared", tuple(each.name for each in ends), size),))
-    table = PriceTable(Problem(profile, single(), CostModel(profile)), rng.choice([1, 2, 4]))
+    table = Problem(profile, single(), CostModel(profile)).prices(rng.choice([1, 2, 4])).intervals
     free = [len(group) for group in table.groups]
     while number:
         cuts = sorted(rng.sample(range(1, 6), rng.randrange(4)))
@@ -46,7 +49,7 @@ def random_pipelines(seed: int, number: int, *, tied: bool = False):
             yield table, tuple(columns)
 
 
-def told_s(table: PriceTable, columns) -> float:
+def told_s(table: IntervalPrices, columns) -> float:
     """What the dynamic program says of one pipeline."""
     program = DynamicProgram(table, only(table, columns), GPipeStep(table.micro_batches))
     ((price, found),) = program.run().pipelines
@@ -54,7 +57,7 @@ def told_s(table: PriceTable, columns) -> float:
     return price
 
 
-def only(table: PriceTable, columns) -> StageOptions:
+def only(table: IntervalPrices, columns) -> StageOptions:
     """Stage options of which one pipeline alone can be made."""
     options = StageOptions(table, deep=False)
     options.all = columns
@@ -144,7 +147,7 @@ def test_a_turn_before_the_last_stage_is_priced(solver):
     assert best is not None
     assert plan.predicted.step_s == pytest.approx(best[0], rel=1e-9)
     assert plan.solver.status == "optimal"
-    table = PriceTable(Problem(profile, single(), CostModel(profile)), plan.micro_batches)
+    table = Problem(profile, single(), CostModel(profile)).prices(plan.micro_batches).intervals
     group = {members[0]: number for number, members in enumerate(table.groups)}
     columns = tuple(table.gpipe.find(i, i, group[stage.worker]) for i, stage in enumerate(plan.stages))
     assert told_s(table, columns) < plan.predicted.step_s * (1 - 1e-6)

@@ -23,7 +23,6 @@ from assigner.solver.fleet.option_arrays import HopArrays, OptionArrays, message
 from assigner.solver.limits import tuning
 from assigner.solver.methods.candidate import SearchState
 from assigner.solver.pipelines.gpipe import GPipeCandidate
-from assigner.solver.problem.prices import PriceTable
 from assigner.solver.problem.problem import Problem
 
 COUNT = 4
@@ -128,7 +127,7 @@ def test_visits_to_a_host_that_are_too_many_are_not_made(monkeypatch):
 def test_intervals_priced_as_arrays_are_those_priced_one_by_one(seed):
     """Settled entries equal the columns; those that are not lie below."""
     profile = draw(seed)
-    table = PriceTable(Problem(profile, single(schedule="gpipe"), CostModel(profile)), COUNT)
+    table = Problem(profile, single(schedule="gpipe"), CostModel(profile)).prices(COUNT).intervals
     kinds = table.kinds
     kind_prices = OptionArrays(table, kinds, len(profile.order), HopArrays(table))
     for number, kind in enumerate(kinds):

@@ -13,7 +13,7 @@ from assigner.formats.profile import LinkPoint
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve
 from assigner.solver.problem.hints import resolve
-from assigner.solver.problem.prices import PriceTable, by_kinds
+from assigner.solver.problem.interval_prices import by_kinds
 from assigner.solver.problem.problem import Problem
 from assigner.solver.search.search import Search
 
@@ -32,7 +32,7 @@ def unlike_links(profile, seed: int):
 def test_a_boundary_between_kinds_is_at_the_least_of_their_workers():
     """Two kinds of two workers, eight links between them: none costs less than its kinds' does."""
     profile = unlike_links(make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0, 2.0, 2.0]), 1)
-    table = PriceTable(Problem(profile, resolve(profile, SolveOptions())[1], CostModel(profile)), 4)
+    table = Problem(profile, resolve(profile, SolveOptions())[1], CostModel(profile)).prices(4).intervals
     kinds = by_kinds(table)
     assert len(table.groups) == 4
     assert [len(group) for group in kinds.groups] == [2, 2]
@@ -55,7 +55,7 @@ def test_where_links_are_alike_or_workers_have_an_order_there_is_none():
         (unlike_links(profile, 1), SolveOptions(order=tuple(worker.name for worker in profile.workers))),
     ):
         problem = Problem(each, resolve(each, options)[1], CostModel(each))
-        assert by_kinds(PriceTable(problem, 4)) is None
+        assert by_kinds(problem.prices(4).intervals) is None
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ from assigner.solver.limits.clock import SolveClock
 from assigner.solver.pipelines.share_search import ShareSearch
 from assigner.solver.pipelines.shared import SharedCandidate
 from assigner.solver.problem.hints import resolve
-from assigner.solver.problem.memory import IntervalBytes, least_remat
+from assigner.solver.problem.interval_prices import IntervalBytes
+from assigner.solver.problem.memory import least_remat
 from assigner.solver.problem.options import SolveOptions
 from assigner.solver.problem.problem import Problem
 from assigner.solver.problem.stage_options import exactness
@@ -107,7 +108,7 @@ def test_no_floor_of_a_search_is_below_the_bound_of_many_at_once(monkeypatch):
     points = [replace(m, activation_bytes=sizes[int(m.partition[1:])] * m.micro_batch) for m in profile.measurements]
     workers = [replace(each, memory_bytes=16 * 4e6 + 6.5 * sum(sizes)) for each in profile.workers]
     profile = replace(profile, measurements=tuple(points), workers=tuple(workers))
-    table = Problem(profile, single(), CostModel(profile)).prices(4)
+    table = Problem(profile, single(), CostModel(profile)).prices(4).intervals
     arrays = OptionArrays(table, table.kinds, 16, HopArrays(table))
     before = arrays.backward.copy()
     open_ = np.argwhere(~arrays.settled)
@@ -209,7 +210,7 @@ def test_a_loose_bound_of_one_stage_is_no_other_stage_s():
     profile = subset_sum(16, slowness=(1.0, 1.0), room=0.9)
     options = SolveOptions(schedule="1f1b", micro_batches=4, max_replicas=1, time_limit=20.0)
     problem = Problem(profile, options, CostModel(profile))
-    assert min(each.exactness for each in problem.prices(4).one_f_one_b.all) < 1
+    assert min(each.exactness for each in problem.prices(4).intervals.one_f_one_b.all) < 1
     report = solve(profile, options).plan.solver
     assert report.bound_s == pytest.approx(report.objective_s, rel=1e-6)
 
@@ -233,7 +234,8 @@ def test_what_a_stage_rematerialises_is_soon_found_once_the_time_is_over():
     profile = subset_sum(10)
     cost = CostModel(profile)
     best, hasty = (
-        Problem(profile, single(), cost, clock=SolveClock(limit)).prices(4).gpipe.find(0, 9, 0) for limit in (60.0, 0.0)
+        Problem(profile, single(), cost, clock=SolveClock(limit)).prices(4).intervals.gpipe.find(0, 9, 0)
+        for limit in (60.0, 0.0)
     )
     assert best.exactness == 1 > hasty.exactness
     assert hasty.backward_s <= best.backward_s <= hasty.backward_s / hasty.exactness

@@ -545,7 +545,7 @@ def test_a_longer_stage_is_shared_where_more_bytes_take_less():
     profile = make_profile(work=[1e-4, 1e-4], slowness=[1, 1], parameters=2e6, batch=4)
     points = tuple(LinkPoint(*each) for each in ((1e3, 1e-4), (1e6, 1e-2), (2e6, 4e-3), (1e7, 2e-2)))
     profile = replace(profile, links=tuple(replace(each, points=points) for each in profile.links))
-    table = Problem(profile, SolveOptions(), CostModel(profile)).prices(2)
+    table = Problem(profile, SolveOptions(), CostModel(profile)).prices(2).intervals
     every, below = (ReplicaOptions(table, deep=True, below=lambda s=s: s) for s in (0.5, 0.015))
     whole = [each for each in every.all if each.shares and each.busiest_s + each.update_s < 0.015]
     assert [(each.first, each.last) for each in whole] == [(0, 1)]

@@ -51,7 +51,7 @@ def shares_by_speed(pricing: BaselinePrices) -> Iterator[Plan]:
 def _sharing(pricing: BaselinePrices) -> list[str]:
     """The workers that may hold everything, as many as a plan and a stage of it may have."""
     most = (pricing.problem.options.max_workers, pricing.most_replicas, len(pricing.workers))
-    return [worker for worker in pricing.workers if pricing.problem.may_hold(worker)][: min(filter(None, most))]
+    return [worker for worker in pricing.workers if not pricing.problem.barred[worker]][: min(filter(None, most))]
 
 
 def _on(pricing: BaselinePrices, workers: Sequence[str], shares: Sequence[int], count: int) -> Plan:

@@ -29,7 +29,7 @@ class BaselinePrices:
     def __init__(self, problem: Problem, clock: SolveClock | None = None, *, most_replicas: int | None = None) -> None:
         self.problem, self._clock, self.most_replicas = problem, clock or problem.clock, most_replicas
         self.counts = problem.options.counts(problem.cost)
-        self.seconds = cache(self._seconds)
+        self.seconds_on = cache(self._seconds_on)
 
     @cached_property
     def workers(self) -> tuple[str, ...]:
@@ -38,16 +38,9 @@ class BaselinePrices:
         asked = tuple(name for name in self.problem.options.order if name in usable)
         return asked or tuple(sorted(usable, key=lambda name: usable[name].rank))
 
-    def alike(self, worker: str) -> tuple[str, float]:
-        """What two workers have in common that have the same prices and capacity."""
-        return self.problem.cost.first_alike[worker], self.problem.profile.worker[worker].tensor_bytes
-
-    def seconds_on(self, worker: str, count: int) -> tuple[float, ...] | None:
+    def _seconds_on(self, worker: str, count: int) -> tuple[float, ...] | None:
         """Forward and backward of each position, in seconds per micro-batch; None: one of them has no price there."""
-        return self.seconds(self.problem.cost.first_alike[worker], count)
-
-    def _seconds(self, row: str, count: int) -> tuple[float, ...] | None:
-        prices = [price for price in self.problem.prices(count).measured(row) if price is not None]
+        prices = [price for price in self.problem.prices(count).measured(worker) if price is not None]
         whole = len(prices) == len(self.problem.order)
         return tuple(price.forward_s + price.backward_s for price in prices) if whole else None
 

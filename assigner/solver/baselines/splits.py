@@ -19,12 +19,13 @@ _LEAST_S = 1e-300
 
 
 def single(pricing: BaselinePrices) -> Iterator[Plan]:
-    """Everything on one worker; of like workers the first is enough."""
-    workers = filter(pricing.problem.may_hold, reversed(pricing.workers))
-    allowed = {pricing.alike(worker): worker for worker in workers}
+    """Everything on one worker; of those with the same prices and room the first is enough."""
+    cost, worker = pricing.problem.cost, pricing.problem.profile.worker
+    allowed = [name for name in reversed(pricing.workers) if not pricing.problem.barred[name]]
+    unlike = {(cost.first_alike[name], worker[name].tensor_bytes): name for name in allowed}
     for count in pricing.counts:
-        for worker in sorted(allowed.values(), key=pricing.workers.index):
-            yield pricing.contiguous(count, [worker], [len(pricing.problem.order)])
+        for name in sorted(unlike.values(), key=pricing.workers.index):
+            yield pricing.contiguous(count, [name], [len(pricing.problem.order)])
 
 
 def equal(pricing: BaselinePrices) -> Iterator[Plan]:

@@ -97,11 +97,11 @@ def _shares(
     pricing: BaselinePrices, workers: Sequence[str], units: Sequence[Sequence[str]], count: int
 ) -> _Shares | None:
     """The figures of these workers at one micro-batch count; None: a unit may be nowhere."""
-    problem, table = pricing.problem, pricing.problem.prices(count)
+    problem, table, barred = pricing.problem, pricing.problem.prices(count), pricing.problem.barred
     rows = [table.measured(worker) for worker in workers]
     held = [[[row[problem.position[name]] for name in unit] for row in rows] for unit in units]
     seconds = np.array([[_seconds(each) for each in unit] for unit in held])
-    allowed = np.isfinite(seconds) & [[pricing.problem.may_hold(w, unit) for w in workers] for unit in units]
+    allowed = np.isfinite(seconds) & [[barred[w].isdisjoint(unit) for w in workers] for unit in units]
     if not allowed.any(axis=1).all():
         return None
     typical = np.array([row[np.isfinite(row)].mean() for row in seconds])

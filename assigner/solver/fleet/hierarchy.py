@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from assigner.solver.fleet.path_program import KindPipeline, KindStage
     from assigner.solver.problem.arrays import Floats
-    from assigner.solver.problem.prices import PriceTable
+    from assigner.solver.problem.interval_prices import IntervalPrices
     from assigner.solver.problem.stage_options import StageOption
 
 
@@ -39,7 +39,7 @@ class Hierarchy:
     """
 
     def __init__(
-        self, table: PriceTable, *, price: Callable[[Sequence[StageOption]], float], target: Callable[[], float],
+        self, table: IntervalPrices, *, price: Callable[[Sequence[StageOption]], float], target: Callable[[], float],
         watch: Callable[[], None],
     ) -> None:  # fmt: skip
         self.fleet = KindRelaxation(table)

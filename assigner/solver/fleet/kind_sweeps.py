@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from assigner.formats.terms import Objective
     from assigner.solver.fleet.path_program import KindPipeline, LeastTrips
     from assigner.solver.problem.arrays import Floats, Ints
-    from assigner.solver.problem.prices import PriceTable
+    from assigner.solver.problem.interval_prices import IntervalPrices
 
 
 class KindSweeps:
@@ -45,7 +45,7 @@ class KindSweeps:
     """
 
     def __init__(
-        self, table: PriceTable, objective: Objective, *,
+        self, table: IntervalPrices, objective: Objective, *,
         place: Callable[[Sequence[tuple[int, int]], tuple[int, ...]], object], large: bool = False,
     ) -> None:  # fmt: skip
         self._table, self._objective, self._place, self._large = table, objective, place, large

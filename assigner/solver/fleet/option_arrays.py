@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.profile import LinkPoint
     from assigner.solver.problem.arrays import Flags, Floats
-    from assigner.solver.problem.prices import PriceTable, WorkerKind
+    from assigner.solver.problem.interval_prices import IntervalPrices, WorkerKind
 
 _FIELDS = ("forward_s", "backward_s", "update_s", "activation_bytes", "workspace_bytes", "recompute_s")
 
@@ -45,7 +45,7 @@ class OptionArrays:
     """
 
     def __init__(
-        self, table: PriceTable, kinds: Sequence[WorkerKind], longest: int, links: HopArrays,
+        self, table: IntervalPrices, kinds: Sequence[WorkerKind], longest: int, links: HopArrays,
         in_flight: int | None = None,
     ) -> None:  # fmt: skip
         self.table, self.kinds, self.longest, self._links = table, tuple(kinds), longest, links
@@ -56,7 +56,7 @@ class OptionArrays:
         self.backward: Floats = np.stack([row[1] for row in rows])
         self.update: Floats = np.stack([row[2] for row in rows])
         self.settled: Flags = np.stack([row[3] for row in rows])
-        self.stages = self._as_servers(links)
+        self.stages: ServerPrices = self._as_servers(links)
 
     def by_worker(self) -> tuple[OptionArrays, list[int]]:
         """The same without kinds: a row for all groups of workers that have the same prices, and which one each has."""
@@ -203,7 +203,7 @@ class HopArrays:
         apart: Whether no worker of one group is on a host of the other.
     """
 
-    def __init__(self, table: PriceTable) -> None:
+    def __init__(self, table: IntervalPrices) -> None:
         problem = table.problem
         self._table, spine = table, problem.spine
         kinds: dict[tuple[tuple[tuple[float, bool], ...], bool, bool], int] = {}
@@ -221,8 +221,8 @@ class HopArrays:
         self._on = np.array([on for _, *on in kinds], dtype=bool).T
         self._swept: dict[object, Floats] = {}
         groups = table.groups
-        self.forward = np.full((len(kinds), len(groups), len(groups)), np.inf)
-        self.backward = self.forward.copy()
+        self.forward: Floats = np.full((len(kinds), len(groups), len(groups)), np.inf)
+        self.backward: Floats = self.forward.copy()
         for left, lefts in enumerate(groups):
             for right, rights in enumerate(groups):
                 if (left != right or len(lefts) > 1) and problem.follows(lefts[0], rights[-1]):

@@ -23,7 +23,7 @@ from assigner.solver.problem.perfect_split import perfect_split
 
 if TYPE_CHECKING:
     from assigner.solver.problem.arrays import Flags, Floats
-    from assigner.solver.problem.prices import PriceTable, WorkerKind
+    from assigner.solver.problem.interval_prices import IntervalPrices, WorkerKind
 
 
 class KindRelaxation:
@@ -34,7 +34,7 @@ class KindRelaxation:
             as under 1F1B; "forward": by its forwards, and messages count forward alone.
     """
 
-    def __init__(self, table: PriceTable, *, server: Literal["each", "both", "forward"] = "each") -> None:
+    def __init__(self, table: IntervalPrices, *, server: Literal["each", "both", "forward"] = "each") -> None:
         self.table, self.more, self._server = table, table.micro_batches - 1, server
         self.n = len(table.problem.order)
 

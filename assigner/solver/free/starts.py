@@ -32,7 +32,7 @@ def starts(state: SearchState, table: PriceTable, *, loops: bool) -> Iterator[St
     known = [*state.given, *([] if state.best is None else [state.best])]
     yield from (of_plan(table.problem, each.plan) for each in known)
     seconds = max(state.share_s / 4, 0.1)
-    for order in orders(table) if table.visits <= tuning.KNOWN_VISITS or not known else ():
+    for order in orders(table) if table.intervals.visits <= tuning.KNOWN_VISITS or not known else ():
         ordered = replace(along(table.problem, order), clock=SolveClock(seconds, within=table.problem.clock))
         candidate = GPipeCandidate(SearchState(ordered, state.watch), table.micro_batches)
         candidate.state.candidates = [candidate]

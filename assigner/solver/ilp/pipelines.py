@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from assigner.solver.ilp.linear import Terms
     from assigner.solver.limits.clock import SolveClock
-    from assigner.solver.problem.prices import Hop, PriceTable
+    from assigner.solver.problem.interval_prices import Hop, IntervalPrices
     from assigner.solver.problem.stage_options import StageOption
 
 FORWARD, BACKWARD = WAYS = "F", "B"
@@ -56,7 +56,7 @@ class PipelineModel(LinearModel):
     """The ILP over some of an instance's columns, as under 1F1B (`deep`) or under GPipe."""
 
     def __init__(
-        self, table: PriceTable, columns: Sequence[StageOption], *, deep: bool, unit: float,
+        self, table: IntervalPrices, columns: Sequence[StageOption], *, deep: bool, unit: float,
         clock: SolveClock | None = None,
     ) -> None:  # fmt: skip
         super().__init__("pipelines", unit=unit, clock=clock)
@@ -71,14 +71,13 @@ class PipelineModel(LinearModel):
         for j, column in enumerate(self.columns):
             self._starting[column.first, column.group].append(j)
             self._ending[column.last + 1, column.group].append(j)
-        self.y: dict[tuple[int, int, int], pulp.LpVariable] = {
-            key: self.problem.add_variable(f"y_{key[0]}_{key[1]}_{key[2]}", 0, 1)
-            for key in table.hops
-            if self._ending.get(key[:2]) and self._starting.get((key[0], key[2]))
-        }
         self.at: dict[int, list[tuple[pulp.LpVariable, Hop, tuple[int, int]]]] = defaultdict(list)
-        for key, variable in self.y.items():
-            self.at[key[0]].append((variable, table.hops[key], key[1:]))
+        every = range(len(table.groups))
+        for i, left, right in itertools.product(range(1, self.n), every, every):
+            meets = self._ending.get((i, left)) and self._starting.get((i, right))
+            hop = table.hop(i, left, right) if meets else None
+            if hop is not None:
+                self.at[i].append((self.problem.add_variable(f"y_{i}_{left}_{right}", 0, 1), hop, (left, right)))
         self._least: dict[tuple[str, int, int, int], float] = {}
         for i, way, side in itertools.product(range(self.n), WAYS, SIDES):
             for _, hop, groups in self.at[i]:
@@ -93,8 +92,9 @@ class PipelineModel(LinearModel):
         self.add_row({self.x[j]: 1.0 for j in self.first_columns(0)}, pulp.LpConstraintEQ, 1.0)
         leaving: dict[tuple[int, int], Terms] = defaultdict(dict)
         entering: dict[tuple[int, int], Terms] = defaultdict(dict)
-        for (i, left, right), variable in self.y.items():
-            leaving[i, left][variable] = entering[i, right][variable] = -1.0
+        for i, ways in self.at.items():
+            for variable, _, (left, right) in ways:
+                leaving[i, left][variable] = entering[i, right][variable] = -1.0
         sides = (leaving, self._ending), (entering, self._starting)
         for i, k, (hops, stages) in itertools.product(range(1, self.n), groups, sides):
             used = {self.x[j]: 1.0 for j in stages.get((i, k), ())}

@@ -28,8 +28,8 @@ from assigner.solver.problem.stage_options import StageOption
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from assigner.solver.problem.interval_prices import Hop, IntervalPrices
     from assigner.solver.problem.objectives import PipelineObjective
-    from assigner.solver.problem.prices import Hop, PriceTable
     from assigner.solver.problem.stage_options import StageOptions
 
 
@@ -76,7 +76,7 @@ class _OptionArrays:
     Of a graph, only what lies on the spine adds up, and a warm-up depth binds only a stage on both ways of it.
     """
 
-    def __init__(self, table: PriceTable, options: Sequence[StageOption], *, adds_up: bool) -> None:
+    def __init__(self, table: IntervalPrices, options: Sequence[StageOption], *, adds_up: bool) -> None:
         exact = table.problem.exact or not adds_up
         times = np.array(
             [(c.forward_s, c.backward_s) if exact else table.spine_s(c) for c in options]
@@ -106,7 +106,7 @@ class DynamicProgram:
         work: Labels that its runs have tried to make so far, and what each visit of a position and a set takes besides.
     """
 
-    def __init__(self, table: PriceTable, stage_options: StageOptions, objective: PipelineObjective) -> None:
+    def __init__(self, table: IntervalPrices, stage_options: StageOptions, objective: PipelineObjective) -> None:
         self.work = 0
         self._clock = table.problem.clock
         self.table, self._stage_options, self._objective = table, stage_options, objective

@@ -80,7 +80,7 @@ def least_of_all_s(problem: Problem, counts: Iterable[int]) -> float:
 
 
 def _least_of_count_s(problem: Problem, count: int) -> float:
-    table, spine = problem.prices(count), problem.spine
+    table, spine = problem.prices(count).intervals, problem.spine
     seconds = np.full((len(table.groups), len(problem.order)), np.inf)
     updates = np.zeros_like(seconds)  # which one worker of a stage may do for the others
     least_updated = _least_updated(problem)

@@ -22,8 +22,8 @@ from assigner.solver.methods.dynamic_program import DynamicProgram, PricedPipeli
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.pipelines.share_search import ShareSearch
 from assigner.solver.pipelines.simulated import pipeline_key
+from assigner.solver.problem.interval_prices import by_kinds
 from assigner.solver.problem.objectives import OneFOneBStep
-from assigner.solver.problem.prices import by_kinds
 from assigner.solver.problem.replica_options import ReplicaOptions
 from assigner.solver.problem.stage_remat import StageRemat, with_remat
 

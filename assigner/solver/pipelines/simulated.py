@@ -60,7 +60,7 @@ class SimulatedCandidate(CandidateSearch):
     ) -> None:
         super().__init__(state, micro_batches, problem)
         self.schedule = schedule
-        self.table = self.problem.prices(micro_batches)
+        self.table = self.problem.prices(micro_batches).intervals
         self.objective: Objective = self.problem.options.objective
         self.options = self._stage_options()
         self._seen: dict[_Key, tuple[float, Depths]] = {}  # the best that was simulated

@@ -2,8 +2,9 @@
 
 options, hints      what is asked for; names resolved, contradictions said
 problem             the profile with what the hints rule out
-prices              the one price table: partitions and messages, by groups of like workers and by worker
-stage_options       the stages that can be placed, priced by it
+prices              the one price table: partitions and messages, by worker; placements of any shape
+interval_prices     the same of intervals of the order, by groups of like workers: what pipelines are made of
+stage_options       the stages that can be placed, priced by these
 memory              what fits, and what is rematerialised for it
 stage_remat         likewise where workers share a stage, and where they divide the optimizer's state
 replica_options     stages that several workers share: who may, with how many micro-batches each

@@ -24,7 +24,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -35,12 +35,10 @@ from assigner.solver.limits.tuning import ROUNDING, TIE
 from assigner.solver.problem.options import RematRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from assigner.schedule.cost import PartitionOutput
     from assigner.solver.limits.clock import SolveClock
     from assigner.solver.problem.arrays import Flags, Floats
-    from assigner.solver.problem.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,55 +72,6 @@ class HeldPartitions:
         kept = self.read + sum(each.activation_bytes for i, each in enumerate(self.costs) if i not in twice)
         room = self.room - max((self.costs[i].activation_bytes for i in again), default=0.0)
         return most if not kept or kept * most <= room else max(in_flight, min(most, int(room / kept)))
-
-
-class IntervalBytes:
-    """Bytes of intervals of the order that do not depend on their worker: state, values read, messages."""
-
-    def __init__(self, problem: Problem, size: int) -> None:
-        self._problem, self._size, cost = problem, size, problem.cost
-        self._tied = {name for tie in problem.profile.ties for name in tie.partitions}
-        self._leaving: list[list[tuple[float, int, int]]] = [[] for _ in problem.order]
-        for output in cost.outputs:
-            edges = cost.readers[output]
-            last = max(problem.position[edge.target] for edge in edges)
-            graded = max((problem.position[edge.target] for edge in edges if edge.gradient), default=-1)
-            bytes_ = cost.output_bytes(output, self._size)
-            self._leaving[problem.position[output.partition]].append((bytes_, last, graded))
-        self.grown = cache(lambda first: tuple(self.grown_from(first)))
-        # of partitions that nothing connects, another order has some between a value and its reader
-        chain = problem.profile.is_chain and problem.order == problem.profile.order
-        self.ones = [next(self.grown_from(i)) for i in range(len(problem.order))] if chain else None
-        """Of a chain, those of each partition by itself: an interval's state and values read are their sums."""
-
-    def of(self, first: int, last: int) -> tuple[float, float, float]:
-        """(state, values read, messages) of one interval."""
-        if self.ones is None:
-            found: tuple[float, float, float] = self.grown(first)[last - first]
-            return found
-        held = self.ones[first : last + 1]
-        return sum(state for state, _, _ in held), sum(read for _, read, _ in held), held[-1][2]
-
-    def grown_from(self, first: int) -> Iterator[tuple[float, float, float]]:
-        """(state, values read, messages) in bytes of the intervals first .. first, first .. first + 1, and so on."""
-        problem, cost = self._problem, self._problem.cost
-        state, read = 0.0, 0.0
-        seen: set[PartitionOutput] = set()
-        held: list[str] = []
-        open_values: list[tuple[float, int, int]] = []
-        for last in range(first, len(problem.order)):
-            name = problem.order[last]
-            held.append(name)
-            if name in self._tied:
-                state = cost.state(held).total
-            else:
-                state += cost.state((name,)).total
-            for output in cost.reads[name]:
-                if output not in seen:
-                    seen.add(output)
-                    read += cost.output_bytes(output, self._size)
-            open_values = [value for value in (*open_values, *self._leaving[last]) if value[1] > last]
-            yield state, read, sum(bytes_ * (1 + (graded > last)) for bytes_, _, graded in open_values)
 
 
 @dataclass(frozen=True, slots=True)

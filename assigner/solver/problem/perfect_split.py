@@ -17,7 +17,7 @@ from assigner.solver.problem.objectives import Remainder
 
 if TYPE_CHECKING:
     from assigner.solver.problem.arrays import Floats, Ints
-    from assigner.solver.problem.prices import PriceTable
+    from assigner.solver.problem.interval_prices import IntervalPrices
 
 
 _LEAST_S = 1e-300
@@ -56,7 +56,7 @@ class WorkBefore:
         work: Weighted by those, of all positions before one: [3, 0 .. n].
     """
 
-    def __init__(self, table: PriceTable) -> None:
+    def __init__(self, table: IntervalPrices) -> None:
         always = np.array([rule == "always" for rule in table.problem.remat_rules])
         again = np.where(always, table.figures("recompute_s"), 0.0)
         ways = np.stack([table.figures("forward_s"), table.figures("backward_s") + again])

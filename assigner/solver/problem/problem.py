@@ -146,40 +146,24 @@ class Problem:
             if (not only or worker.name in only) and (not order or worker.name in order)
         )
 
-    def allowed(self, name: str, worker: Worker) -> bool:
-        """True if no hint forbids the partition on the worker."""
-        free = not any(self.profile.matches(spec, worker) for spec in self.forbidden(name))
-        return free and all(self.profile.matches(pin, worker) for pin in self.pins(name))
-
-    def may_hold(self, worker: str, names: Iterable[str] | None = None) -> bool:
-        """True if the worker may be used, and no hint forbids these partitions (None: all) on it."""
-        hinted = self._hinted if names is None else self._hinted.intersection(names)
-        return worker in self._usable and all(self.allowed(name, self._usable[worker]) for name in hinted)
-
     @cached_property
-    def _usable(self) -> dict[str, Worker]:
-        return {worker.name: worker for worker in self.workers}
-
-    @cached_property
-    def _hinted(self) -> set[str]:
-        """The partitions that may not be everywhere."""
-        return {name for name in self.order if self.pins(name) or self.forbidden(name)}
+    def barred(self) -> dict[str, frozenset[str]]:
+        """For each worker the partitions that a hint keeps off it."""
+        hinted = {name: (self.pins(name), self.forbidden(name)) for name in self.order}
+        hinted = {name: given for name, given in hinted.items() if any(given)}
+        matches = self.profile.matches
+        return {
+            worker.name: frozenset(
+                name
+                for name, (pins, forbidden) in hinted.items()
+                if not all(matches(pin, worker) for pin in pins) or any(matches(spec, worker) for spec in forbidden)
+            )
+            for worker in self.profile.workers
+        }
 
     def forbidden(self, name: str) -> tuple[str, ...]:
         """The workers, kinds or hosts that a partition must not be on."""
         return tuple(spec for partition, spec in self.options.forbid if partition == name)
-
-    @cached_property
-    def twins(self) -> dict[str, str]:
-        """For each worker, the first one with the same measurements that the same partitions may be on."""
-        first: dict[object, str] = {}
-        twins = {}
-        for worker in self.profile.workers:
-            points = [self.cost.measurements(name, worker.name) for name in self.order]
-            measured = tuple(id(found) if found else None for found in points)
-            allowed = tuple(self.allowed(name, worker) for name in self.order)
-            twins[worker.name] = first.setdefault((measured, allowed), worker.name)
-        return twins
 
     @cached_property
     def link_class(self) -> dict[str, dict[str, int]]:
@@ -238,10 +222,12 @@ class Problem:
     def keeps_hints(self, plan: Plan) -> bool:
         """True if every partition has a price where it is, may be shared if it is, and no hint is broken."""
         held = [(worker, stage.partitions) for stage in plan.stages for worker in stage.workers]
+        if not {worker.name for worker in self.workers}.issuperset(plan.workers):
+            return False
         table = self.prices(plan.micro_batches)
         for worker, names in held:
             costs = table.costs(worker)
-            if worker not in self._usable or any(costs[self.position[name]] is None for name in names):
+            if any(costs[self.position[name]] is None for name in names):
                 return False
         shared = [name for stage in plan.stages if len(stage.workers) > 1 for name in stage.partitions]
         if not all(self.may_share[self.position[name]] for name in shared):

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.solver.limits import tuning
-from assigner.solver.problem.prices import Hop
+from assigner.solver.problem.interval_prices import Hop
 from assigner.solver.problem.stage_options import StageOption, StageOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from assigner.solver.problem.arrays import Floats, Ints
-    from assigner.solver.problem.prices import PriceTable
+    from assigner.solver.problem.interval_prices import IntervalPrices
 
 
 def least_shares(seconds: Sequence[Floats], *, each: int = 0) -> tuple[Ints, Floats]:
@@ -84,7 +84,7 @@ class ReplicaOptions(StageOptions):
 
     only_shared = True
 
-    def __init__(self, table: PriceTable, *, deep: bool, below: Callable[[], float]) -> None:
+    def __init__(self, table: IntervalPrices, *, deep: bool, below: Callable[[], float]) -> None:
         super().__init__(table, deep=deep)
         self._each, self._below = table.one_f_one_b, below
         self._on_all = cache(lambda group: self._on(group, self._intervals))

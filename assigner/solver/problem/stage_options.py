@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.schedule.cost import PartitionCost
-    from assigner.solver.problem.prices import Hop, PriceTable
+    from assigner.solver.problem.interval_prices import Hop, IntervalPrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class StageOptions:
     only_shared = False
     """Whether every pipeline of these options has a stage that several workers share."""
 
-    def __init__(self, table: PriceTable, *, deep: bool, relaxed: bool = False) -> None:
+    def __init__(self, table: IntervalPrices, *, deep: bool, relaxed: bool = False) -> None:
         self._table, self._deep, self._relaxed = table, deep, relaxed
         self._least = 1 if deep else table.micro_batches
         self._ties = bool(table.problem.profile.ties)

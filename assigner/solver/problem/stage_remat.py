@@ -84,7 +84,7 @@ class StageRemat:
         stored = sum(size[name] for name in stage.partitions if name not in stage.rematerialise)
         largest = max((size[name] for name in stage.rematerialise), default=0.0)
         room = _room(self._problem, plan, worker) + deep * stored + largest
-        group = self._problem.prices(plan.micro_batches).group_of[worker]
+        group = self._problem.prices(plan.micro_batches).intervals.group_of[worker]
         key = (stage.partitions, plan.micro_batches, group, deep, room)
         if key not in self._rows:
             rules = [_rule(self._problem, name) for name in stage.partitions]

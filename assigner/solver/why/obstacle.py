@@ -59,7 +59,7 @@ class StateSums:
         yield from (self._problem.order[first:after] for first, after in itertools.pairwise(cuts))
 
     def _allowed(self, names: Sequence[str]) -> list[Worker]:
-        return [w for w in self._problem.workers if all(self._problem.allowed(name, w) for name in names)]
+        return [w for w in self._problem.workers if self._problem.barred[w.name].isdisjoint(names)]
 
     def misplaced(self) -> str | None:
         """The first piece that may be on no worker, or has no price on any that it may be on."""
@@ -95,7 +95,7 @@ class StateSums:
         forbidden = ", ".join(dict.fromkeys(spec for name in names for spec in problem.forbidden(name)))
         said = ((f"pinned to {pins}", pins), (f"forbidden on {forbidden}", forbidden))
         where = " and ".join(text for text, there in said if there)
-        if any(all(problem.allowed(name, worker) for name in names) for worker in problem.profile.workers):
+        if any(problem.barred[worker.name].isdisjoint(names) for worker in problem.profile.workers):
             return f"{_title(names)} is {where}, which leaves none of the workers that may be used"
         return f"{_title(names)} is {where}, which leaves no worker"
 
