@@ -13,7 +13,7 @@ bound prunes: after `tuning.KNAPSACK_NODES` the best set so far is what plans ha
 `LeastRemat.floor_s`, and of what was priced by `LeastRemat.exactness`.
 
 Where several workers share a stage (stage_remat.py), or a worker has several (set_memory.py), more than one sum of
-seconds counts: there all sets are kept that no other one beats in all of these at once (`undominated`).
+seconds counts: there all sets are kept that no other one beats in all of these at once (`RematSets`).
 """
 
 from __future__ import annotations
@@ -320,53 +320,56 @@ def _links(chain: _Chain | None) -> list[int]:
     return found
 
 
-def fitting_sets(
-    bytes_: Floats, in_flight: Sequence[int], room: Sequence[float], seconds: Floats, rules: Sequence[RematRule | None]
-) -> Flags:
-    """Every set that fits, [set, position], but that of positions that are alike it has the first few.
+class RematSets:
+    """The sets of partitions that workers may rematerialise together, where more than one sum of seconds counts.
+
+    Arrays of sets are [set, position].
 
     Args:
-        bytes_: That a worker keeps per micro-batch: [worker, position].
-        in_flight: Micro-batches that each worker keeps at once.
-        room: Bytes for activations of each worker.
+        held: What each worker holds: the same partitions, under the same rules.
+        in_flight: Micro-batches that each of them keeps at once.
         seconds: Of recomputing each position, as each sum has them: [sum, position].
-        rules: Per position "never" or "always" where there is no choice.
     """
-    kinds = alike(bytes_, seconds, rules)
-    counts = np.indices([len(kind) + 1 for kind in kinds]).reshape(len(kinds), -1)
-    found = np.tile(np.array([rule == "always" for rule in rules]), (counts.shape[1], 1))
-    for count, kind in zip(counts, kinds, strict=True):
-        for rank, i in enumerate(kind):
-            found[:, i] = count > rank
-    return found[with_room(found, bytes_, in_flight, room)]
 
+    def __init__(self, held: Sequence[HeldPartitions], in_flight: Sequence[int], seconds: Floats) -> None:
+        self._bytes = np.array([[cost.activation_bytes for cost in each.costs] for each in held])
+        self._in_flight, self._seconds, self._rules = in_flight, seconds, held[0].rules
+        self._room = [each.room - deep * each.read for each, deep in zip(held, in_flight, strict=True)]
 
-def alike(bytes_: Floats, seconds: Floats, rules: Sequence[RematRule | None]) -> list[list[int]]:
-    """Positions that may be rematerialised, those together that only their place tells apart; as `fitting_sets`."""
-    kinds: dict[tuple[float, ...], list[int]] = {}
-    for i, rule in enumerate(rules):
-        if rule is None and bytes_[:, i].any():
-            kinds.setdefault((*bytes_[:, i], *seconds[:, i]), []).append(i)
-    return list(kinds.values())
+    @cached_property
+    def alike(self) -> list[list[int]]:
+        """Positions that may be rematerialised, those together that only their place tells apart."""
+        kinds: dict[tuple[float, ...], list[int]] = {}
+        for i, rule in enumerate(self._rules):
+            if rule is None and self._bytes[:, i].any():
+                kinds.setdefault((*self._bytes[:, i], *self._seconds[:, i]), []).append(i)
+        return list(kinds.values())
 
+    def every(self) -> Flags:
+        """Every set for which all workers have room, but that of positions that are alike it has the first few."""
+        counts = np.indices([len(kind) + 1 for kind in self.alike]).reshape(len(self.alike), -1)
+        found = np.tile(np.array([rule == "always" for rule in self._rules]), (counts.shape[1], 1))
+        for count, kind in zip(counts, self.alike, strict=True):
+            for rank, i in enumerate(kind):
+                found[:, i] = count > rank
+        return found[self.fit(found)]
 
-def with_room(sets: Flags, bytes_: Floats, in_flight: Sequence[int], room: Sequence[float]) -> Flags:
-    """Whether every worker has room, by set; arguments as of `fitting_sets`."""
-    found = np.ones(len(sets), dtype=bool)
-    for row, deep, most in zip(bytes_, in_flight, room, strict=True):
-        found &= deep * (~sets @ row) + np.where(sets, row, 0.0).max(axis=1, initial=0.0) <= most
-    return found
+    def fit(self, sets: Flags) -> Flags:
+        """Whether every worker has room, by set."""
+        found = np.ones(len(sets), dtype=bool)
+        for row, deep, most in zip(self._bytes, self._in_flight, self._room, strict=True):
+            found &= deep * (~sets @ row) + np.where(sets, row, 0.0).max(axis=1, initial=0.0) <= most
+        return found
 
-
-def undominated(sets: Flags, seconds: Floats) -> Flags:
-    """The sets, [set, position], than which no other is as good in all sums of `seconds`, the least of them first."""
-    left = sets[np.argsort((sets @ seconds.T).sum(axis=1), kind="stable")]
-    sums, kept = left @ seconds.T, []
-    while len(left):
-        kept.append(left[0])
-        better = (sums < sums[0]).any(axis=1)
-        left, sums = left[better], sums[better]
-    return np.array(kept, dtype=bool).reshape(-1, sets.shape[1])
+    def undominated(self, sets: Flags) -> Flags:
+        """Those than which no other is as good in all sums, the least of them first."""
+        left = sets[np.argsort((sets @ self._seconds.T).sum(axis=1), kind="stable")]
+        sums, kept = left @ self._seconds.T, []
+        while len(left):
+            kept.append(left[0])
+            better = (sums < sums[0]).any(axis=1)
+            left, sums = left[better], sums[better]
+        return np.array(kept, dtype=bool).reshape(-1, sets.shape[1])
 
 
 _TOO_MANY = 1e100

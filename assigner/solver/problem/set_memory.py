@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.solver.limits import tuning
-from assigner.solver.problem.memory import HeldPartitions, fitting_sets, undominated
+from assigner.solver.problem.memory import HeldPartitions, RematSets
 from assigner.solver.problem.prices import bits
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class SetMemory:
         self.choices = cache(self._choices)
         self.cheapest = cache(self._cheapest)
         self.exactness = cache(self._exactness)
-        self._kept = cache(self._least_remat)
+        self._again = cache(self._least_remat)
 
     def _state(self, mask: int) -> float:
         """Bytes of parameters, gradients, optimizer state and buffers."""
@@ -74,15 +74,12 @@ class SetMemory:
         )  # fmt: skip
 
     def _least_remat(self, worker: int, stages: Masks, in_flight: int, messages: float) -> LeastRemat | None:
-        return self._problem.remat.least(self._held(worker, stages, messages), in_flight, self._problem.clock)
-
-    def _again(self, worker: int, stages: Masks, in_flight: int | None, messages: float) -> LeastRemat | None:
         """What was found once: a search that is cut off may find another choice the next time."""
-        return self._kept(worker, stages, in_flight or self._in_flight, messages)
+        return self._problem.remat.least(self._held(worker, stages, messages), in_flight, self._problem.clock)
 
     def _least_s(self, worker: int, mask: int, in_flight: int | None = None) -> float:
         """Seconds of recomputing that a worker cannot avoid once it holds these positions, whatever follows; or inf."""
-        again = self._again(worker, (mask,), in_flight, 0.0)
+        again = self._again(worker, (mask,), in_flight or self._in_flight, 0.0)
         return math.inf if again is None else again.floor_s
 
     def again_s(self, worker: int, positions: Sequence[int]) -> float:
@@ -97,7 +94,7 @@ class SetMemory:
         not what they go by (`is_listed`).
         """
         whole = sum(stages)
-        again = self._again(worker, stages, in_flight, self.messages(whole))
+        again = self._again(worker, stages, in_flight or self._in_flight, self.messages(whole))
         if again is None:
             return None
         positions = list(bits(whole))
@@ -106,7 +103,7 @@ class SetMemory:
 
     def _exactness(self, worker: int, stages: Masks, in_flight: int | None = None) -> float:
         """`LeastRemat.exactness` of one stage with `cheapest`; of several 1, as `choices` has all of theirs."""
-        again = self._again(worker, stages, in_flight, self.messages(sum(stages)))
+        again = self._again(worker, stages, in_flight or self._in_flight, self.messages(sum(stages)))
         if again is None or len(stages) > 1:
             return 1.0
         return again.exactness(sum(self.table.backward_s[worker][i] for i in bits(stages[0])))
@@ -131,12 +128,10 @@ class SetMemory:
         if len(stages) == 1 or sum(cheapest) == forced or not self.is_listed(worker, stages):
             return (cheapest,)
         held, positions = self._held(worker, stages, self.messages(whole)), list(bits(whole))
-        again_s = np.array([[cost.recompute_s for cost in held.costs]])
+        again_s = np.array([cost.recompute_s for cost in held.costs])
         seconds = np.where([[stage >> i & 1 for i in positions] for stage in stages], again_s, 0.0)
-        fitting = fitting_sets(
-            np.array([[cost.activation_bytes for cost in held.costs]]), [self._in_flight],
-            [held.room - self._in_flight * held.read], seconds, held.rules,
-        )  # fmt: skip
-        kept = undominated(fitting[np.lexsort(fitting.T)], seconds)  # of equals that with the first partitions
+        sets = RematSets([held], [self._in_flight], seconds)
+        fitting = sets.every()
+        kept = sets.undominated(fitting[np.lexsort(fitting.T)])  # of equals that with the first partitions
         masks = (sum(1 << i for i, chosen in zip(positions, each, strict=True) if chosen) for each in kept)
         return tuple(tuple(again & stage for stage in stages) for again in masks)

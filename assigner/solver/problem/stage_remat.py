@@ -25,7 +25,7 @@ import numpy as np
 from assigner.schedule.orders import in_flight
 from assigner.schedule.simulate import worker_memory
 from assigner.solver.limits import tuning
-from assigner.solver.problem.memory import HeldPartitions, LeastRemat, alike, fitting_sets, undominated, with_room
+from assigner.solver.problem.memory import HeldPartitions, LeastRemat, RematSets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,7 @@ class StageRemat:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._rows: dict[tuple[object, ...], _Row] = {}
-        self._sets: dict[tuple[object, ...], _RematSets] = {}
+        self._stages: dict[tuple[object, ...], _SharedStage] = {}
         self._choices: dict[tuple[object, ...], RematChoices] = {}
 
     def choices(self, plan: Plan, n: int) -> RematChoices:
@@ -72,9 +72,9 @@ class StageRemat:
         held = (stage.partitions, plan.micro_batches, stage.workers, deep)
         shares = tuple(each.micro_batches for each in stage.replicas)
         if (*held, shares) not in self._choices:
-            if held not in self._sets:
-                self._sets[held] = _RematSets(list(map(partial(self._row, plan, stage), stage.workers, deep)))
-            self._choices[*held, shares] = self._sets[held].choices(stage, shares)
+            if held not in self._stages:
+                self._stages[held] = _SharedStage(list(map(partial(self._row, plan, stage), stage.workers, deep)))
+            self._choices[*held, shares] = self._stages[held].choices(stage, shares)
         return self._choices[*held, shares]
 
     def _row(self, plan: Plan, stage: Stage, worker: str, deep: int) -> _Row:
@@ -115,8 +115,8 @@ class _Row:
         return found
 
 
-class _RematSets:
-    """The sets for which every worker of a stage, which has a row each, has room."""
+class _SharedStage:
+    """A stage with a row for each of its workers, and the sets for which all of them have room."""
 
     def __init__(self, rows: Sequence[_Row]) -> None:
         number = {row: n for n, row in enumerate(dict.fromkeys(rows))}
@@ -126,13 +126,10 @@ class _RematSets:
         self._own = np.array([row.own for row in number])
         self._spared = np.array([row.again.seconds - row.again.floor_s if row.again else 0.0 for row in number])
         """Seconds that another choice of its own might spare each, at most."""
-        self._in_flight = [row.deep for row in number]
-        self._room = [row.held.room for row in number]
         costs = [row.held.costs for row in number]
-        self._bytes = np.array([[cost.activation_bytes for cost in each] for each in costs])
         self._seconds = np.array([[cost.recompute_s for cost in each] for each in costs])
         self._once = np.array([sum(cost.forward_s + cost.backward_s for cost in each) for each in costs])
-        self._rules = rows[0].held.rules
+        self._sets = RematSets([row.held for row in number], [row.deep for row in number], self._seconds)
 
     def choices(self, stage: Stage, shares: tuple[int, ...]) -> RematChoices:
         """What its workers may rematerialise, the least seconds of the slowest first, then of all together."""
@@ -149,21 +146,18 @@ class _RematSets:
 
     @cached_property
     def _undominated(self) -> tuple[Flags, bool]:
-        """The sets with room, [set, position], than which no other is as good for all; whether none is left out."""
+        """The sets with room than which no other is as good for all; whether none is left out."""
         if (self._own == self._own[0]).all() and not self._spared.any():
             return self._own[:1], True
-        kinds = alike(self._bytes, self._seconds, self._rules)
-        every = math.prod(len(kind) + 1 for kind in kinds) <= tuning.REMAT_SETS
-        if every:
-            found = fitting_sets(self._bytes, self._in_flight, self._room, self._seconds, self._rules)
-        else:
-            found = self._dropped(list(itertools.chain(*kinds)))
-            found = found[self._fit(found)]
-        return undominated(found if len(found) else self._union[None], self._seconds), every  # none: by rounding
+        sets = self._sets
+        every = math.prod(len(kind) + 1 for kind in sets.alike) <= tuning.REMAT_SETS
+        found = sets.every() if every else self._dropped(list(itertools.chain(*sets.alike)))
+        return sets.undominated(found if len(found) else self._union[None]), every  # none: by rounding
 
     def _dropped(self, free: Sequence[int]) -> Flags:
         """Sets of which no name can be dropped: for each worker, what takes longest there was dropped first."""
-        return np.array([self._without(sorted(free, key=lambda i: (-row[i], i))) for row in self._seconds])
+        found = np.array([self._without(sorted(free, key=lambda i: (-row[i], i))) for row in self._seconds])
+        return found[self._sets.fit(found)]
 
     def _without(self, order: Sequence[int]) -> Flags:
         """The union of what each must without what it can do without, in that order; no name takes room from others."""
@@ -171,16 +165,13 @@ class _RematSets:
         for i in order:
             if found[i]:
                 found[i] = False
-                found[i] = not self._fit(found[None])[0]
+                found[i] = not self._sets.fit(found[None])[0]
         return found
 
     @property
     def _union(self) -> Flags:
         """What any of them must: there is room for the others' with it, as each frees what it holds itself."""
         return np.array(self._own.any(axis=0))
-
-    def _fit(self, sets: Flags) -> Flags:
-        return with_room(sets, self._bytes, self._in_flight, self._room)
 
 
 def divided(problem: Problem, plan: Plan) -> Plan | None:
