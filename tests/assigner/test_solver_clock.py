@@ -173,10 +173,10 @@ def test_a_pipeline_is_simulated_at_no_more_depths_once_the_time_is_over(monkeyp
     candidate = next(each for each in search.candidates if each.micro_batches == 8 and not each.shares)
     pipeline = next(found for _, found in candidate._ranked(16) if len(found) == 2)
     timed = []
-    monkeypatch.setattr(candidate, "worth", lambda plan: (timed.append(plan), (1.0, 1.0))[1])
+    monkeypatch.setattr(candidate.plans, "worth", lambda plan: (timed.append(plan), (1.0, 1.0))[1])
     monkeypatch.setattr(SolveClock, "now", staticmethod(lambda: 1e9))
     with pytest.raises(OutOfTime):
-        candidate.simulate(pipeline)
+        candidate.plans.simulate(pipeline)
     assert [candidate.best.plan] == timed
 
 

@@ -50,7 +50,7 @@ def test_a_box_of_one_choice_is_bounded_by_its_step_time(seed):
             search = DepthSearch(candidate.options, candidate.micro_batches, [(price, pipeline)])
             search._open.low[-len(pipeline) :, 0] = search._open.high[-len(pipeline) :, 0] = depths
             ((bound, _, found),) = search.split(np.inf)
-            value, _ = candidate.worth(candidate.plan_of(pipeline, depths))
+            value, _ = candidate.plans.worth(candidate.plans.plan_of(pipeline, depths))
             assert found == depths
             assert bound == pytest.approx(value, rel=1e-12)
             compared += 1
@@ -70,7 +70,7 @@ def test_no_choice_of_a_box_takes_less_than_its_bound(seed):
         search._open.low[-len(pipeline) :, 0], search._open.high[-len(pipeline) :, 0] = low, high
         (bound,) = search._bounds(search._open)
         inside = [each for each in depths if (low <= each).all() and (each <= high).all()]
-        best = min(candidate.worth(candidate.plan_of(pipeline, each))[0] for each in inside)
+        best = min(candidate.plans.worth(candidate.plans.plan_of(pipeline, each))[0] for each in inside)
         assert 0 < bound <= best * (1 + 1e-12)
 
 
@@ -80,7 +80,7 @@ def test_the_search_ends_with_the_best_depths_of_all(seed):
     candidate, pipelines = _pipelines(_chain(seed, 8), 8, most=40)
     pipelines = pipelines[::4]
     best = min(
-        candidate.worth(candidate.plan_of(pipeline, depths))[0]
+        candidate.plans.worth(candidate.plans.plan_of(pipeline, depths))[0]
         for _, pipeline in pipelines
         for depths in falling(_ranges(pipeline), 8)
     )
@@ -132,7 +132,7 @@ def test_no_sharing_takes_less_than_its_bound(seed):
             boxes._open.low[:, 0], boxes._open.high[:, 0] = low, high
             (bound,) = boxes._bounds(boxes._open)
             inside = [each for each in depths if (low <= each).all() and (each <= high).all()]
-            best = min(candidate.worth(candidate.plan_of(shared, each))[0] for each in inside)
+            best = min(candidate.plans.worth(candidate.plans.plan_of(shared, each))[0] for each in inside)
             assert 0 < bound <= best * (1 + 1e-12)
             compared += best < np.inf
     assert compared > 20

@@ -70,7 +70,7 @@ def test_the_price_is_the_simulated_step_time_but_for_early_turns(seed):
     as_told = 0
     for table, columns in random_pipelines(seed, 12):
         candidate = GPipeCandidate(SearchState(table.problem, lambda: None), table.micro_batches)
-        takes, told = candidate.simulate(columns), told_s(table, columns)
+        takes, told = candidate.plans.simulate(columns), told_s(table, columns)
         assert told <= takes * (1 + 1e-9)
         as_told += told == pytest.approx(takes, rel=1e-9)
     assert as_told >= 9
@@ -81,7 +81,7 @@ def test_a_shared_gradient_is_sent_whatever_keeps_its_worker_busy(seed):
     """With tied parameters the price is a lower bound."""
     for table, columns in random_pipelines(seed, 12, tied=True):
         candidate = GPipeCandidate(SearchState(table.problem, lambda: None), table.micro_batches)
-        assert told_s(table, columns) <= candidate.simulate(columns) * (1 + 1e-9)
+        assert told_s(table, columns) <= candidate.plans.simulate(columns) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -120,7 +120,7 @@ def test_the_ilps_objective_equals_the_price(seed, tied):
         found = Backend("highs", 0).relax(model.problem, time_limit=10).value * 1e-3
         candidate = GPipeCandidate(SearchState(table.problem, lambda: None), table.micro_batches)
         if tied:
-            assert found <= candidate.simulate(columns) * (1 + 1e-9)
+            assert found <= candidate.plans.simulate(columns) * (1 + 1e-9)
         else:
             assert found == pytest.approx(told_s(table, columns), rel=1e-9)
 

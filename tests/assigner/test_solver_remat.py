@@ -222,7 +222,7 @@ def test_a_cut_off_search_of_one_stage_leaves_a_bound_beside_a_shared_one(monkey
     options = SolveOptions(schedule="1f1b", objective="throughput", micro_batches=4, max_replicas=2)
     search = Search(*resolve(subset_sum(8, slowness=(1.0, 1.0, 1.0), room=0.9), options))
     candidate = next(each for each in search.candidates if isinstance(each, SharedCandidate))
-    pipeline = candidate._stages([(0, 0), (4, list(candidate.options.sets).index((0, 0)))])
+    pipeline = candidate.plans.pipeline_of([(0, 0), (4, list(candidate.options.sets).index((0, 0)))])
     share = exactness(pipeline)
     least = ShareSearch(candidate, pipeline, 10**6).least()
     assert share < 1

@@ -502,8 +502,8 @@ def test_depths_that_wait_for_ever_are_no_plan(objective):
             stages=tuple(stages), objective=objective,
         )  # fmt: skip
 
-    assert math.isfinite(candidate.worth(plan(4, 3))[0])
-    assert candidate.worth(plan(3, 4)) == (math.inf, math.inf)
+    assert math.isfinite(candidate.plans.worth(plan(4, 3))[0])
+    assert candidate.plans.worth(plan(3, 4)) == (math.inf, math.inf)
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])

@@ -119,7 +119,7 @@ class BranchedCandidate(PipelineCandidate):
                 self._go_along(each.stages)
 
     def _pricing(self) -> _SimulatedPricing:
-        return _SimulatedPricing(SetMemory(self.problem, self.micro_batches), self.schedule, self.worth)
+        return _SimulatedPricing(SetMemory(self.problem, self.micro_batches), self.schedule, self.plans.worth)
 
     def _rearrange(self, n: int) -> bool:
         """The n-th local search over convex stages, from the best plan, then along its order; True: it found more."""
@@ -195,4 +195,4 @@ class BranchedCandidate(PipelineCandidate):
             ),
         )  # fmt: skip
         if problem.fits(adapted):
-            self.offer_priced(adapted, EXHAUSTIVE)  # inf where a gradient or a tie needs a link that is missing
+            self.plans.offer_priced(adapted, EXHAUSTIVE)  # inf where a gradient or a tie needs a link that is missing

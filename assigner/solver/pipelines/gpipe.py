@@ -27,7 +27,7 @@ class GPipeCandidate(PipelineCandidate):
     def __init__(self, state: SearchState, micro_batches: int, problem: Problem | None = None) -> None:
         super().__init__(state, "gpipe", micro_batches, problem)
         self.hierarchy = Hierarchy(
-            self.table, price=self.simulate, target=lambda: state.target,
+            self.table, price=self.plans.simulate, target=lambda: state.target,
             watch=lambda: state.watch(self._take_bound),
         )  # fmt: skip
 

@@ -16,26 +16,36 @@ from typing import TYPE_CHECKING, Literal
 from assigner.solver.fleet.kind_sweeps import KindSweeps
 from assigner.solver.ilp.pipelines import PipelineModel
 from assigner.solver.limits import tuning
-from assigner.solver.methods.candidate import DYNAMIC_PROGRAM, ENUMERATION, INTEGER_PROGRAM, LOCAL, PROVEN, TOTAL_WORK
+from assigner.solver.methods.candidate import (
+    DYNAMIC_PROGRAM,
+    ENUMERATION,
+    INTEGER_PROGRAM,
+    LOCAL,
+    PROVEN,
+    TOTAL_WORK,
+    CandidateSearch,
+)
 from assigner.solver.methods.dynamic_program import DynamicProgram
 from assigner.solver.pipelines.depth_search import DepthSearch
-from assigner.solver.pipelines.simulated import SimulatedCandidate
+from assigner.solver.pipelines.simulated import PipelinePlans
+from assigner.solver.problem.objectives import GPipeStep, Latency, OneFOneBStep, SteadyState
 from assigner.solver.problem.stage_options import StageOptions, exactness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.formats.terms import Schedule
+    from assigner.formats.terms import Objective, Schedule
     from assigner.solver.limits.clock import SolveClock
     from assigner.solver.methods.candidate import SearchState
     from assigner.solver.methods.dynamic_program import PricedPipelines
     from assigner.solver.pipelines.simulated import Depths
+    from assigner.solver.problem.objectives import PipelineObjective
     from assigner.solver.problem.problem import Problem
     from assigner.solver.problem.stage_options import StageOption
 
 
-class PipelineCandidate(SimulatedCandidate):
-    """One stage a worker, with M micro-batches.
+class PipelineCandidate(CandidateSearch):
+    """One stage a worker, with M micro-batches; stages are intervals of one order.
 
     Attributes:
         cuts: Pipelines with the seconds that they take at least, where the ILP says less.
@@ -44,13 +54,35 @@ class PipelineCandidate(SimulatedCandidate):
     def __init__(
         self, state: SearchState, schedule: Schedule, micro_batches: int, problem: Problem | None = None
     ) -> None:
-        super().__init__(state, schedule, micro_batches, problem)
+        super().__init__(state, micro_batches, problem)
+        self.schedule = schedule
+        self.table = self.problem.prices(micro_batches).intervals
+        self.objective: Objective = self.problem.options.objective
         # what a ranking leaves to `prove`: to look at each below the target, as they are few; to rank with more room,
         # for want of which some were lost; or nothing that tells more
         self._next: Literal["each", "wider", "nothing"] = "nothing"
         self._start: tuple[float, Sequence[StageOption]] = (math.inf, ())  # of local search
         self._placed: list[tuple[float, Sequence[StageOption]]] = []  # that kinds of workers have named
         self.cuts: list[tuple[Sequence[StageOption], float]] = []
+
+    @cached_property
+    def options(self) -> StageOptions:
+        """What its pipelines are made of."""
+        return self.table.one_f_one_b if self.schedule == "1f1b" else self.table.gpipe
+
+    @cached_property
+    def plans(self) -> PipelinePlans:
+        """Its pipelines as plans."""
+        return PipelinePlans(self)
+
+    @cached_property
+    def additive(self) -> PipelineObjective:
+        """How the dynamic program's price of a pipeline adds up."""
+        if self.objective == "throughput":
+            return SteadyState(self.micro_batches)
+        if self.objective == "latency":
+            return Latency()
+        return OneFOneBStep(self.micro_batches) if self.schedule == "1f1b" else GPipeStep(self.micro_batches)
 
     def raise_bound(self, bound: float, proof: str) -> None:
         """Take a bound; of a graph with branches, not the dynamic program's: it knows intervals of one order only."""
@@ -61,7 +93,7 @@ class PipelineCandidate(SimulatedCandidate):
     def program(self) -> DynamicProgram:
         """Its dynamic program; with too many options, memory is left out of it."""
         options = StageOptions(self.table, deep=True, relaxed=True) if self._coarse else self.options
-        return DynamicProgram(self.table, options, self._additive())
+        return DynamicProgram(self.table, options, self.additive)
 
     def price(self) -> None:
         """The perfect split of all work: no plan of any schedule is faster."""
@@ -78,10 +110,10 @@ class PipelineCandidate(SimulatedCandidate):
 
     def _place(self, stages: Sequence[tuple[int, int]], depths: Depths = ()) -> None:
         """Simulate a pipeline, recomputing what these depths take."""
-        pipeline = self._stages(stages)
+        pipeline = self.plans.pipeline_of(stages)
         if pipeline is not None:
-            pipeline = self._as_deep(pipeline, depths)
-            self._placed.append((self.simulate(pipeline), pipeline))
+            pipeline = self.plans.as_deep(pipeline, depths)
+            self._placed.append((self.plans.simulate(pipeline), pipeline))
 
     def _start_with(self, kinds: KindSweeps) -> None:
         """Where a plan is known, the bound may do; else it holds for less without one."""
@@ -92,9 +124,9 @@ class PipelineCandidate(SimulatedCandidate):
         if known and not self.decided:
             kinds.start(lambda: self.state.best_value)
         if self._placed and not self.decided:
-            self._actions += tuning.FLEET_ACTIONS
+            self.plans.actions += tuning.FLEET_ACTIONS
             self._placed.sort(key=lambda each: each[0])
-            self._start = min(((self._deepen(each), each) for _, each in self._placed), key=lambda each: each[0])
+            self._start = min(((self.plans.deepen(each), each) for _, each in self._placed), key=lambda each: each[0])
 
     def start(self) -> None:
         """Simulate the dynamic program's best, or pipelines of kinds of workers."""
@@ -106,27 +138,27 @@ class PipelineCandidate(SimulatedCandidate):
             if self.decided or self._start[1]:
                 return
         for _, pipeline in self._ranked(tuning.FIRST_WIDTH)[:12]:
-            self._start = min(self._start, (self.simulate(pipeline), pipeline), key=lambda each: each[0])
+            self._start = min(self._start, (self.plans.simulate(pipeline), pipeline), key=lambda each: each[0])
 
     def improve(self) -> None:
         """Local search from the best of them."""
         if self.bound >= self.state.target:
             self.decided = True
         elif self._start[1]:
-            self._improve(*self._start)
+            self.plans.improve(*self._start)
 
-    def _least(self, pipeline: Sequence[StageOption]) -> float:
-        """The dynamic program's price."""
+    def least_of(self, pipeline: Sequence[StageOption]) -> float:
+        """No plan of a pipeline takes less, as far as is known without simulating it: the dynamic program's price."""
         return 0.0 if self.shares or self._coarse else self.program.price(pipeline)
 
     def improve_from(self, stages: Sequence[tuple[str, int]]) -> None:
         """Local search from stages along the order: the worker of each, and how many partitions it has."""
         starts = itertools.accumulate((count for _, count in stages[:-1]), initial=0)
-        pipeline = self._stages(
+        pipeline = self.plans.pipeline_of(
             [(start, self.table.group_of[name]) for start, (name, _) in zip(starts, stages, strict=True)]
         )
         if pipeline is not None:
-            self._improve(self.simulate(pipeline, found_by=LOCAL), pipeline)
+            self.plans.improve(self.plans.simulate(pipeline, found_by=LOCAL), pipeline)
 
     def tighten(self) -> None:
         """Rank more of them, for the sake of the bound; or have it by kinds of workers, as plans of the target keep."""
@@ -139,7 +171,7 @@ class PipelineCandidate(SimulatedCandidate):
             self._search_depths(found, self.bound)
         else:
             for _, pipeline in found[: tuning.MOST_TRIED]:
-                self.simulate(pipeline)
+                self.plans.simulate(pipeline)
 
     def _ranked(self, width: int) -> Sequence[tuple[float, Sequence[StageOption]]]:
         """Prices and pipelines below the target, the best first; the bound is raised to what that proves."""
@@ -153,7 +185,10 @@ class PipelineCandidate(SimulatedCandidate):
         self._next = "each" if few else "wider" if room and not ranked.complete else "nothing"
         self.raise_bound(min(least, ranked.lost, target), DYNAMIC_PROGRAM)
         if self._coarse:
-            fitting = ((price, self._stages([(r.first, r.group) for r in found])) for price, found in ranked.pipelines)
+            fitting = (
+                (price, self.plans.pipeline_of([(each.first, each.group) for each in found]))
+                for price, found in ranked.pipelines
+            )
             return [(price, pipeline) for price, pipeline in fitting if pipeline is not None]
         return ranked.pipelines
 
@@ -176,7 +211,7 @@ class PipelineCandidate(SimulatedCandidate):
         if self._sweeps is not None and not self.program.sharp:  # there are too many
             return
         if self.effort > 1:
-            self._seen.clear()  # more of their warm-up depths may be tried now
+            self.plans.forget()  # more of their warm-up depths may be tried now
             PipelineCandidate.tighten(self)  # however a subclass goes about it
         if self.decided or self._next != "each":
             self.cut_short = self._next == "wider"
@@ -216,7 +251,8 @@ class PipelineCandidate(SimulatedCandidate):
 
     def _least_at(self, bound: float, pipeline: Sequence[StageOption], depths: Depths) -> float:
         """No plan of a pipeline with these depths is left that has a lower value than this; the best is offered."""
-        self._check(bound, self.offer_priced(self.plan_of(pipeline, depths), ENUMERATION), pipeline)
+        value = self.plans.offer_priced(self.plans.plan_of(pipeline, depths), ENUMERATION)
+        self.plans.check_price(bound, value, pipeline)
         return math.inf
 
     def _simulate_all(self, ranked: PricedPipelines) -> None:
@@ -229,10 +265,10 @@ class PipelineCandidate(SimulatedCandidate):
             self.raise_bound(min(price, open_, self.state.target), ENUMERATION)
             if self.decided:
                 return
-            self.simulate(pipeline, price)
-            value = self._deepen(pipeline)
-            deeper = any(each.bound_depth > each.most_depth for each in pipeline)  # that no option stands for
-            if self.objective == "step" and (deeper or not self._tried_all(pipeline)):
+            self.plans.simulate(pipeline, price)
+            value = self.plans.deepen(pipeline)
+            deeper = any(each.has_deeper for each in pipeline)
+            if self.objective == "step" and (deeper or not self.plans.tried_all(pipeline)):
                 value = price
                 self.cut_short |= not deeper
             open_ = min(open_, max(price, value * exactness(pipeline)))
@@ -290,10 +326,10 @@ class PipelineCandidate(SimulatedCandidate):
                 nodes=state.nodes,
             ).scaled(model.unit)  # fmt: skip
             pipeline = model.chosen() if found.found else ()
-            told = self._all_depths(pipeline) and all(option.bound_depth <= option.most_depth for option in pipeline)
+            told = self.plans.tried_all(pipeline) and not any(option.has_deeper for option in pipeline)
             told = told and all(pipeline != known for known, _ in self.cuts[before:])
             if pipeline and told:
-                value = self.simulate(pipeline, found.bound, found_by=INTEGER_PROGRAM)
+                value = self.plans.simulate(pipeline, found.bound, found_by=INTEGER_PROGRAM)
                 self.cuts.append((pipeline, value * exactness(pipeline)))
                 model.cut(*self.cuts[-1])
             self.raise_bound(min(found.bound, state.target), INTEGER_PROGRAM)

@@ -52,8 +52,8 @@ class ShareSearch:
 
     def least(self) -> float:
         """No plan of the pipeline has a lower value; the best of them is offered. -inf: nothing is known."""
-        if any(option.bound_depth > option.most_depth for option in self._pipeline):
-            return -math.inf  # warm-ups that no option stands for
+        if any(option.has_deeper for option in self._pipeline):
+            return -math.inf
         found = self._target
         for shared in self.sharings():
             if self._candidate.program.price(shared) < self._target:
@@ -100,7 +100,7 @@ class ShareSearch:
 
     def _depths(self, shared: Pipeline) -> Iterable[Depths]:
         """Every choice of warm-up depths; of the steady state, which is the same at any, the usual ones."""
-        ranges = self._candidate.ranges(shared)
+        ranges = self._candidate.plans.ranges(shared)
         if not all(ranges):
             return ()
         if not self._times_steps:
@@ -136,7 +136,7 @@ class ShareSearch:
     def _value(self, shared: Pipeline, depths: Depths, groups: Sequence[Sequence[str]]) -> float:
         """The same with these workers."""
         candidate, cost = self._candidate, self._candidate.problem.cost.apart
-        bare, choices = candidate.remat_choices(shared, depths, groups)
+        bare, choices = candidate.plans.remat_choices(shared, depths, groups)
         if not all(each.sets for each in choices.values()):
             return math.inf
         least = -math.inf
@@ -153,7 +153,7 @@ class ShareSearch:
         value = math.inf
         for again in itertools.product(*tried):
             plan = with_remat(bare, dict(zip(choices, again, strict=True)))
-            value = min(value, candidate.offer_priced(plan, ENUMERATION))
+            value = min(value, candidate.plans.offer_priced(plan, ENUMERATION))
             self.actions -= self._each
         self.actions += self._each
         if every and value < math.inf:

@@ -21,7 +21,7 @@ from assigner.solver.methods.candidate import DYNAMIC_PROGRAM, ENUMERATION, TOTA
 from assigner.solver.methods.dynamic_program import DynamicProgram, PricedPipelines
 from assigner.solver.pipelines.ranking import PipelineCandidate
 from assigner.solver.pipelines.share_search import ShareSearch
-from assigner.solver.pipelines.simulated import pipeline_key
+from assigner.solver.pipelines.simulated import PipelinePlans, pipeline_key
 from assigner.solver.problem.interval_prices import by_kinds
 from assigner.solver.problem.objectives import OneFOneBStep
 from assigner.solver.problem.replica_options import ReplicaOptions
@@ -48,23 +48,28 @@ class SharedCandidate(PipelineCandidate):
     follower: SharedCandidate | None = None
     shares = True
     turn = 1
-    most_depths = tuning.SHARED_DEPTHS
-    options: ReplicaOptions
+    _below = math.inf  # what is left out of the options takes so long
 
-    def _stage_options(self) -> ReplicaOptions:
-        self._below = math.inf  # what is left out of the options takes so long
-        self._proven: dict[tuple[object, ...], float] = {}  # by pipeline, of all its shares and depths
-        self._memory = StageRemat(self.problem)
+    @cached_property
+    def options(self) -> ReplicaOptions:
+        """As of `PipelineCandidate`."""
         return ReplicaOptions(self.table, deep=self.schedule == "1f1b", below=self._limit)
 
     def _limit(self) -> float:
         self._below = self.state.best_value
         return self._below
 
-    def _additive(self) -> PipelineObjective:
+    @cached_property
+    def plans(self) -> SharedPlans:
+        """As of `PipelineCandidate`."""
+        return SharedPlans(self)
+
+    @cached_property
+    def additive(self) -> PipelineObjective:
+        """As of `PipelineCandidate`; of the step a bound under both schedules."""
         if self.objective == "step":
             return OneFOneBStep(self.micro_batches, forwards_first=self.schedule == "gpipe")
-        return super()._additive()
+        return super().additive
 
     @property
     def _coarse(self) -> bool:
@@ -89,7 +94,7 @@ class SharedCandidate(PipelineCandidate):
         if table is None:
             return None
         options = ReplicaOptions(table, deep=self.schedule == "1f1b", below=lambda: self.state.best_value)
-        return DynamicProgram(table, options, self._additive()) if options.whole else None
+        return DynamicProgram(table, options, self.additive) if options.whole else None
 
     def _bound_by_kinds(self, width: int) -> None:
         """Raise the bound by the least price of pipelines of kinds, with so many labels at a position."""
@@ -110,12 +115,13 @@ class SharedCandidate(PipelineCandidate):
         self._bound_by_kinds(tuning.FIRST_WIDTH)
         if self.decided:
             return
-        whole = [self._stages([(0, number)]) for number, members in enumerate(self.options.sets) if len(members) > 1]
+        several = [number for number, members in enumerate(self.options.sets) if len(members) > 1]
+        whole = [self.plans.pipeline_of([(0, number)]) for number in several]
         priced = [(self.program.price(each), n) for n, each in enumerate(whole) if each is not None]
         for price, n in sorted(priced)[: tuning.SHARED_STARTS]:
             pipeline = whole[n]
             if price < self.state.target and pipeline is not None:
-                self._start = min(self._start, (self.simulate(pipeline), pipeline), key=lambda each: each[0])
+                self._start = min(self._start, (self.plans.simulate(pipeline), pipeline), key=lambda each: each[0])
         super().start()
 
     def tighten(self) -> None:
@@ -183,7 +189,7 @@ class SharedCandidate(PipelineCandidate):
         open_, actions = ranked.lost, int(tuning.SHARED_ACTIONS * self._proof_effort)
         for price, pipeline in ranked.pipelines:
             key = pipeline_key(pipeline)
-            if self._proven.get(key, price) >= self.state.target:
+            if self.plans.proven.get(key, price) >= self.state.target:
                 continue
             self.raise_bound(min(price, open_, self.state.target), ENUMERATION)
             if self.decided:
@@ -192,25 +198,36 @@ class SharedCandidate(PipelineCandidate):
                 self.cut_short = actions <= 0
                 open_ = min(open_, price)
                 break
-            self.simulate(pipeline)
-            self._deepen(pipeline)
+            self.plans.simulate(pipeline)
+            self.plans.deepen(pipeline)
             search = ShareSearch(self, pipeline, actions)
-            self._proven[key] = max(price, search.least())
-            open_, actions = min(open_, self._proven[key]), search.actions
+            self.plans.proven[key] = max(price, search.least())
+            open_, actions = min(open_, self.plans.proven[key]), search.actions
             self.cut_short |= actions <= 0
         self.raise_bound(min(open_, self.state.target), ENUMERATION)
 
-    def _tried_all(self, pipeline: Sequence[StageOption]) -> bool:
-        """As of `PipelineCandidate`: shares are not all tried."""
-        return not any(option.shares for option in pipeline) and super()._tried_all(pipeline)
+
+class SharedPlans(PipelinePlans):
+    """Those of pipelines with shared stages; the shares are an option's, what their workers recompute is not."""
+
+    most_depths = tuning.SHARED_DEPTHS
+
+    def __init__(self, candidate: SharedCandidate) -> None:
+        super().__init__(candidate)
+        self._memory = StageRemat(self.problem)
+        self.proven: dict[tuple[object, ...], float] = {}  # by pipeline, of all its shares and depths
+
+    def tried_all(self, pipeline: Sequence[StageOption]) -> bool:
+        """As of `PipelinePlans`: shares are not all tried."""
+        return not any(option.shares for option in pipeline) and super().tried_all(pipeline)
 
     def ranges(self, pipeline: Sequence[StageOption]) -> list[range]:
-        """As of `PipelineCandidate`; under GPipe all are in flight."""
+        """As of `PipelinePlans`; under GPipe all are in flight."""
         most = self.micro_batches
         return [range(most, most + 1)] * len(pipeline) if self.schedule == "gpipe" else super().ranges(pipeline)
 
     def worth(self, plan: Plan) -> tuple[float, float]:
-        """As of `PipelineCandidate`; what a shared stage's option promises of memory need not hold for these shares.
+        """As of `PipelinePlans`; what a shared stage's option promises of memory need not hold for these shares.
 
         Plans with a reader deeper than its source are not looked for, though with shared stages some of them run.
         """
@@ -233,7 +250,7 @@ class SharedCandidate(PipelineCandidate):
         return plan, {n: self._memory.choices(plan, n) for n, option in enumerate(pipeline) if option.shares}
 
     def _near(self, at: Point, ranges: Sequence[range]) -> Iterator[Point]:
-        """As of `PipelineCandidate`; first, one micro-batch handed from one worker to another."""
+        """As of `PipelinePlans`; first, one micro-batch handed from one worker to another."""
         yield from ((shared, at[1]) for shared in _other_shares(at[0]))
         yield from super()._near(at, ranges)
 

@@ -1,4 +1,4 @@
-"""Pipelines of stage options as plans: what each takes, as the simulator says it, and better ones near it.
+"""A candidate's pipelines as plans: what each takes, as the simulator says it, and better ones near it.
 
 Under 1F1B a stage's memory depends on how many stages lie behind it, and its warm-up may be deeper than that where
 memory allows: deeper hides a slow wire (Yan et al., HAPT, arXiv 2509.24859). A pipeline is worth what it takes at the
@@ -23,20 +23,16 @@ from assigner.schedule.timing import step_s
 from assigner.solver.limits import tuning
 from assigner.solver.limits.clock import OutOfTime
 from assigner.solver.limits.tuning import TIE
-from assigner.solver.methods.candidate import DYNAMIC_PROGRAM, LOCAL, PROVEN, CandidateSearch
+from assigner.solver.methods.candidate import DYNAMIC_PROGRAM, LOCAL, PROVEN
 from assigner.solver.methods.local_search import is_better, local_search, pipeline_moves
-from assigner.solver.problem.objectives import GPipeStep, Latency, OneFOneBStep, SteadyState
 from assigner.solver.problem.stage_options import exactness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from assigner.formats.terms import Objective, Schedule
-    from assigner.solver.methods.candidate import SearchState
     from assigner.solver.methods.local_search import Intervals
-    from assigner.solver.problem.objectives import PipelineObjective
-    from assigner.solver.problem.problem import Problem
-    from assigner.solver.problem.stage_options import StageOption, StageOptions
+    from assigner.solver.pipelines.ranking import PipelineCandidate
+    from assigner.solver.problem.stage_options import StageOption
 
     Depths = tuple[int, ...]
     """Of a pipeline, first stage first: how many micro-batches each stage starts before its first backward."""
@@ -50,34 +46,33 @@ _Key = tuple[tuple[int, int, tuple[int, ...]], ...]
 _UNKNOWN: Depths = ()
 
 
-class SimulatedCandidate(CandidateSearch):
-    """Pipelines with M micro-batches, whose stages are intervals of one order."""
+class PipelinePlans:
+    """The plans of one candidate's pipelines, whose stages are intervals of one order.
+
+    Args:
+        candidate: Has the schedule, the problem and the stage options, and takes plans.
+
+    Attributes:
+        actions: Simulated actions that local search may still spend.
+    """
 
     most_depths = tuning.MOST_DEPTHS
 
-    def __init__(
-        self, state: SearchState, schedule: Schedule, micro_batches: int, problem: Problem | None = None
-    ) -> None:
-        super().__init__(state, micro_batches, problem)
-        self.schedule = schedule
-        self.table = self.problem.prices(micro_batches).intervals
-        self.objective: Objective = self.problem.options.objective
-        self.options = self._stage_options()
+    def __init__(self, candidate: PipelineCandidate) -> None:
+        self._candidate, self._state, self.problem = candidate, candidate.state, candidate.problem
+        self.schedule, self.micro_batches, self.objective = (
+            candidate.schedule, candidate.micro_batches, candidate.objective,
+        )  # fmt: skip
+        self._table, self._options = candidate.table, candidate.options
         self._seen: dict[_Key, tuple[float, Depths]] = {}  # the best that was simulated
         self._deepened: set[_Key] = set()
         self._deep: dict[int, Depths] = {}  # by the number of stages: what the search for depths made of the best plan
-        self._actions = tuning.SIMULATED_ACTIONS
+        self.actions = tuning.SIMULATED_ACTIONS
         self._priced = 0  # plans, by the simulator
 
-    def _stage_options(self) -> StageOptions:
-        return self.table.one_f_one_b if self.schedule == "1f1b" else self.table.gpipe
-
-    def _additive(self) -> PipelineObjective:
-        if self.objective == "throughput":
-            return SteadyState(self.micro_batches)
-        if self.objective == "latency":
-            return Latency()
-        return OneFOneBStep(self.micro_batches) if self.schedule == "1f1b" else GPipeStep(self.micro_batches)
+    def forget(self) -> None:
+        """Forget what was simulated: more warm-up depths may be tried now."""
+        self._seen.clear()
 
     def simulate(
         self, pipeline: Sequence[StageOption], price: float | None = None, *, found_by: str = DYNAMIC_PROGRAM
@@ -89,7 +84,7 @@ class SimulatedCandidate(CandidateSearch):
         Raises:
             OutOfTime: the time is over; the best of the depths until then has been offered.
         """
-        key, clock = pipeline_key(pipeline), self.state.clock
+        key, clock = pipeline_key(pipeline), self._state.clock
         if key in self._seen:
             return self._seen[key][0]
         best, chosen = (math.inf, math.inf), _UNKNOWN
@@ -99,14 +94,14 @@ class SimulatedCandidate(CandidateSearch):
             if value < best[0] * (1 - TIE) or (as_good and step < best[1] * (1 - TIE)):
                 best, chosen = (value, step), depths
             if chosen and clock.over:
-                self.offer(best[0], partial(self.plan_of, pipeline, chosen), found_by)
+                self._candidate.offer(best[0], partial(self.plan_of, pipeline, chosen), found_by)
                 raise OutOfTime
         self._seen[key] = best[0], chosen
         if not chosen:
             return math.inf
         if price is not None:
-            self._check(price, best[0], pipeline)
-        self.offer(best[0], lambda: self.plan_of(pipeline, chosen), found_by)
+            self.check_price(price, best[0], pipeline)
+        self._candidate.offer(best[0], lambda: self.plan_of(pipeline, chosen), found_by)
         return best[0]
 
     def worth(self, plan: Plan) -> tuple[float, float]:
@@ -122,10 +117,10 @@ class SimulatedCandidate(CandidateSearch):
     def offer_priced(self, plan: Plan, found_by: str) -> float:
         """Simulate and offer a plan; its value."""
         value, _ = self.worth(plan)
-        self.offer(value, lambda: plan, found_by)
+        self._candidate.offer(value, lambda: plan, found_by)
         return value
 
-    def _check(self, price: float, value: float, pipeline: Sequence[StageOption]) -> None:
+    def check_price(self, price: float, value: float, pipeline: Sequence[StageOption]) -> None:
         """Raise AssignerError if the dynamic program's price is no bound, or not the value where it should be."""
         exact = self.problem.exact and self.objective in ("throughput", "latency")
         if value < price * (1 - PROVEN) or (exact and value * exactness(pipeline) > price * (1 + PROVEN)):
@@ -134,7 +129,7 @@ class SimulatedCandidate(CandidateSearch):
                 hint="this is a bug in the solver: please report it with the profile",
             )
 
-    def _tried_all(self, pipeline: Sequence[StageOption]) -> bool:
+    def tried_all(self, pipeline: Sequence[StageOption]) -> bool:
         """True if the simulator has priced every plan that the pipeline stands for."""
         return self._all_depths(pipeline)
 
@@ -142,7 +137,7 @@ class SimulatedCandidate(CandidateSearch):
         """True if every choice of warm-up depths is simulated; of a chain, of those that do not grow."""
         ranges = [range(option.least_depth, option.most_depth + 1) for option in pipeline]
         choices = falling_count(ranges, self.micro_batches) if self.problem.exact else math.prod(map(len, ranges))
-        return choices <= self.most_depths * self.effort
+        return choices <= self.most_depths * self._candidate.effort
 
     def _depths(self, pipeline: Sequence[StageOption]) -> Iterator[tuple[int, ...]]:
         """Warm-up depths to try: the usual ones first, then all, or, of too many, those of a few policies."""
@@ -157,7 +152,7 @@ class SimulatedCandidate(CandidateSearch):
 
     def ranges(self, pipeline: Sequence[StageOption]) -> list[range]:
         """The warm-up depths that each stage may have."""
-        full = self._additive().flows
+        full = self._candidate.additive.flows
         return [
             range(max(option.least_depth, self._usual(pipeline, n) if full else 0), option.most_depth + 1)
             for n, option in enumerate(pipeline)
@@ -165,7 +160,7 @@ class SimulatedCandidate(CandidateSearch):
 
     def _usual(self, pipeline: Sequence[StageOption], n: int) -> int:
         """The schedule's own warm-up depth of stage n: the workers from it on."""
-        return self.options.usual(sum(len(self.options.sets[option.group]) for option in pipeline[n:]))
+        return self._options.usual(sum(len(self._options.sets[option.group]) for option in pipeline[n:]))
 
     def _policies(self, pipeline: Sequence[StageOption]) -> Iterator[Sequence[int]]:
         """Depths worth a try: the usual ones, what covers the round trip at the pace of the slowest stage, and more.
@@ -175,15 +170,11 @@ class SimulatedCandidate(CandidateSearch):
         usual = [self._usual(pipeline, n) for n in range(len(pipeline))]
         pace = max(option.pace_s(self.micro_batches) for option in pipeline) or 1.0
         trips, trip = [0] * len(pipeline), 0.0
-        for n in range(len(pipeline) - 1, -1, -1):
-            column = pipeline[n]
-            hop = (
-                self.options.hop(pipeline[n + 1].first, column.group, pipeline[n + 1].group)
-                if (n + 1 < len(pipeline))
-                else None
-            )
-            trip += column.forward_s + column.backward_s + (hop.forward_s + hop.backward_s if hop else 0.0)
-            trips[n] = math.ceil(trip / pace - PROVEN)
+        behind: StageOption | None = None
+        for n, option in reversed([*enumerate(pipeline)]):
+            hop = None if behind is None else self._options.hop(behind.first, option.group, behind.group)
+            trip += option.forward_s + option.backward_s + (hop.forward_s + hop.backward_s if hop else 0.0)
+            trips[n], behind = math.ceil(trip / pace - PROVEN), option
         for policy in (
             lambda d, _: d,
             max,
@@ -198,12 +189,12 @@ class SimulatedCandidate(CandidateSearch):
         if len(pipeline) in self._deep:  # what was best elsewhere
             yield self._deep[len(pipeline)]
 
-    def _deepen(self, pipeline: Sequence[StageOption]) -> float:
+    def deepen(self, pipeline: Sequence[StageOption]) -> float:
         """The best value of a simulated pipeline after local search over what is untried of its plans."""
         key = pipeline_key(pipeline)
         value, depths = self._seen.get(key, (math.inf, _UNKNOWN))
-        counts = self.shares or self.objective == "step"  # what is searched can change the value
-        if key in self._deepened or not counts or not depths or self._tried_all(pipeline):
+        counts = self._candidate.shares or self.objective == "step"  # what is searched can change the value
+        if key in self._deepened or not counts or not depths or self.tried_all(pipeline):
             return value
         self._deepened.add(key)
         ranges = self._reach(pipeline)
@@ -223,8 +214,8 @@ class SimulatedCandidate(CandidateSearch):
             start, value, neighbours=lambda at: self._near(at, ranges), price=price, may_go_on=self._may_go_on
         )
         self._seen[key] = value, best[1]
-        self.offer(value, lambda: self.plan_of(*best), LOCAL)
-        if value <= self.best_value and not self.shares:
+        self._candidate.offer(value, lambda: self.plan_of(*best), LOCAL)
+        if value <= self._candidate.best_value and not self._candidate.shares:
             self._deep[len(pipeline)] = best[1]
         return value
 
@@ -234,7 +225,7 @@ class SimulatedCandidate(CandidateSearch):
 
     def _reach(self, pipeline: Sequence[StageOption]) -> list[range]:
         """The warm-up depths that each stage may have with whatever it recomputes."""
-        deepest = [self.options.levels_of(option)[-1] for option in pipeline]
+        deepest = [self._options.levels_of(option)[-1] for option in pipeline]
         return [
             range(own.start, max(own.stop, deep.most_depth + 1))
             for own, deep in zip(self.ranges(pipeline), deepest, strict=True)
@@ -242,7 +233,7 @@ class SimulatedCandidate(CandidateSearch):
 
     def _at(self, pipeline: Sequence[StageOption], depths: Depths) -> Pipeline:
         """The pipeline with what its stages must recompute at these depths."""
-        levels = map(self.options.levels_of, pipeline)
+        levels = map(self._options.levels_of, pipeline)
         return tuple(
             next((each for each in same if each.least_depth <= depth <= each.most_depth), option)
             for option, same, depth in zip(pipeline, levels, depths, strict=True)
@@ -256,7 +247,7 @@ class SimulatedCandidate(CandidateSearch):
         `groups` are the workers of each group in the order in which stages take them; None: that of the prices.
         """
         problem = self.problem
-        free = [list(reversed(group)) for group in groups or self.table.groups]
+        free = [list(reversed(group)) for group in groups or self._table.groups]
         stages = []
         for n, (option, depth) in enumerate(zip(pipeline, depths, strict=True)):
             default = self._usual(pipeline, n)
@@ -266,71 +257,67 @@ class SimulatedCandidate(CandidateSearch):
                 problem.names(option.rematerialise),
                 in_flight=None if depth == default else depth,
             )
-            names = [free[group].pop() for group in option.named or self.options.sets[option.group]]
+            names = [free[group].pop() for group in option.named or self._options.sets[option.group]]
             stages.append(problem.held_by(stage, names, option.shares))
         return Plan(
             workload=problem.workload, objective=self.objective, schedule=self.schedule,
-            micro_batches=self.micro_batches, micro_batch_size=self.size, stages=tuple(stages),
+            micro_batches=self.micro_batches, micro_batch_size=self._table.size, stages=tuple(stages),
         )  # fmt: skip
 
-    def _stages(self, stages: Sequence[tuple[int, int]]) -> tuple[StageOption, ...] | None:
+    def pipeline_of(self, stages: Sequence[tuple[int, int]]) -> tuple[StageOption, ...] | None:
         """The stage options, recomputing least, of stages as (start, who has it); None: one of them does not fit."""
-        if sum(many := [len(self.options.sets[number]) for _, number in stages]) > self.table.most_workers:
+        if sum(many := [len(self._options.sets[number]) for _, number in stages]) > self._table.most_workers:
             return None
         ends = [start for start, _ in stages[1:]] + [len(self.problem.order)]
         found = [
-            self.options.find(start, end - 1, number, sum(many[n:]))
+            self._options.find(start, end - 1, number, sum(many[n:]))
             for n, ((start, number), end) in enumerate(zip(stages, ends, strict=True))
         ]
         whole = tuple(option for option in found if option is not None)
         meets = all(
-            self.options.hop(right.first, left.group, right.group) is not None
+            self._options.hop(right.first, left.group, right.group) is not None
             for left, right in itertools.pairwise(whole)
         )
         return whole if len(whole) == len(found) and meets else None
 
-    def _improve(self, value: float, pipeline: Sequence[StageOption]) -> None:
+    def improve(self, value: float, pipeline: Sequence[StageOption]) -> None:
         """Single moves from a pipeline as long as they make it faster."""
-        n, sizes = len(self.problem.order), tuple(map(len, self.table.groups))
-        least = min(value, self._deepen(pipeline))
+        n, sizes = len(self.problem.order), tuple(map(len, self._table.groups))
+        least = min(value, self.deepen(pipeline))
 
         def price(stages: Intervals) -> float:
             nonlocal least
-            tried = self._stages(stages)
+            tried = self.pipeline_of(stages)
             if tried is not None:
-                tried = self._as_deep(tried, self._deep.get(len(tried), _UNKNOWN))
-            if tried is None or not is_better(self._least(tried), least):
+                tried = self.as_deep(tried, self._deep.get(len(tried), _UNKNOWN))
+            if tried is None or not is_better(self._candidate.least_of(tried), least):
                 return math.inf
             before = self._priced
             found = self.simulate(tried, found_by=LOCAL)
             self._charge(tried, self._priced - before)
             if is_better(found, least):
-                least = found = min(found, self._deepen(tried))
+                least = found = min(found, self.deepen(tried))
             return found
 
         local_search(
             tuple((option.first, option.group) for option in pipeline), least, price=price,
-            may_go_on=self._may_go_on, neighbours=lambda at: pipeline_moves(at, n, sizes, self.options.sets),
+            may_go_on=self._may_go_on, neighbours=lambda at: pipeline_moves(at, n, sizes, self._options.sets),
         )  # fmt: skip
 
-    def _as_deep(self, pipeline: Pipeline, depths: Depths) -> Pipeline:
+    def as_deep(self, pipeline: Pipeline, depths: Depths) -> Pipeline:
         """What its stages must recompute at about these depths; itself, where it has another number of stages."""
         same = len(depths) == len(pipeline)
         fits = fitting([depths] if same else (), self._reach(pipeline))
         return next((self._at(pipeline, deep) for deep in fits), pipeline)
 
-    def _least(self, pipeline: Sequence[StageOption]) -> float:  # noqa: ARG002 (where there is a bound)
-        """No plan of a pipeline takes less, as far as that is known without simulating it."""
-        return 0.0
-
     def _charge(self, pipeline: Sequence[StageOption], plans: int = 1) -> None:
         """Take off what local search may spend what it took to make and simulate so many plans of a pipeline."""
         workers = sum(max(1, len(option.shares)) for option in pipeline)
-        self._actions -= (tuning.PLAN_ACTIONS + 2 * self.micro_batches) * workers * plans
+        self.actions -= (tuning.PLAN_ACTIONS + 2 * self.micro_batches) * workers * plans
 
     def _may_go_on(self) -> bool:
         """Whether local search has actions and time left."""
-        return self._actions > 0 and self.state.clock.left_s > 0
+        return self.actions > 0 and self._state.clock.left_s > 0
 
 
 def pipeline_key(pipeline: Sequence[StageOption]) -> _Key:

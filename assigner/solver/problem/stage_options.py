@@ -67,6 +67,11 @@ class StageOption:
         """Least seconds from its last backward to the end of an update."""
         return max(self.update_s, self.tied_s)
 
+    @property
+    def has_deeper(self) -> bool:
+        """Whether deeper warm-ups may fit, for which no option stands."""
+        return self.bound_depth > self.most_depth
+
     def pace_s(self, micro_batches: int) -> float:
         """Seconds between the ends of two micro-batches when the stage is busy."""
         return self.busiest_s / micro_batches if self.shares else self.forward_s + self.backward_s
