@@ -128,10 +128,9 @@ class ShareSearch:
             [(each[group], len(each) > 1 and each.total() > 2) for each in stages if each[group]]
             for group in range(len(groups))
         ]
-        counts = [[count for count, matters in each if matters] for each in taken]
-        if math.prod(map(_deals, map(len, groups), counts)) > tuning.MOST_CHOSEN:
-            return []
-        return list(itertools.product(*map(_orders, groups, taken)))
+        most = tuning.MOST_CHOSEN
+        ways = [list(itertools.islice(_orders(*group), most + 1)) for group in zip(groups, taken, strict=True)]
+        return list(itertools.product(*ways)) if math.prod(map(len, ways)) <= most else []
 
     def _value(self, shared: Pipeline, depths: Depths, groups: Sequence[Sequence[str]]) -> float:
         """The same with these workers."""
@@ -173,32 +172,23 @@ class ShareSearch:
         return Instead(seconds)
 
 
-def _deals(members: int, counts: Sequence[int]) -> int:
-    """How many ways there are to give stages so many of some workers each."""
-    left = [members - done for done in itertools.accumulate(counts, initial=0)]
-    return math.prod(map(math.comb, left, counts))
-
-
-def _orders(members: Sequence[str], taken: Sequence[tuple[int, bool]]) -> list[tuple[str, ...]]:
-    """These ways, as orders of the workers: of each stage how many it takes, and whether it matters which."""
-    found = []
+def _orders(members: Sequence[str], taken: Sequence[tuple[int, bool]]) -> Iterator[tuple[str, ...]]:
+    """The ways to give stages some workers, as orders of these: how many each takes, and whether it matters which."""
     for dealt in _dealt(members, [count for count, matters in taken if matters]):
         rest = iter([each for each in members if not any(each in some for some in dealt)])
         chosen = iter(dealt)
         order = (next(chosen) if matters else tuple(itertools.islice(rest, count)) for count, matters in taken)
-        found.append(tuple(itertools.chain.from_iterable(order)))
-    return found
+        yield tuple(itertools.chain.from_iterable(order))
 
 
-def _dealt(members: Sequence[str], counts: Sequence[int]) -> list[tuple[tuple[str, ...], ...]]:
+def _dealt(members: Sequence[str], counts: Sequence[int]) -> Iterator[tuple[tuple[str, ...], ...]]:
     """Every way to give stages so many of some workers each."""
     if not counts:
-        return [()]
-    return [
-        (chosen, *others)
-        for chosen in itertools.combinations(members, counts[0])
-        for others in _dealt([each for each in members if each not in chosen], counts[1:])
-    ]
+        yield ()
+        return
+    for chosen in itertools.combinations(members, counts[0]):
+        for others in _dealt([each for each in members if each not in chosen], counts[1:]):
+            yield (chosen, *others)
 
 
 def sharings(

@@ -87,7 +87,6 @@ class ReplicaOptions(StageOptions):
     def __init__(self, table: IntervalPrices, *, deep: bool, below: Callable[[], float]) -> None:
         super().__init__(table, deep=deep)
         self._each, self._below = table.one_f_one_b, below
-        self._on_all = cache(lambda group: self._on(group, self._intervals))
         single = table.one_f_one_b if deep else table.gpipe
         self._alone = single if single.count() <= tuning.FULL_OPTIONS else StageOptions(table, deep=deep, relaxed=True)
         self._between = cache(self._ways)
@@ -129,9 +128,10 @@ class ReplicaOptions(StageOptions):
             return {}
         among = replica_sets(self._sizes, self._most) if self.whole else self._natural()
         found: dict[tuple[int, ...], list[StageOption]] = {}
+        on = cache(lambda group: self._on(group, self._intervals))
         for members in among:
             if 2 <= len(members) <= self._most:
-                options = self._shared(members, number + len(found), self._intervals, below)
+                options = self._shared(members, number + len(found), self._intervals, on, below)
                 if options:
                     found[members] = options
         return found
@@ -203,7 +203,8 @@ class ReplicaOptions(StageOptions):
         """As of `StageOptions`, for a set of any number of workers."""
         if group < len(self._table.groups):
             return self._alone.find(first, last, group, stages)
-        return next(iter(self._shared(self.sets[group], group, [(first, last)])), None)
+        one = [(first, last)]
+        return next(iter(self._shared(self.sets[group], group, one, lambda group: self._on(group, one))), None)
 
     def alone(self, option: StageOption) -> Sequence[StageOption]:
         """As of `StageOptions`, in the order in which a plan names the workers."""
@@ -216,14 +217,15 @@ class ReplicaOptions(StageOptions):
         return self._seconds([self._each.levels(option.first, option.last, group)])[:, 0]
 
     def _shared(
-        self, members: tuple[int, ...], number: int, intervals: Sequence[tuple[int, int]], below: float = math.inf
-    ) -> list[StageOption]:
-        """The stages that workers share, of these intervals in rising order; `number` is that of their set."""
+        self, members: tuple[int, ...], number: int, intervals: Sequence[tuple[int, int]],
+        on: Callable[[int], tuple[list[tuple[StageOption, ...]], Floats]], below: float = math.inf,
+    ) -> list[StageOption]:  # fmt: skip
+        """The stages that workers share, of these intervals in rising order.
+
+        `number` is that of their set, `on` is `_on` of these intervals.
+        """
         table, problem = self._table, self._table.problem
-        every = intervals is self._intervals  # what is told of all of them is kept
-        known = {
-            group: self._on_all(group) if every else self._on(group, intervals) for group in dict.fromkeys(members)
-        }
+        known = {group: on(group) for group in dict.fromkeys(members)}
         whole = [
             n for n, (first, last) in enumerate(intervals)
             if all(problem.may_share[first : last + 1]) and all(levels[n] for levels, _ in known.values())
