@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from assigner.solver.fleet.path_program import KindStage
     from assigner.solver.fleet.relaxation import KindRelaxation
     from assigner.solver.problem.arrays import Floats, Ints
+    from assigner.solver.problem.stage_options import StageOption
 
 
 FAR = 1e6
@@ -32,25 +33,30 @@ class WorkerAssignment:
     """The workers of a fleet.
 
     Args:
-        real: Prices of intervals, for all groups of workers with the same prices.
-        row: The number of each group there.
+        prices: Those of intervals by kind, which its pipelines are made of.
     """
 
-    def __init__(self, fleet: KindRelaxation, real: OptionArrays, row: Sequence[int]) -> None:
-        self._fleet, self._real, self._row, links = fleet, real, row, fleet.links
+    def __init__(self, fleet: KindRelaxation, prices: OptionArrays) -> None:
+        self._fleet, self._stages, links = fleet, prices.stages, fleet.links
+        self._real, self._row = prices.by_worker()  # and the number there of each group of workers
         self._groups = [np.array(kind) for kind in fleet.kinds]
         self._size = np.array([len(group) for group in fleet.table.groups])
         self._forward = np.minimum(links.forward, FAR)
         self._backward = np.minimum(links.backward, FAR)
 
-    def line(self, steps: Sequence[KindStage], slowest: tuple[float, float]) -> list[int]:
+    def option(self, step: KindStage, group: int) -> StageOption | None:
+        """A stage on a worker of a group; its own price is known by then."""
+        self._real.settle(self._row[group], step.first, step.length)
+        return self._real.options.find(step.first, step.first + step.length - 1, group)
+
+    def line(self, steps: Sequence[KindStage]) -> list[int]:
         """A group for each stage of a pipeline of kinds.
 
-        Messages slower than its slowest servers forward and backward, in seconds, count for every micro-batch.
+        Messages slower than its slowest stages forward and backward count for every micro-batch.
         """
         if all(len(groups) == 1 for groups in self._groups):
             return [int(self._groups[step.kind][0]) for step in steps]
-        more, kinds = self._fleet.more, [step.kind for step in steps]
+        more, kinds, slowest = self._fleet.more, [step.kind for step in steps], self._stages.slowest(steps)
         types = [int(self._fleet.links.type_of[step.first]) for step in steps]
         hops = {
             type_: self._forward[type_] + self._backward[type_]

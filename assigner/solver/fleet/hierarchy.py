@@ -111,7 +111,7 @@ class Hierarchy:
             for kind, first, length in open_ if self._exact else ():
                 table.problem.clock.check()
                 prices.settle(int(kind), int(first), int(length) + 1)
-            self._real, self._row = prices.by_worker()
+            self._workers = WorkerAssignment(self.fleet, prices)
             self._prices = prices
         return self._prices
 
@@ -130,20 +130,17 @@ class Hierarchy:
         stages = self._prices.stages
         found = self.fleet.sweep.least(stages, limit_f, limit_b)
         if found is not None:
-            slowest = stages.slowest(found.steps)
-            seconds = found.seconds + self.fleet.more * sum(slowest)
+            seconds = found.seconds + self.fleet.more * sum(stages.slowest(found.steps))
             if seconds < self._best * (1 - tuning.BETTER_PATH):
                 self._best = seconds
-                self._realise(found.steps, slowest)
+                self._realise(found.steps)
         return found
 
-    def _realise(self, steps: Sequence[KindStage], slowest: tuple[float, float]) -> None:
-        """Make a plan of a pipeline of kinds, of which the slowest stages forward and backward take so many seconds."""
-        groups = WorkerAssignment(self.fleet, self._real, self._row).line(steps, slowest)
+    def _realise(self, steps: Sequence[KindStage]) -> None:
+        """Make a plan of a pipeline of kinds."""
         options: list[StageOption] = []
-        for step, group in zip(steps, groups, strict=True):
-            self._real.settle(self._row[group], step.first, step.length)
-            option = self._real.options.find(step.first, step.first + step.length - 1, group)
+        for step, group in zip(steps, self._workers.line(steps), strict=True):
+            option = self._workers.option(step, group)
             if option is None:
                 return
             options.append(option)

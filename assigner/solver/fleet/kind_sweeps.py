@@ -152,8 +152,7 @@ class KindSweeps:
 
     def _realise(self, prices: OptionArrays, found: KindPipeline, depths: Sequence[int] = ()) -> None:
         """Hand on the workers' line for a pipeline of kinds."""
-        slowest = prices.stages.slowest(found.steps)
-        groups = WorkerAssignment(self._fleet, *prices.by_worker()).line(found.steps, slowest)
+        groups = WorkerAssignment(self._fleet, prices).line(found.steps)
         line = [(step.first, group) for step, group in zip(found.steps, groups, strict=True)]
         key = tuple(line), tuple(depths)
         if key not in self._handed:
