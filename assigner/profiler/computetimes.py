@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -109,8 +109,7 @@ class ComputeMeasurement:
                 in_parts=self.split_backward,
             )  # fmt: skip
             for few in in_turn([Point(name, size) for name in chunk for size in sizes[name]]):
-                for found in self._measure_few(few, bench):
-                    keep(found)
+                self._measure_few(few, bench, keep)
 
     def go_on(self) -> bool:
         """Run what was measured last once more, for the company of workers that still measure; False: there is none."""
@@ -120,7 +119,8 @@ class ComputeMeasurement:
 
     def forget(self) -> None:
         """Give back what `go_on` has needed."""
-        _leave(self._latest)
+        for stage in self._latest:
+            stage.leave()
         self._latest = ()
 
     def _inputs(self, run: Sequence[Point], beside: Sequence[str]) -> dict[int, dict[str, KindInputs]]:
@@ -144,7 +144,7 @@ class ComputeMeasurement:
             inputs_bytes=self.budget_bytes, room=self._room,
         )  # fmt: skip
 
-    def _measure_few(self, few: Sequence[Point], workbench: Workbench) -> Iterator[Found]:
+    def _measure_few(self, few: Sequence[Point], workbench: Workbench, keep: Callable[[Found], None]) -> None:
         """Measure some points in turn, then the updates of their partitions; no memory for one is kept as that."""
         self.forecast.begin("point")
         benches: dict[Point, PartitionBench] = {}
@@ -153,29 +153,30 @@ class ComputeMeasurement:
             try:
                 benches[point] = workbench.measured(point)
             except MemoryError as error:
-                yield self._infeasible(point, error)
-        timings = yield from self._timings(few, benches, workbench)
+                keep(self._infeasible(point, error))
+        timings = self._timings(few, benches, workbench, keep)
         for name in dict.fromkeys(point.partition for point in few):
             mine = {point: timing for point, timing in timings.items() if point.partition == name}
             try:
                 update = self._update(name, workbench.modules[name], is_wanted=bool(mine))
             except MemoryError as error:
                 for point in mine:
-                    yield self._infeasible(point, error)
+                    keep(self._infeasible(point, error))
                 continue
             if mine:
-                yield OptimizerSize(self.graph.piece[name].kind, update.state_bytes)
+                keep(OptimizerSize(self.graph.piece[name].kind, update.state_bytes))
             for point, timing in mine.items():
                 if self.device.type == "cuda" and (share := timing.launch_share) > _LAUNCH_BOUND:
                     # a GPU that waits for its host is as fast as the host
-                    yield Note(launch_bound(point.partition, self.worker, point.micro_batch, share), point)
-                yield self._measurement(point, benches[point], timing, workbench.held[point], update)
+                    keep(Note(launch_bound(point.partition, self.worker, point.micro_batch, share), point))
+                keep(self._measurement(point, benches[point], timing, workbench.held[point], update))
         for bench in benches.values():
             bench.leave()
 
     def _timings(
-        self, few: Sequence[Point], benches: dict[Point, PartitionBench], workbench: Workbench
-    ) -> Generator[Measurement, None, dict[Point, _Timing]]:
+        self, few: Sequence[Point], benches: dict[Point, PartitionBench], workbench: Workbench,
+        keep: Callable[[Found], None],
+    ) -> dict[Point, _Timing]:  # fmt: skip
         """Seconds of the points; where memory does not last for them together, of each of them alone."""
         together = measured_stages(benches, workbench)
         before, timings = self.forecast.done("point"), dict[Point, _Timing]()
@@ -185,7 +186,8 @@ class ComputeMeasurement:
         except MemoryError:
             fits = False
         if not fits:  # outside of the handler: what the error holds is free by now
-            _leave(together)
+            for stage in together:
+                stage.leave()
             for n, (point, bench) in enumerate(benches.items()):
                 single = alone(point, bench, workbench, depth=1)
                 try:
@@ -193,13 +195,11 @@ class ComputeMeasurement:
                         bench.join(workbench.held[point])
                     timings |= self._sampled([single], before + n, 1)
                 except MemoryError as error:
-                    yield self._infeasible(point, error)
-                _leave([single])
+                    keep(self._infeasible(point, error))
+                single.leave()
         self.forecast.work("point", before + len(few))
         for stage in together:  # the company makes room for the optimizer's state
-            for bench in stage.benches:
-                if bench not in benches.values():
-                    bench.leave()
+            stage.leave(but=[*benches.values()])
         return timings
 
     def _sampled(self, some: Sequence[StageBench], before: float, count: int) -> dict[Point, _Timing]:
@@ -292,12 +292,6 @@ class ComputeMeasurement:
     def _room(self) -> float:
         """Bytes that a measurement may take now."""
         return _SAFE * free_bytes(self.device, sharing=self.sharing)
-
-
-def _leave(some: Sequence[StageBench]) -> None:
-    for stage in some:
-        for bench in stage.benches:
-            bench.leave()
 
 
 def _holes_bytes(stage: StageBench, device: torch.device) -> int:

@@ -28,7 +28,7 @@ from assigner.runtime.step.graphs import ForwardPlace
 from assigner.runtime.step.joined import island
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import torch
 
@@ -261,6 +261,12 @@ class StageBench:
             for alike in self.measured.values()
             for times in (forward, backward)
         )
+
+    def leave(self, but: Collection[PartitionBench] = ()) -> None:
+        """Have all partitions, or all others, give back what they hold between runs."""
+        for bench in self.benches:
+            if bench not in but:
+                bench.leave()
 
     def _timed(self, *, again: bool) -> tuple[list[float], list[float]]:
         """Each partition's forward and backward, in seconds of a micro-batch; `again`: each by itself, recomputed."""
