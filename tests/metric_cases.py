@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
-from workloads import TOKENS, WIDTH, Language, adam, captured, kept_workload, tokens
+from workloads import TOKENS, WIDTH, Language, adam, captured, tokens, workload
 
 if TYPE_CHECKING:
     from assigner.model.workload import Workload
@@ -63,12 +63,12 @@ def two_layers() -> nn.Module:
 
 def layers(**options: Any) -> Workload:
     """Two layers, with METRICS."""
-    return replace(kept_workload(two_layers), **{"metrics": METRICS, **options})
+    return replace(workload(two_layers), **{"metrics": METRICS, **options})
 
 
 def forked() -> Workload:
     """Micro-batches of two graphs, whose outputs two partitions make."""
-    return replace(kept_workload(Forked, "*"), metrics=METRICS)
+    return replace(workload(Forked, "*"), metrics=METRICS)
 
 
 class Lossy(Language):
@@ -94,7 +94,7 @@ def its_own(outputs: Any, _: Any) -> torch.Tensor:
 
 def lossy(**options: Any) -> Workload:
     """Its loss is the model's own second output; micro-batches count by their tokens."""
-    made = kept_workload(Lossy, "tokens", "blocks.*", "head", batch=_counted, loss=its_own, optimizer=adam)
+    made = workload(Lossy, "tokens", "blocks.*", "head", batch=_counted, loss=its_own, optimizer=adam)
     return replace(made, weight=lambda _, targets: (targets != -1).sum(), **options)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from workloads import WIDTH, Language, graph_of, kept_workload, next_token, tokens
+from workloads import WIDTH, Language, graph_of, next_token, tokens, workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,19 +133,19 @@ def growing() -> nn.Module:
 
 MODELS: dict[str, tuple[Callable[[], Workload], list[list[str]]]] = {
     "tied": (
-        lambda: kept_workload(Language, "tokens", "blocks.*", "head", batch=tokens, loss=next_token),
+        lambda: workload(Language, "tokens", "blocks.*", "head", batch=tokens, loss=next_token),
         [["tokens", "blocks.0"], ["blocks.1", "blocks.2", "head"]],
     ),
     "extra state": (
-        lambda: kept_workload(counters, "*"), [["0"], ["1", "2"]],
+        lambda: workload(counters, "*"), [["0"], ["1", "2"]],
     ),
     "buffers": (
-        lambda: kept_workload(Buffered, "first", "norm", "frozen", "last"), [["first", "norm"], ["frozen", "last"]],
+        lambda: workload(Buffered, "first", "norm", "frozen", "last"), [["first", "norm"], ["frozen", "last"]],
     ),
-    "renamed": (lambda: kept_workload(Renaming, "inner", "last"), [["inner"], ["last"]]),
-    "transposed": (lambda: kept_workload(Transposing, "first", "last"), [["first"], ["last"]]),
-    "checkpointed": (lambda: kept_workload(checkpointed, "first", "last"), [["first"], ["last"]]),
-    "growing": (lambda: kept_workload(growing, "*"), [["0"], ["1"]]),
+    "renamed": (lambda: workload(Renaming, "inner", "last"), [["inner"], ["last"]]),
+    "transposed": (lambda: workload(Transposing, "first", "last"), [["first"], ["last"]]),
+    "checkpointed": (lambda: workload(checkpointed, "first", "last"), [["first"], ["last"]]),
+    "growing": (lambda: workload(growing, "*"), [["0"], ["1"]]),
 }  # fmt: skip
 
 

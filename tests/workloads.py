@@ -162,10 +162,6 @@ def workload(
     )
 
 
-kept_workload = kept(workload)
-"""`workload`, with one object for what is given: it is captured once."""
-
-
 class ByTime(nn.Module):
     """A language model as torch's recurrent layers have it: (time, rows), with tied weights."""
 

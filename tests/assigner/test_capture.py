@@ -976,8 +976,10 @@ class Keeping(nn.Linear):
 
 
 def _left(term: Callable[[Any], Any]) -> Any:
+    own: list[nn.Module] = []  # what one capture has looked at is no other one's
+
     def model() -> nn.Module:
-        MADE[:] = [nn.Sequential(nn.Linear(WIDTH, WIDTH), Keeping(), nn.Linear(WIDTH, 1))]
+        own[:] = MADE[:] = [nn.Sequential(nn.Linear(WIDTH, WIDTH), Keeping(), nn.Linear(WIDTH, 1))]
         return MADE[0]
 
     return workload(model, loss=lambda made, y: F.mse_loss(made, y) + term(MADE[-1]))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from workloads import WIDTH, Reference, language, make_plan, skips, workload
+from workloads import WIDTH, Reference, language, make_plan, pipeline_of, skips, workload
 
 from assigner import Pipeline, Workload
 from assigner.errors import UsageError
@@ -41,7 +41,7 @@ def test_training_is_the_plain_models(make):
     """Loss, gradients and weights, with remat and ragged batches, under the model's own names."""
     made = replace(make(), compile=EAGER)
     reference = Reference(made)
-    with Pipeline(made, make_plan(make(), micro_batches=3), remat="except_last") as pipeline:
+    with pipeline_of(made, make_plan(make(), micro_batches=3), remat="except_last") as pipeline:
         for n, rows in enumerate((8, 5, 8)):
             batch = made.make_batch(rows, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
@@ -76,10 +76,10 @@ def test_dropout_is_that_of_the_eager_model(given):
     def model() -> nn.Module:
         return nn.Sequential(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.4)), nn.Linear(WIDTH, 1))
 
-    found = []
+    base, found = workload(model), []
     for options, remat in ((None, "never"), (given, "never"), (given, "always")):
-        made: Workload = replace(workload(model), compile=options)
-        with Pipeline(made, make_plan(workload(model), micro_batches=2), remat=remat) as pipeline:
+        made: Workload = replace(base, compile=options)
+        with pipeline_of(made, make_plan(base, micro_batches=2), remat=remat) as pipeline:
             found.append([pipeline.step(made.make_batch(rows, rows)) for rows in (8, 7, 8)])
     assert found[1] == pytest.approx(found[0], abs=EXACT)
     assert found[2] == pytest.approx(found[1], abs=EXACT)
@@ -94,9 +94,10 @@ def test_running_statistics_are_deferred_too(remat):
     def model() -> nn.Module:
         return nn.Sequential(nn.Sequential(nn.Identity(), nn.BatchNorm1d(WIDTH)), nn.Linear(WIDTH, 1))
 
-    made = replace(workload(model), compile=EAGER)
+    base = workload(model)
+    made = replace(base, compile=EAGER)
     reference = Reference(made)
-    with Pipeline(made, make_plan(workload(model), micro_batches=3), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(base, micro_batches=3), remat=remat) as pipeline:
         for n, rows in enumerate((8, 6, 8)):
             batch = made.make_batch(rows, n)
             pipeline.step(batch, update=False)
@@ -120,7 +121,7 @@ def test_the_compilers_errors_name_the_partition():
     def broken(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
         raise ArithmeticError("no code for this")
 
-    pipeline = Pipeline(replace(made, compile={"backend": broken}), plan)
+    pipeline = pipeline_of(replace(made, compile={"backend": broken}), plan)
     with pytest.raises(UsageError, match=r"torch\.compile of partition 'parts\.0' failed.*no code for this"):
         pipeline.step(made.make_batch(8, 0))
     pipeline.close()

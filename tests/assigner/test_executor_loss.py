@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 from training_cases import IGNORED, counted, differences, some_tokens
-from workloads import TOKENS, WIDTH, Reference, make_plan, next_token, numbers, workload
+from workloads import TOKENS, WIDTH, Reference, make_plan, next_token, numbers, pipeline_of, workload
 
-from assigner import Pipeline
 from assigner.errors import UsageError
 
 
@@ -31,7 +30,7 @@ def test_a_number_beside_the_outputs():
     made = workload(Sized, "*", batch=some_tokens, loss=lambda output, targets: next_token(output[0], targets))
     made = replace(made, weight=counted)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made), remat="never") as pipeline:
+    with pipeline_of(made, make_plan(made), remat="never") as pipeline:
         ids, targets = made.make_batch(8, 0)
         targets = targets.clone()
         targets[:2] = IGNORED
@@ -51,7 +50,7 @@ def test_a_loss_without_a_gradient(remat: str, over: str):
     """A step that would train nothing is refused, as a plain backward; an evaluation needs no gradient."""
     made = replace(workload(_layers, batch=numbers), loss_over=over)
     batch = made.make_batch(8, 0)
-    with Pipeline(made, make_plan(made), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made), remat=remat) as pipeline:
         pipeline.step(batch)
         parameters = dict(pipeline.named_parameters())
         for parameter in parameters.values():

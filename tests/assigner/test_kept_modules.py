@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from workloads import WIDTH, make_plan, pipeline_of, workload
 
+from assigner import Pipeline
 from assigner.errors import UsageError
+from assigner.model.marking import partition_graph
 
 MADE: list[Drop] = []
 SETTINGS = ModuleType("settings_of_a_script")
@@ -44,7 +46,7 @@ def made():
 def told(change):
     """What a step, an evaluation, a forward and a move say of what the loop changes on the module."""
     one, found = made(), []
-    with pipeline_of(one, make_plan(one, micro_batches=2)) as pipeline:
+    with Pipeline(one, make_plan(one, micro_batches=2), graph=partition_graph(one)) as pipeline:
         pipeline.step(one.make_batch(8, 0))
         change(pipeline.graph.deferred.model[1])
         for run in (

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from workloads import WIDTH, make_plan, numbers, workload
+from workloads import WIDTH, make_plan, numbers, pipeline_of, workload
 
-from assigner import Pipeline
 from assigner.errors import UsageError
 
 STEPS = 3
@@ -58,7 +57,7 @@ def outputs(arrange, micro_batches):
     torch.manual_seed(made.seed)
     with torch.no_grad():
         want = made.model()(inputs)
-    with Pipeline(made, make_plan(made, micro_batches=micro_batches)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=micro_batches)) as pipeline:
         return pipeline.forward(inputs, to=0), want
 
 
@@ -70,7 +69,7 @@ def test_a_loss_over_the_batch_has_no_rows_in_blocks():
     )  # fmt: skip
     made = replace(made, loss_over="batch")
     with (
-        Pipeline(made, make_plan(made, micro_batches=4)) as pipeline,
+        pipeline_of(made, make_plan(made, micro_batches=4)) as pipeline,
         pytest.raises(UsageError, match="lie there in several blocks"),
     ):
         pipeline.step(made.make_batch(8, 1))

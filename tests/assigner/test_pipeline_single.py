@@ -67,7 +67,7 @@ def test_other_shapes_of_model_are_exact(make):
     """Skips, branches, several inputs and an output that is a dict change nothing."""
     made = make()
     reference = Reference(made)
-    with Pipeline(made, make_plan(made), remat="always") as pipeline:
+    with pipeline_of(made, make_plan(made), remat="always") as pipeline:
         for n in range(3):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from workloads import make_plan, skips
+from workloads import make_plan, pipeline_of, skips
 
-from assigner import Pipeline
 from assigner.errors import UsageError
 from assigner.launch.stopping import SignalPassing, StopSignals
 
@@ -33,7 +32,7 @@ def test_a_pipeline_notes_signals_from_the_first_question_on() -> None:
     """Not before; a signal is then seen by the next question, stays seen, and the end puts everything back."""
     made = skips()
     with handling(signal.SIGINT, signal.default_int_handler), handling(signal.SIGUSR1, signal.SIG_DFL):
-        with Pipeline(made, make_plan(made)) as pipeline:
+        with pipeline_of(made, make_plan(made)) as pipeline:
             pipeline.step(made.make_batch(8, 0))
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
             assert not pipeline.stop_requested()

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
-from workloads import WIDTH, make_plan, workload
+from workloads import WIDTH, make_plan, pipeline_of, workload
 
-from assigner import Pipeline
 from assigner.errors import UsageError
 from assigner.model.marking import partition_graph
 from assigner.model.marking.blocks import Unjoinable
@@ -201,7 +200,7 @@ def test_what_is_the_same_for_each_micro_batch_is_not_the_batchs(name):
     """Labels by row, and what only follows from how many there are: refused where a loss is over the batch."""
     made = workload(_Labelled.of(name), "first", "last", batch=two, loss=_no_loss)
     with (
-        Pipeline(replace(made, loss_over="batch"), make_plan(made, micro_batches=4)) as pipeline,
+        pipeline_of(replace(made, loss_over="batch"), make_plan(made, micro_batches=4)) as pipeline,
         pytest.raises(UsageError, match=r"output\[2\].*cannot be put together.*" + MADE[name][1].split(",")[0][:20]),
     ):
         pipeline.step(made.make_batch(8, 1))
@@ -253,7 +252,7 @@ def listed(rows, generator):
 def test_rows_of_a_list_are_told_from_others_by_a_second_number_of_them(micro_batches):
     """Two or four prototypes are none of as many rows."""
     made = workload(Listed, "first", "last", batch=listed, loss=lambda made, _: _no_loss(list(made.values())))
-    with Pipeline(made, make_plan(made, micro_batches=micro_batches)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=micro_batches)) as pipeline:
         found = pipeline.forward(made.make_batch(8, 1)[0], to=0)
     shapes = {name: tuple(each.shape) for name, each in found.items()}
     assert shapes == {"made": (8, 1), "two": (2, WIDTH), "four": (4, WIDTH), "columns": (1, 8)}

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn, optim
-from workloads import Reference, make_plan, skips
+from workloads import Reference, make_plan, pipeline_of, skips
 
-from assigner import Pipeline
 from assigner.profiler.memory import peak_bytes
 from assigner.runtime.update.separability import step_in_parts
 
@@ -97,7 +96,7 @@ def test_a_pipeline_updates_its_partitions_so(monkeypatch: pytest.MonkeyPatch) -
         return plain(self, closure)
 
     expected = [reference.step(made.make_batch(8, n)) for n in range(3)]
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         monkeypatch.setattr(optim.AdamW, "step", step)
         losses = [pipeline.step(made.make_batch(8, n)) for n in range(3)]
         runners = pipeline._installed.executor.runners.values()
