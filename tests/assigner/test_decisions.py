@@ -111,6 +111,12 @@ def asked(monkeypatch):
     return lambda: sum(each.asked for each in ways)
 
 
+@pytest.fixture
+def given_up_early(monkeypatch):
+    """A loop is given up after some turns: how many it may have changes nothing but the time that these take."""
+    monkeypatch.setattr(fakeforward, "_LONGEST", 16)
+
+
 def chain(b: Callable[[], nn.Module]) -> Any:
     return of(lambda self, x: self.c(self.b(self.a(x))), "a", "b", "c", b=b)
 
@@ -122,6 +128,7 @@ def test_a_number_of_turns_is_refused_before_many_are_tried(asked):
     assert asked() < 20
 
 
+@pytest.mark.usefixtures("given_up_early")
 @pytest.mark.parametrize("kind", [Halting, HaltingLate])
 def test_a_loop_that_waits_for_a_value_is_given_up(asked, kind):
     """The way on which it never ends is left early, and others tell what it returns."""
@@ -131,6 +138,7 @@ def test_a_loop_that_waits_for_a_value_is_given_up(asked, kind):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("given_up_early")
 def test_many_decisions_of_a_loop_that_ends_are_followed(asked):
     """A `for` within a `while` asks for one turn of that."""
     graph = partition_graph(chain(lambda: Experts(WIDTH, WIDTH)))

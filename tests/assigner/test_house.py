@@ -96,8 +96,13 @@ def _file(name: str) -> str | None:
     return next((file for file in (f"{place}.py", f"{place}/__init__.py") if file in _modules()), None)
 
 
-def _imports() -> Iterator[Import]:
+@functools.cache
+def _imports() -> tuple[Import, ...]:
     """All imports of one of the product's modules by another one, in functions and for type checkers too."""
+    return tuple(_read())
+
+
+def _read() -> Iterator[Import]:
     for module, tree in _modules().items():
         package = Path(module).with_suffix("").parts[:-1]
         for node in ast.walk(tree):
