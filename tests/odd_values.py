@@ -189,7 +189,8 @@ def chosen() -> Workload:
 CASES = {make.__name__: kept(make) for make in (structures, types, layouts, empty, readers, middle, chosen)}
 
 
-def capture_all() -> None:
-    """The graphs of all cases."""
-    for make in CASES.values():
-        captured(make())
+def capture_all(*names: str) -> None:
+    """The graphs of these cases, or of all."""
+    for name, make in CASES.items():
+        if not names or name in names:
+            captured(make())

@@ -25,10 +25,10 @@ EXACT = 1e-10
 
 
 @pytest.fixture(scope="module")
-def folder(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What tests/runs/ranks.py left."""
+def folder(request: pytest.FixtureRequest, forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What tests/runs/ranks.py left, of the cases that this run of the tests has."""
     made = tmp_path_factory.mktemp("ranks")
-    forked.run("ranks.py", made, ranks=3)
+    forked.run("ranks.py", made, *cases_of(request, "case"), ranks=3)
     return made
 
 

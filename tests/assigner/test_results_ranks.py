@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from forked_ranks import cases_of
 
 if TYPE_CHECKING:
     from forked_ranks import ForkedRanks
@@ -13,9 +14,12 @@ pytestmark = pytest.mark.distributed
 
 
 @pytest.fixture(scope="module")
-def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank of tests/runs/results.py found."""
-    return forked.found("results.py", tmp_path_factory.mktemp("results"), ranks=3, before="metric_cases:capture_all")
+def ranks(
+    request: pytest.FixtureRequest, forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """What each rank of tests/runs/results.py found, of the cases that this run of the tests has."""
+    words = tmp_path_factory.mktemp("results"), *cases_of(request, "case")
+    return forked.found("results.py", *words, ranks=3, before="metric_cases:capture_all")
 
 
 @pytest.mark.slow

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from forked_ranks import cases_of
 from odd_values import CASES
 
 if TYPE_CHECKING:
@@ -16,9 +18,13 @@ EXACT = 1e-9
 
 
 @pytest.fixture(scope="module")
-def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank of tests/runs/values.py found."""
-    return forked.found("values.py", tmp_path_factory.mktemp("values"), ranks=2, before="odd_values:capture_all")
+def ranks(
+    request: pytest.FixtureRequest, forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """What each rank of tests/runs/values.py found, of the cases that this run of the tests has."""
+    cases = cases_of(request, "case")
+    before = f"odd_values:capture_all {shlex.join(cases)}"
+    return forked.found("values.py", tmp_path_factory.mktemp("values"), *cases, ranks=2, before=before)
 
 
 @pytest.mark.slow

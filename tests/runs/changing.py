@@ -65,7 +65,7 @@ for name in MOVING:
             pipeline.move(plans[(n + 1) % 2])
         assert reference.distance(pipeline.state_dict().items()) < EXACT, name
 
-made = replace(language(dropout=0.0), optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1))
+made = replace(language(), optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1))
 reference = Reference(made)
 turned = [(1, ["tokens", "blocks.0"]), (0, ["blocks.1", "blocks.2", "head"])]
 with Pipeline(made, make_plan(made, two), graph=graph_of(made)) as pipeline:

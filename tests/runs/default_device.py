@@ -19,17 +19,18 @@ from assigner import Pipeline
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
-from workloads import Reference, language, make_plan, skips
+from workloads import Reference, graph_of, language, make_plan, skips
 
 if TYPE_CHECKING:
     from assigner import Workload
     from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
 
 
-def train(made: Workload, plan: Plan) -> float:
+def train(made: Workload, plan: Plan, graph: PartitionGraph | None = None) -> float:
     """The largest difference of a loss over some steps, with all that ranks tell each other meanwhile."""
     reference, worst, batches = Reference(made), 0.0, [made.make_batch(rows, n) for n, rows in enumerate((8, 7))]
-    with Pipeline(made, plan) as pipeline:
+    with Pipeline(made, plan, graph=graph) as pipeline:
         for batch in batches:
             torch.set_default_device("meta")
             try:
@@ -47,8 +48,9 @@ def train(made: Workload, plan: Plan) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     tied, shared = language(), skips()
+    halves = make_plan(tied, [(0, ["tokens", "blocks.0"]), (1, ["blocks.1", "blocks.2", "head"])])
     worst = {
-        "tied": train(tied, make_plan(tied, [(0, ["tokens", "blocks.0"]), (1, ["blocks.1", "blocks.2", "head"])])),
+        "tied": train(tied, halves, graph_of(tied)),
         "skips": train(shared, make_plan(shared, [(0, ["parts.0"]), (1, ["parts.1", "parts.2", "last"])])),
     }
     (Path(sys.argv[1]) / f"{os.environ['RANK']}.json").write_text(json.dumps(worst))

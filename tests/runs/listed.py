@@ -23,7 +23,7 @@ EXACT = 1e-10
 FOLDER = Path(sys.argv[1])
 
 # ties, clipping, evaluation, a checkpoint and moves: tokens and head share a weight
-made = language(dropout=0.0)
+made = language()
 graph, reference = graph_of(made), Reference(made)
 ACROSS = [(0, ["tokens", "blocks.0"]), (1, ["blocks.1"]), (0, ["blocks.2"]), (1, ["head"])]
 rule = make_plan(made, ACROSS, remat=["blocks.1"], schedule="interleaved-1f1b")

@@ -25,7 +25,7 @@ LAYOUTS = [
     [(1, ["tokens"]), (0, ["blocks.0", "blocks.1"]), (2, ["blocks.2"]), (1, ["head"])],
 ]
 
-made = language(dropout=0.0)
+made = language()
 reference = Reference(made)
 plans = [make_plan(made, stages, micro_batches=n + 1, remat=["blocks.1"]) for n, stages in enumerate(LAYOUTS)]
 plans[1] = make_plan(made, LAYOUTS[1], schedule="1f1b")

@@ -1,12 +1,13 @@
 """On three ranks, in one process group: plans of every shape against the plain model.
 
-    torchrun --nproc-per-node 3 tests/runs/ranks.py FOLDER
+    torchrun --nproc-per-node 3 tests/runs/ranks.py FOLDER [CASE...]
 
 Writes FOLDER/RANK.json: case -> what this rank found; and FOLDER/checkpoint, saved under one of the plans.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import shutil
@@ -196,17 +197,13 @@ def refusals(pipeline: Pipeline, folder: Path) -> dict[str, str]:
     return found
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found: dict[str, Any] = {name: written(name) for name in PLANS}
-    others: dict[str, Callable[[], Any]] = {
-        "random plans": drawn,
-        "accumulation": accumulation,
-        "dropout": dropout,
-        "leaks": leaks,
-    }
-    found.update({name: case() for name, case in others.items()})
+    cases: dict[str, Callable[[], Any]] = {name: functools.partial(written, name) for name in PLANS}
+    cases |= {"random plans": drawn, "accumulation": accumulation}
+    found = {name: case() for name, case in cases.items() if not names or name in names}
+    found |= {"dropout": dropout(), "leaks": leaks()}
     found["fingerprint"] = make_plan(language()).workload.fingerprint
     found["checkpoint"] = checkpoints(folder / "checkpoint")
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
@@ -214,4 +211,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -259,7 +259,7 @@ def moves() -> Found:
 def divided_updates() -> Found:
     """Each worker of a stage updates some of it for all: bit for bit what they train when each updates everything."""
     worst: Found = {}
-    made = language(dropout=0.2)
+    made = language(dropout=0.4)
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, amsgrad=True),
         "Adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=1e-2),

@@ -1,6 +1,6 @@
 """Metrics and outputs of steps and evaluations on three ranks, beside plain PyTorch.
 
-    torchrun --nproc-per-node 3 tests/runs/results.py FOLDER
+    torchrun --nproc-per-node 3 tests/runs/results.py FOLDER [CASE...]
 
 Writes FOLDER/RANK.json: case -> what this rank found.
 """
@@ -11,7 +11,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,9 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import
 from loss_cases import rare_differences
 from metric_cases import METRICS, forked, lossy, whole
 from workloads import Reference, graph_of, make_plan, skips
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SKIPS = [(1, ["parts.0"]), (0, ["parts.1"]), (2, ["parts.2", "last"])]
 LOSSY = [(1, ["tokens", "blocks.0"]), (2, ["blocks.1"]), (0, ["blocks.2"]), (1, ["head"])]
@@ -96,23 +99,23 @@ def own_loss() -> dict[str, float]:
     return worst
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found: dict[str, Any] = {
-        "gpipe": steps("gpipe", remat=False, folder=folder),
-        "1f1b": steps("1f1b", remat=True, folder=folder),
-        "interleaved": steps("interleaved", remat=True, folder=folder),
-        "several makers": several_makers(),
-        "own loss": own_loss(),
-        "constants": rare_differences(SKIPS, "1f1b", remat="always"),
-        "constants, shared": rare_differences(
-            [(1, ["parts.0"]), ({0: 1, 1: 1, 2: 2}, [*SKIPS[1][1], *SKIPS[2][1]])], "gpipe"
-        ),
+    shared = [(1, ["parts.0"]), ({0: 1, 1: 1, 2: 2}, [*SKIPS[1][1], *SKIPS[2][1]])]
+    cases: dict[str, Callable[[], Any]] = {
+        "gpipe": lambda: steps("gpipe", remat=False, folder=folder),
+        "1f1b": lambda: steps("1f1b", remat=True, folder=folder),
+        "interleaved": lambda: steps("interleaved", remat=True, folder=folder),
+        "own loss": own_loss,
+        "constants": lambda: rare_differences(SKIPS, "1f1b", remat="always"),
+        "constants, shared": lambda: rare_differences(shared, "gpipe"),
     }
+    found = {name: case() for name, case in cases.items() if not names or name in names}
+    found["several makers"] = several_makers()
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
