@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from forked_programs import forked_programs
-from forked_ranks import forked_ranks
+from forked_ranks import RARELY, forked_ranks
 
 from assigner.lab import lacks
 
@@ -34,12 +34,6 @@ LONGEST = (
     "test_gpu_benchmark", "test_cli_init", "test_lab_hosts", "test_stopping_ranks",
 )  # fmt: skip
 """How the names of files begin that take longest, the longest first: half a minute of a processor or more each."""
-
-
-RARELY = 10_000, 20, 20
-"""New objects, and younger collections, before garbage is looked for in each of Python's three generations: less often
-than by itself, which took a tenth of what collecting tests, and capturing models, takes.
-"""
 
 
 def pytest_configure() -> None:

@@ -32,10 +32,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from forked_ranks import end_after
+from forked_ranks import RARELY, end_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -122,6 +123,7 @@ def become(asked: dict[str, Any], files: Sequence[int], *, session: bool) -> Non
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["variables"])
+    tempfile.tempdir = None  # this one's variables say where it is
     direct = bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - the process's own
     sys.stdout = sys.__stdout__ = _written(1, direct=direct, errors="strict")
@@ -247,8 +249,10 @@ def received(of: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 def wait_in_store(told: socket.socket) -> NoReturn:
     """Be the program that this process is told to be; end where the one who tells has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing runs here yet that Ctrl-C could be for
     got = received(told)
     told.close()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if got is None:
         os._exit(0)
     become(*got, session=got[0]["session"])
@@ -378,6 +382,7 @@ def main(listening: int) -> None:
     import gc
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.set_threshold(*RARELY)
     for name in LOADED:
         importlib.import_module(name)
     del sys.path[0]  # tests/

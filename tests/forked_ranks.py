@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).resolve().parent
 PORT_BYTES = 8
 ANSWER_S = 300.0  # beyond a run's own time: the server's start, and the run's end
+RARELY = 10_000, 20, 20
+"""New objects, and younger collections, before garbage is looked for in each of Python's three generations: less often
+than by itself, which took a tenth of what collecting tests, and capturing models, takes.
+"""
 
 
 @dataclass(frozen=True)
@@ -260,6 +264,7 @@ def prepare() -> None:
     from workloads import captured, diamond, language, skips, towers
 
     torch.set_num_threads(1)
+    gc.set_threshold(*RARELY)
     state = torch.get_rng_state()
     for made in (language(), language(dropout=0.4), skips(), towers(), diamond()):
         captured(made)

@@ -33,8 +33,12 @@ def workload():
 """
 
 
-def command(kind: str, root: Path, folder: Path) -> tuple[list[str], list[str]]:
-    """What is started, and the names of the files that its processes write their ids to."""
+def command(kind: str, root: Path, folder: Path, programs: Path) -> tuple[list[str], list[str]]:
+    """What is started, and the names of the files that its processes write their ids to.
+
+    What every run of the tests has is forked; the others are processes from their start.
+    """
+    forked = str(programs / "assigner")
     ranks = ["0", "1"]
     script = [str(root / "tests" / "runs" / "leaving.py"), str(folder)]
     if kind == "torchrun":
@@ -44,11 +48,12 @@ def command(kind: str, root: Path, folder: Path) -> tuple[list[str], list[str]]:
         plan = make_plan(made, [(0, ["parts.0", "parts.1"]), (1, ["parts.2", "last"])])
         save_plan(plan, folder / "plan.json")
         shell = ["sh", "-c", f"{sys.executable} {' '.join(script)}; exit $?"]
-        return [*ASSIGNER, "run", str(folder / "plan.json"), "--", *(script if kind == "run" else shell)], ranks
+        run = ["run", str(folder / "plan.json"), "--"]
+        return [forked, *run, *script] if kind == "run" else [*ASSIGNER, *run, *shell], ranks
     (folder / "endless.py").write_text(ENDLESS.format(folder=str(folder), seconds=3600))
     entry = [f"{folder / 'endless.py'}:workload", "-o", str(folder / "profile.json")]
     if kind == "profile's check":
-        return [*ASSIGNER, "profile", *entry], ["check"]
+        return [forked, "profile", *entry], ["check"]
     (folder / "ranks.py").write_text(
         "import sys\nfrom assigner.launch.ranks import Layout, launch\n"
         f"launch({[*ASSIGNER, 'profile', *entry, '--no-check']!r}, Layout(2), {{}})\n"
@@ -80,11 +85,11 @@ LONG = ("run through a shell", "torchrun", "profile's ranks")
 @pytest.mark.parametrize(
     "kind", ["run", "profile's check", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in LONG)]
 )
-def test_what_a_killed_launcher_has_started_ends(root: Path, tmp_path: Path, kind: str) -> None:
+def test_what_a_killed_launcher_has_started_ends(root: Path, programs: Path, tmp_path: Path, kind: str) -> None:
     """Ranks that train without end, and measurements that stay in the user's code, find their launcher gone."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    words, names = command(kind, root, tmp_path)
+    words, names = command(kind, root, tmp_path, programs)
     environment = {**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
     found: list[int] = []
     with (tmp_path / "said").open("w") as said:
@@ -106,7 +111,7 @@ def test_what_a_killed_launcher_has_started_ends(root: Path, tmp_path: Path, kin
 
 
 @pytest.mark.long
-def test_a_run_leaves_nothing_in_the_temporary_folder(root: Path, tmp_path: Path) -> None:
+def test_a_run_leaves_nothing_in_the_temporary_folder(root: Path, programs: Path, tmp_path: Path) -> None:
     """Neither one that goes well, nor the next one of what a killed one could not remove."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -117,6 +122,7 @@ def test_a_run_leaves_nothing_in_the_temporary_folder(root: Path, tmp_path: Path
     kill = "import os, signal; os.environ['RANK'] == '0' and os.kill(os.getppid(), signal.SIGKILL)"
     environment = {**os.environ, "TMPDIR": str(temporary)}
     for script, left in ((kill, 1), ("pass", 0)):
-        done = subprocess.run([sys.executable, "-c", code, script], env=environment, cwd=root, check=False, timeout=600)
+        words = [programs / "python", "-c", code, script]
+        done = subprocess.run(words, env=environment, cwd=root, check=False, timeout=600)
         assert (done.returncode == 0) is (script == "pass")
         assert len(list(temporary.iterdir())) == left

@@ -1,75 +1,67 @@
-"""`assigner profile` interrupted and gone on with, and measured again in part: real ranks, killed for real."""
+"""`assigner profile` interrupted and gone on with, and measured again in part: ranks that are killed for real."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
-from brief import measuring_briefly
-from running_ranks import wait_for_rank
 
 from assigner.formats.document import decode
 from assigner.formats.profile import Measurement, load_profile
 from assigner.schedule.cost import CostModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
-WORKLOAD = "examples/gpt.py:workload(width=16,blocks=2,context=8,heads=2)"
+SETTINGS = "width=16,blocks=2,context=8,heads=2"
+ENDING = """
+import os, signal, sys, threading, time
+from pathlib import Path
+sys.path.append({examples!r})
+from gpt import workload
+def end():
+    kept = []
+    while len(kept) < 2 or not all(kept) or sum(kept) <= int(os.environ["POINTS"]):
+        time.sleep(0.005)
+        kept = [each.read_text().count('"measurement"') for each in Path(__file__).parent.glob(".*.jsonl")]
+    if os.environ["WHO"] == "rank 1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.killpg(os.getpgid(os.getppid()), signal.SIGINT)
+if os.environ.get("RANK") == "1" and "POINTS" in os.environ:
+    threading.Thread(target=end, daemon=True).start()
+"""
+"""The workload of examples/gpt.py. Once both ranks have kept a point, and both together more than POINTS, rank 1 is
+killed, or it sends the launcher's group what Ctrl-C sends.
+"""
 SIZES = (2, 4, 8)
 KINDS = ("embed", "blocks.0", "head")
-ASSIGNER = [sys.executable, "-m", "assigner_cli", "profile"]
 FLAGS = ["--workers", "2", "--max-message", "4096", "--no-check"]
 
 
 class Folder:
-    """A folder in which one profile is being measured; what is not interrupted needs no import of torch."""
+    """A folder in which one profile is being measured, by processes that need no import of torch."""
 
     def __init__(self, root: Path, path: Path, programs: Path) -> None:
-        self.root, self.profile = root, path / "profile.json"
-        self._forked = [str(programs / "assigner"), "profile"]
+        self.root, self.path, self.profile = root, path, path / "profile.json"
+        self._assigner = str(programs / "assigner")
+        (path / "ending.py").write_text(ENDING.format(examples=str(root / "examples")))
 
-    def flags(self, *flags: str, workload: str = WORKLOAD) -> list[str]:
-        return [workload, "-o", str(self.profile), *FLAGS, *flags]
-
-    def call(self, *flags: str, code: int, workload: str = WORKLOAD) -> str:
+    def call(self, *flags: str, code: int, settings: str = SETTINGS, **variables: str) -> str:
         """Run it to its end; what it said on stderr."""
+        words = [f"{self.path / 'ending.py'}:workload({settings})", "-o", str(self.profile), *FLAGS, *flags]
         done = subprocess.run(
-            [*self._forked, *self.flags(*flags, workload=workload)], cwd=self.root, capture_output=True, text=True,
-            timeout=1200, check=False,
+            [self._assigner, "profile", *words], cwd=self.root, capture_output=True, text=True,
+            timeout=1200, check=False, env={**os.environ, **variables},
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         assert done.stdout == ""
         return done.stderr
-
-    def interrupt(self, *flags: str, when: Callable[[], bool], how: Callable[[int], None]) -> tuple[int, str]:
-        """Run it until `when`, then interrupt; its exit code, and what it said."""
-        run = subprocess.Popen(
-            [*ASSIGNER, *self.flags(*flags)], cwd=self.root, stderr=subprocess.PIPE, text=True, start_new_session=True,
-            env=measuring_briefly(),
-        )  # fmt: skip
-        try:
-            deadline = time.monotonic() + 600
-            while not when():
-                assert time.monotonic() < deadline
-                assert run.poll() is None, run.communicate()
-                time.sleep(0.05)
-            how(run.pid)
-            _, said = run.communicate(timeout=600)
-        finally:
-            if run.poll() is None:
-                os.killpg(run.pid, signal.SIGKILL)
-                run.communicate()
-        return run.returncode, said
 
     def journals(self) -> list[Path]:
         return sorted(self.profile.parent.glob(".profile.json.part-*.jsonl"))
@@ -94,11 +86,7 @@ def folder(root: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory)
 def kept(folder: Folder) -> Iterator[dict[tuple[str, str, int], Measurement]]:
     """The points that a run kept whose rank 1 was killed, and that of one that went on and was stopped by Ctrl-C."""
     sizes = ("--micro-batches", ",".join(map(str, SIZES)))
-    code, said = folder.interrupt(
-        *sizes, when=lambda: len({worker for _, worker, _ in folder.points()}) == 2,
-        how=lambda run: os.kill(wait_for_rank(run, 1), signal.SIGKILL),
-    )  # fmt: skip
-    assert code == 6
+    said = folder.call(*sizes, code=6, POINTS="0", WHO="rank 1")
     assert "worker:1 was killed by SIGKILL" in said
     assert "--resume goes on from there" in said
     assert not folder.profile.exists()
@@ -109,11 +97,7 @@ def kept(folder: Folder) -> Iterator[dict[tuple[str, str, int], Measurement]]:
     assert "belongs to another measurement: micro_batches [2, 4, 8] there, [1, 2] now" in said
     assert folder.points() == first
 
-    code, said = folder.interrupt(
-        "--resume", *sizes, when=lambda: len(folder.points()) > len(first),
-        how=lambda run: os.killpg(run, signal.SIGINT),
-    )  # fmt: skip
-    assert code == 130
+    said = folder.call("--resume", *sizes, code=130, POINTS=str(len(first)), WHO="all")
     assert said.count("error: interrupted") == 1
     assert "--resume goes on from there" in said
     second = folder.points()
@@ -170,17 +154,17 @@ def test_only_what_is_named_is_measured_again(folder: Folder) -> None:
 
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize(
-    ("flags", "workload", "code", "said"),
+    ("flags", "settings", "code", "said"),
     [
-        (["--only", "links"], WORKLOAD.replace("blocks=2", "blocks=3"), 5, "its fingerprint is"),
-        (["--only", "tail"], WORKLOAD, 2, "names no partition"),
+        (["--only", "links"], SETTINGS.replace("blocks=2", "blocks=3"), 5, "its fingerprint is"),
+        (["--only", "tail"], SETTINGS, 2, "names no partition"),
     ],
 )
 def test_a_profile_that_does_not_fit_is_not_touched(
-    folder: Folder, flags: list[str], workload: str, code: int, said: str
+    folder: Folder, flags: list[str], settings: str, code: int, said: str
 ) -> None:
     """Another model, another partition, other workers: an error, and the file is as before."""
     before = folder.profile.read_text()
-    assert said in folder.call(*flags, code=code, workload=workload)
+    assert said in folder.call(*flags, code=code, settings=settings)
     assert folder.profile.read_text() == before
     assert not folder.journals()
