@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from brief import measuring_briefly
-from running_ranks import wait_for_rank
 
 from assigner.formats.plan import load_plan
 from assigner.formats.profile import load_profile
@@ -172,30 +168,33 @@ def test_a_wrong_workload_is_refused_before_any_rank_starts(
     assert not list(tmp_path.iterdir())
 
 
+KILLED = """
+import os, runpy, signal
+import assigner
+step = assigner.Pipeline.step
+def killed(pipeline, *given, **named):
+    if pipeline.rank == 1 and pipeline.steps == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(pipeline, *given, **named)
+assigner.Pipeline.step = killed
+runpy.run_path("examples/train.py", run_name="__main__")
+"""
+"""examples/train.py, of which rank 1 is killed before its fourth step."""
+
+
 @pytest.mark.long
-def test_a_killed_rank_ends_the_run(root: Path, profiled: Path) -> None:
-    """kill -9 of one rank: the run ends with exit code 7 and names the rank."""
-    run = subprocess.Popen(
-        [*ASSIGNER, "run", str(profiled / "plan.json"), "--", "examples/train.py", "--steps", "100000"],
-        cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        victim = wait_for_rank(run.pid, 1)
-        time.sleep(3.0)
-        os.kill(victim, signal.SIGKILL)
-        _, said = run.communicate(timeout=600)
-    finally:
-        if run.poll() is None:
-            os.killpg(run.pid, signal.SIGKILL)
-            run.communicate()
-    assert run.returncode == 7
-    assert "worker:1 was killed by SIGKILL" in said
+def test_a_killed_rank_ends_the_run(root: Path, assigner: str, profiled: Path) -> None:
+    """kill -9 of one rank while all train: the run ends with exit code 7 and names the rank."""
+    script = profiled / "killed.py"
+    script.write_text(KILLED)
+    done = call(root, assigner, "run", str(profiled / "plan.json"), "--", str(script), "--steps", "100000", code=7)
+    assert "worker:1 was killed by SIGKILL" in done.stderr
 
 
 @pytest.mark.lab
 @pytest.mark.long
 @pytest.mark.usefixtures("lab")
-def test_unlike_hosts_get_unlike_stages(root: Path, tmp_path: Path) -> None:
+def test_unlike_hosts_get_unlike_stages(root: Path, assigner: str, tmp_path: Path) -> None:
     """On hosts of 3 : 1 in speed the profile tells them apart, and the plan gives the fast one more."""
     (tmp_path / "unlike.toml").write_text(UNLIKE)
     start = [*ASSIGNER, "lab", str(tmp_path / "unlike.toml"), "--timeout", "1180", "--"]
@@ -211,7 +210,7 @@ def test_unlike_hosts_get_unlike_stages(root: Path, tmp_path: Path) -> None:
     cost = CostModel(found)
     slow = [cost.partition("blocks.1", worker.name, 4).backward_s for worker in found.workers]
     assert slow[0] < slow[1]  # a third of the speed: no noise hides it
-    call(root, *ASSIGNER, "solve", str(profile), "-o", str(plan))
+    call(root, assigner, "solve", str(profile), "-o", str(plan))
     given = {worker.name: 0 for worker in found.workers}  # partitions times micro-batches: stages may be shared
     solved = load_plan(plan)
     for stage in solved.stages:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from builders import make_profile
-from single_rank import be_only_rank
+from single_rank import be_only_rank, measure_briefly
 from torch import nn
 from torch.distributed import PrefixStore
 
@@ -16,7 +16,7 @@ from assigner.errors import FormatError, MeasurementError, UsageError
 from assigner.formats.profile import Profile, load_profile, save_profile
 from assigner.launch.limitedstore import StoreSilentError
 from assigner.model.workload import Workload
-from assigner.profiler import sampling, session, stagegroups
+from assigner.profiler import session, stagegroups
 from assigner.profiler.journal import Note, journal_path
 from assigner.profiler.options import ProfileDestination, ProfileOptions
 from assigner.profiler.rank import RankSession
@@ -56,12 +56,6 @@ def by_name(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim
     SEEN.append([(name, each.shape) for name, each in pairs])
     named = dict(pairs)
     return torch.optim.Adam([{"params": [named["0.weight"], named["0.bias"]]}, {"params": [named["1.1.weight"]]}])
-
-
-def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few short samples of each point."""
-    for name, seconds in (("WARM_UP_S", 0.0), ("SAMPLE_S", 0.001), ("LIMIT_S", 0.05)):
-        monkeypatch.setattr(sampling, name, seconds)
 
 
 class Run:

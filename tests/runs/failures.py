@@ -8,6 +8,7 @@ and what each rank wrote to stderr.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -28,6 +29,7 @@ from assigner.runtime.failures.cause import OtherWorkerError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
+from forked_ranks import end_after
 from free_ports import free_ports
 from workloads import graph_of, make_plan, numbers, sgd
 
@@ -132,12 +134,22 @@ SCENARIOS: dict[str, tuple[Callable[[], None], int | None]] = {
 }
 
 
-def child(rank: int, port: int, body: Callable[[], None]) -> NoReturn:
-    """One rank: ends as a script does, with a traceback and exit code 1 where it raises, through a normal exit."""
+def child(rank: int, port: int, body: Callable[[], None], *, quickly: bool) -> NoReturn:
+    """One rank: ends as a script does, with a traceback and exit code 1 where it raises, through a normal exit.
+
+    `quickly`: but for taking the modules of torch apart.
+    """
     errors = os.open(f"stderr.{rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(errors, 2)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
+    if quickly:
+        end_after(functools.partial(end_with, body))
+    end_with(body)
+
+
+def end_with(body: Callable[[], None]) -> NoReturn:
+    """Exit as a script with this body does."""
     try:
         body()
     except AssignerError as error:
@@ -151,7 +163,7 @@ def child(rank: int, port: int, body: Callable[[], None]) -> NoReturn:
     sys.exit(0)
 
 
-def run(folder: Path, body: Callable[[], None], victim: int | None) -> dict[str, Any]:
+def run(folder: Path, body: Callable[[], None], victim: int | None, *, quickly: bool = False) -> dict[str, Any]:
     folder.mkdir()
     os.chdir(folder)
     (port,) = free_ports(1)
@@ -159,7 +171,7 @@ def run(folder: Path, body: Callable[[], None], victim: int | None) -> dict[str,
     for rank in range(WORLD):
         pid = os.fork()
         if pid == 0:
-            child(rank, port, body)
+            child(rank, port, body, quickly=quickly)
         ranks[pid] = rank
     start = time.monotonic()
     if victim is not None:

@@ -1,9 +1,9 @@
-"""The cases of tests/training_cases.py on three ranks, most of them under two placements.
+"""The cases of tests/training_cases.py on three ranks, all of which train or one of which idles.
 
     torchrun --nproc-per-node 3 tests/runs/training.py FOLDER [every]
 
 Writes FOLDER/RANK.json: case -> placement -> what this rank found; and what else only several ranks can show.
-`every`: with every optimizer and scheduler, and nothing else.
+`every`: all cases where a rank idles, with every optimizer and scheduler, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from assigner.errors import UsageError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
-from training_cases import CASES, PARTED, make_scaler, optimizers, overflowing, schedulers
+from training_cases import CASES, PARTED, SCALED, make_scaler, optimizers, overflowing, schedulers
 from workloads import graph_of, language, make_plan
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ THINNED = {
     "optimizers": lambda place: optimizers(place, PARTED),
     "schedulers": lambda place: schedulers(place, in_turn=True),
 }
-"""Cases that run under one placement, without what a plan cannot change."""
+"""Cases that run where a rank idles, without what a plan cannot change."""
+TWICE = ("clipping", "scaling")
+"""Cases that run there too: what is not there has a norm, and nothing that overflows."""
 
 
 def spread(made: Workload) -> Plan:
@@ -148,7 +150,7 @@ def one_scaler() -> dict[str, Any]:
     made, rank = overflowing(), dist.get_rank()
     mine = make_scaler() if rank == 1 else torch.amp.GradScaler("cpu", enabled=False)
     with Pipeline(made, spread(made), scaler=mine, graph=graph_of(made)) as pipeline:
-        losses = [pipeline.step(made.make_batch(8, n)) for n in range(30)]
+        losses = [pipeline.step(made.make_batch(8, n)) for n in range(SCALED)]
         found = {"losses": losses, "state": pipeline.scaler.state_dict(), "steps": pipeline.steps}
     try:
         Pipeline(
@@ -217,10 +219,10 @@ def handle() -> dict[str, Any]:
 
 
 def usual(folder: Path) -> dict[str, Any]:
-    """All cases, two of them thinned."""
+    """All cases, two of them thinned; where a rank idles, some."""
     found: dict[str, Any] = {}
     for name, case in CASES.items():
-        places = (one_idle,) if name in THINNED else (spread, one_idle)
+        places = (one_idle,) if name in THINNED else (spread, one_idle) if name in TWICE else (spread,)
         found[name] = {place.__name__: THINNED.get(name, case)(place) for place in places}
     found |= {"alike": alike(), "not finite": not_finite(), "by hand": by_hand(), "handle": handle()}
     found["one scaler"] = one_scaler()
@@ -231,7 +233,7 @@ def usual(folder: Path) -> dict[str, Any]:
 def main(folder: Path, every: bool) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = {name: {"one_idle": CASES[name](one_idle)} for name in THINNED} if every else usual(folder)
+    found = {name: {"one_idle": case(one_idle)} for name, case in CASES.items()} if every else usual(folder)
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
