@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
 from assigner.errors import UsageError
+from assigner.model.marking import partition_graph
 from assigner.model.workload import Workload
 from assigner.runtime.batch.microbatch import Cutting, MicroBatch, check_pair, fair_sizes
+from assigner.runtime.forward.randomness import generator_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +77,20 @@ def test_the_maker_is_asked_once():
     for count in (3, 5):
         cuts.split((rows(count), rows(count)), 2)
     assert asked == [4, 8]
+
+
+def test_the_maker_moves_no_generator_of_the_script():
+    """The script has not asked for the batches that tell what carries rows: what it draws next is its own."""
+
+    def batch(count: int, _: torch.Generator) -> Any:
+        made = rows(count) + int(torch.randint(9, ())) + random.randrange(9) + np.random.randint(9)
+        return made, made
+
+    cpu = torch.device("cpu")
+    before = generator_states(cpu)
+    cutting(batch).split((rows(8), rows(8)), 2)
+    partition_graph(Workload(lambda: torch.nn.Sequential(torch.nn.Embedding(99, 2)), batch, batch_size=8, marks=("0",)))
+    assert generator_states(cpu) == before
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.leftovers import check_apart, check_followed, check_loss, left_by_module
 from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_inside, modules_outside, opaque_modules
-from assigner.model.marking.realforward import Maker, example_inputs, learn
+from assigner.model.marking.realforward import Maker, example_inputs, kept_draws, learn
 from assigner.model.marking.rows import EXAMPLE_ROWS, NOTHING, batch_rows, find_carriers
 from assigner.model.marking.tables import CapturedTables, FoundTables, leaves_as, neighbours
 from assigner.model.members import named_parameters
@@ -62,11 +62,13 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     _check_names(workload, deferred)
     _ = deferred.origins  # before a forward runs, which may note the time in a list
     marked = find_marks(deferred.model, workload.marks if marks is None else tuple(marks))
-    example = workload.make_batch(EXAMPLE_ROWS, workload.seed)
-    rows = batch_rows(workload, example)
+    with kept_draws():  # the script has not asked for these batches
+        example = workload.make_batch(EXAMPLE_ROWS, workload.seed)
+        rows = batch_rows(workload, example)
 
     def maker(rows: int) -> Any:
-        return workload.make_batch(rows, workload.seed)[0]
+        with kept_draws():
+            return workload.make_batch(rows, workload.seed)[0]
 
     captured_for = partial(_captured_for, deferred, marked, maker, rows.inputs, autocast=workload.autocast)
     captured = captured_for(example[0])

@@ -323,10 +323,17 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
+def kept_draws() -> Iterator[None]:
+    """Leave the generators that code shares as they were: Python's, NumPy's, and torch's of the CPU."""
+    with kept_python(), torch.random.fork_rng(devices=[]):
+        yield
+
+
+@contextlib.contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
     """What the block leaves in Python and in generators is taken back; torch's are seeded in it."""
     values = Memento(model.named_modules(), parameters=True, top="whole")
-    with values.put_back(), kept_python(), torch.random.fork_rng(devices=[]):
+    with values.put_back(), kept_draws():
         torch.default_generator.manual_seed(0)  # torch.manual_seed would reach those of GPUs too
         yield
         for change in values.changes():

@@ -43,6 +43,7 @@ from assigner.model.plainvalues import SINGLE
 from assigner.model.workload import IN_CONTAINERS, Batch, Workload, call_arguments
 from assigner.runtime.batch.recurrence import carried_input, cut_state
 from assigner.runtime.failures.callrecord import described
+from assigner.runtime.forward.randomness import kept_generators
 from assigner.usercode import user_code
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ class Cutting:
 
     @cached_property
     def _known(self) -> BatchRows:
-        return batch_rows(self._workload)
+        with kept_generators(torch.device("cpu"), draws=True):  # the script has not asked for these batches
+            return batch_rows(self._workload)
 
     def row_count(self, inputs: Any) -> int:
         """Rows of a batch, as `Workload.batch` counts them; of rows that belong together the groups.

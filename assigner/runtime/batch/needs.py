@@ -21,6 +21,7 @@ from assigner.location import rank_of
 from assigner.model.marking.rows import EXAMPLE_ROWS
 from assigner.model.workload import given_inputs
 from assigner.runtime.batch.microbatch import check_pair
+from assigner.runtime.forward.randomness import kept_generators
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +75,8 @@ class Needs:
     @cached_property
     def _example(self) -> Batch | None:
         try:
-            return self._workload.make_batch(EXAMPLE_ROWS, self._workload.seed)
+            with kept_generators(torch.device("cpu"), draws=True):  # the script has not asked for this batch
+                return self._workload.make_batch(EXAMPLE_ROWS, self._workload.seed)
         except UsageError:  # a script that brings its own batches needs no maker
             return None
 
