@@ -8,7 +8,8 @@ import weakref
 from collections import defaultdict
 
 import pytest
-from torch import nn
+import torch
+from torch import fx, nn
 
 from assigner.errors import UsageError
 from assigner.model.marking.owncopies import own_copy
@@ -179,3 +180,20 @@ def test_what_cannot_be_copied():
     module.ids.default_factory = module.ids.__len__
     with pytest.raises(UsageError, match=r"attribute 'ids' of module '' .*recursion"):
         copied(module)
+
+
+def test_hooks_of_what_copies_itself():
+    """Torch's graphs leave them out of their copies; what such a hook holds is the copy's."""
+    module = Held()
+    module.traced = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    module.traced.register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+    module.traced.register_forward_hook(lambda *given: given[-1] * module.k)
+    module.traced.register_full_backward_hook(lambda *given: (given[1][0] * 2,))
+    made, x = copied(module), torch.ones(1, 2, requires_grad=True)
+    made.k = 3
+    weights = [each.detach().clone().requires_grad_() for each in made.traced.parameters()]
+    expected = 3 * torch.nn.functional.linear(x + 1, *weights).tanh()
+    assert torch.equal(made.traced(x), expected)
+    assert not module.traced(x).any()
+    (found,), (plain,) = (torch.autograd.grad(each.sum(), x) for each in (made.traced(x), expected))
+    assert torch.allclose(found, 2 * plain)

@@ -26,11 +26,13 @@ from changing_models import (
     tossing,
 )
 from kept import kept
-from torch import nn
+from torch import fx, nn
+from torch.nn.utils.parametrizations import weight_norm
 from workloads import WIDTH, Reference, graph_of, make_plan, pipeline_of, workload
 
 from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred.reach import reach
+from assigner.model.deferred.vocabulary import vocabulary_of
 from assigner.model.marking import partition_graph
 from assigner.runtime.forward.state import WrittenTensors, has_user_code
 from assigner.runtime.stages.localpartitions import LocalPartitions, UnreadState
@@ -189,6 +191,49 @@ def test_what_a_layer_of_torchs_calls(activation, is_users):
     for _ in range(2):
         assert has_user_code(layer) == is_users
         assert not is_users or any(each is activation for _, each in reach({}, layer.named_modules()))
+
+
+def jittered(x: torch.Tensor) -> torch.Tensor:
+    return x * (1 + random.random())
+
+
+fx.wrap("jittered")
+
+
+class Jittering(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return jittered(super().forward(x))
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return jittered(self.inner(x))
+
+
+@pytest.mark.parametrize("built", [lambda: fx.symbolic_trace(Outer()), lambda: weight_norm(Jittering(WIDTH, WIDTH))])
+def test_draws_of_code_in_classes_that_torch_makes(built):
+    """Of a graph, and around a parametrization: a recompute draws what its first forward has drawn."""
+    made, found = workload(lambda: nn.Sequential(built(), nn.Linear(WIDTH, 1))), []
+    assert has_user_code(graph_of(made).deferred.model[0])
+    for remat in ("never", "always"):
+        with pipeline_of(made, make_plan(made, micro_batches=2), remat=remat) as pipeline:
+            losses = [pipeline.step(made.make_batch(8, n)) for n in range(2)]
+            found.append((losses, pipeline.gradients()))
+    (losses, gradients), (others, again) = found
+    assert losses == others
+    assert all(torch.allclose(gradients[name], again[name], rtol=EXACT, atol=EXACT) for name in gradients)
+
+
+def test_a_forward_that_the_user_has_put_in_a_class_of_torchs(monkeypatch):
+    """It is looked for where it is."""
+    assert not has_user_code(nn.Tanh())
+    monkeypatch.setattr(nn.Tanh, "forward", lambda _, x: jittered(x.tanh()))
+    assert has_user_code(nn.Tanh())
+    assert vocabulary_of([nn.Tanh()]).draws
 
 
 @pytest.mark.parametrize("name", ["Assigned", "Lazy", "InPlace"])

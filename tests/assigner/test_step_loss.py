@@ -410,3 +410,18 @@ def test_a_loss_that_writes_to_outputs_which_the_last_partition_only_hands_on(la
         assert float(pipeline.evaluate(batch)) == pytest.approx(reference.loss(batch).item(), abs=1e-12)
         for _ in range(3):
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=1e-12)
+
+
+@pytest.mark.parametrize("remat", ["never", "always"])
+def test_a_module_of_torchs_with_a_hook_is_a_loss_of_the_users(remat):
+    """What it draws is the same in each run, and what it writes stays in its call."""
+    loss = nn.MSELoss()
+    loss.register_forward_pre_hook(lambda _, given: (given[0], given[1].mul_(2)))
+    loss.register_forward_hook(lambda *given: given[-1] * (1 + random.random()))
+    made, found = layers(loss), []
+    batch, before = made.make_batch(8, 0), made.make_batch(8, 0)
+    for _ in range(2):
+        with pipeline_of(made, make_plan(made, micro_batches=2), remat=remat) as pipeline:
+            found.append(pipeline.step(batch))
+    assert found[0] == found[1]
+    assert torch.equal(batch[1], before[1])

@@ -229,3 +229,12 @@ class GraphAround(Net):
     def __init__(self):
         super().__init__()
         self.second = fx.symbolic_trace(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)))
+
+
+@case("a torch.fx graph with hooks, marked", "first", "second", "last")
+class MarkedGraph(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = fx.symbolic_trace(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+        self.second.register_forward_hook(lambda *given: given[-1] * 2)
+        self.second.register_full_backward_hook(lambda *given: (given[1][0] * 0.5,))

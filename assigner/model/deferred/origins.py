@@ -166,7 +166,8 @@ def _texts(value: Any) -> tuple[list[str], list[str]] | None:
     if isinstance(value, list | tuple | deque) and len(value) > 1 and all(isinstance(each, str) for each in value):
         return sorted(value), [*value]
     named, are_few = value if isinstance(value, dict) else {}, isinstance(value, nn.Module)
-    if isinstance(value, nn.Module) and not type(value).__module__.startswith("torch."):
+    kind: type = type(value)
+    if isinstance(value, nn.Module) and users_classes(kind):
         named = {name: each for name, each in attributes_of(value, plain=True).items() if type(each) is int}
     if len(named) < 2 or not _is_plain(named.keys(), str) or not _is_plain(named.values(), str):
         return None

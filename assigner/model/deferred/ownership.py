@@ -130,6 +130,20 @@ def users_classes(kind: type) -> tuple[type, ...]:
     return tuple(each for each in kind.__mro__ if is_users(each.__module__))
 
 
+def coded_classes(kind: type) -> tuple[type, ...]:
+    """Of a module's class and its bases those by whose methods code of the user's may run; none: they are all torch's.
+
+    All where one of them is the user's, as below the class that torch makes for a parametrization. Or the one with a
+    forward that torch.fx has made of a graph, which calls what the user has given it, or that the user has put there.
+    """
+    if users_classes(kind):
+        return kind.__mro__[:-1]
+    holder = next((each for each in kind.__mro__ if "forward" in vars(each)), object)
+    forward = vars(holder).get("forward")
+    is_own = isinstance(forward, types.FunctionType) and is_users(forward.__globals__.get("__name__"))
+    return (holder,) if is_own else ()
+
+
 @functools.cache
 def slot_names(kind: type) -> tuple[str, ...]:
     """The attributes that a user's class has places for, without a dictionary; `__x` by the name that it has there."""

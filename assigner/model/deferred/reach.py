@@ -240,7 +240,7 @@ def parts_of(place: Place, value: Any, vocabulary: Vocabulary | None = None) -> 
 
 def files_of(kinds: Iterable[type]) -> list[str]:
     """The Python modules that classes are written in; none of torch's and transformers'."""
-    names = dict.fromkeys(kind.__module__ for kind in kinds)
+    names = dict.fromkeys(next(iter(users_classes(kind)), kind).__module__ for kind in kinds)
     return [name for name in names if name.partition(".")[0] not in _CAPTURED and name in sys.modules]
 
 
@@ -273,7 +273,8 @@ def _of_module_alone(place: Place, module: nn.Module, extent: _Extent) -> list[_
     if some is not None:
         held = {name: value for name, value in held.items() if some.has_attribute(type(module), name)}
     found = [(place.attribute(name), value) for name, value in held.items()]
-    if space["_buffers"] or is_users(type(module).__module__):  # a forward may register its first one
+    kind: type = type(module)
+    if space["_buffers"] or users_classes(kind):  # a forward may register its first one
         found.append((Place(SPACE, None, place), space["_buffers"]))
     if extent.parameters and space["_parameters"]:
         found.append((Place(SPACE, None, place), space["_parameters"]))

@@ -33,6 +33,7 @@ from assigner.model.deferred.ownership import (
     OPEN,
     STANDARD,
     attributes_of,
+    coded_classes,
     is_open,
     is_read_by_name,
     is_users,
@@ -236,7 +237,7 @@ class _Listener:
 
     def _add_class(self, kind: Any, *, is_made: bool = False) -> None:
         """Its methods, and those of torch's that call them; of a class whose objects the code makes, all."""
-        bases = kind.__mro__[:-1] if users_classes(kind) else ()
+        bases = coded_classes(kind)
         if is_users(type(kind).__module__):  # its calls and attributes are by its own class
             self._waiting.append(type(kind))
         for base in bases if is_made else ():

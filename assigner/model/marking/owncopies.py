@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _LEAVES = (*ATOMS, type, types.ModuleType, enum.Enum, Names)
 _FROZEN = (tuple, frozenset)
+_HOOKS = [name for name in STANDARD if "hook" in name]
 _OF_C = (types.BuiltinMethodType, types.MethodWrapperType)
 _UNCOPIED = (TypeError, PicklingError, RecursionError)
 
@@ -57,8 +58,12 @@ def own_copy(model: nn.Module, name: str, known: Mapping[int, Any]) -> nn.Module
     """
     module, place = model.get_submodule(name), Place(MODULE, name or type(model).__name__)
     atoms = _Atoms(place, module, model, known)
+    copies = OwnCopies(known, atoms.chosen)
     try:
-        made = copy.deepcopy(module, OwnCopies(known, atoms.chosen))
+        made = copy.deepcopy(module, copies)
+        for each in module.modules():
+            if isinstance(other := copies.get(id(each)), nn.Module):
+                _give_hooks(each, other, copies)
     except _UNCOPIED as error:
         if (uncopied := _uncopied(name, module, known, atoms.chosen)) is None:
             raise
@@ -74,6 +79,20 @@ def own_copy(model: nn.Module, name: str, known: Mapping[int, Any]) -> nn.Module
                 hint="make it a method of the module, or give it what it needs as arguments",
             )
     return made
+
+
+def _give_hooks(module: nn.Module, other: nn.Module, copies: OwnCopies) -> None:
+    """Have a module's copy the hooks that it has: a class with a way of its own to be copied may leave them out.
+
+    So do graphs of torch.fx.
+    """
+    for name in _HOOKS:
+        held, own = vars(module).get(name), vars(other).get(name)
+        if isinstance(held, dict) and isinstance(own, dict) and len(own) != len(held):
+            own.clear()
+            own.update(copy.deepcopy(held, copies))
+        elif own is None:
+            vars(other)[name] = held
 
 
 def copied_values(

@@ -29,7 +29,7 @@ from assigner.errors import UsageError
 from assigner.model.deferred.caches import cached_functions
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
-from assigner.model.deferred.ownership import HOOKS, is_users
+from assigner.model.deferred.ownership import HOOKS, coded_classes, is_users
 from assigner.model.deferred.reach import kept_objects, reach
 from assigner.model.marking import PartitionModule
 from assigner.model.members import buffers, parameters
@@ -399,7 +399,7 @@ def _uncounted(module: nn.Module) -> list[torch.Tensor]:
     """
     if module.__dict__["_buffers"].get("num_batches_tracked") is not None and isinstance(module, _BatchNorm):
         return []
-    if type(module).__module__.startswith("torch.") and not isinstance(module, _NormBase):
+    if not coded_classes(type(module)) and not isinstance(module, _NormBase):
         return []
     found = [each for each in module._buffers.values() if each is not None and is_strided(each)]
     found = [each for each in found if each.dim() == 1 and each.is_floating_point()]
@@ -423,9 +423,7 @@ def has_user_code(module: nn.Module) -> bool:
     """
     layers = _layers(module)
     return any(
-        not type(each).__module__.startswith("torch.")
-        or any(each.__dict__[hooks] for hooks in HOOKS)
-        or "forward" in each.__dict__
+        coded_classes(type(each)) or any(each.__dict__[hooks] for hooks in HOOKS) or "forward" in each.__dict__
         for _, each in layers
     ) or any(
         callable(each) and isinstance(of := getattr(each, "__module__", None), str) and is_users(of)

@@ -36,6 +36,7 @@ from assigner.model.deferred.memento import Memento
 from assigner.runtime.batch.variants import SINGLE_ROWS
 from assigner.runtime.forward.heldtensors import HeldTensor, is_strided, on_copies
 from assigner.runtime.forward.randomness import DeviceStates, backward_seed, partition_seed, seed_device, seed_python
+from assigner.runtime.forward.state import has_user_code
 from assigner.runtime.messages.staging import copied_to
 from assigner.runtime.step.lossgradients import GraphWantedError, LossGraph, Origin
 from assigner.runtime.step.outputs import Part, join
@@ -67,7 +68,11 @@ class StepLoss:
         self._remembers: bool | None = None
         self._written: list[torch.Tensor] | None = None  # in place, by the loss; None: none was called
         self._waits = False  # what runs again has the loss called in its recompute
-        self._is_users = not (getattr(workload.loss, "__module__", None) or "").startswith("torch.")
+        self._is_users = (
+            has_user_code(workload.loss)
+            if isinstance(workload.loss, torch.nn.Module)
+            else not (getattr(workload.loss, "__module__", None) or "").startswith("torch.")
+        )
         self._metrics = StepMetrics(workload.metrics or {}, device)
         self.words = "the loss and the metrics" if workload.metrics else "the loss"
         for each in (workload.loss, *(workload.metrics or {}).values()):
