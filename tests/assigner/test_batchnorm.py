@@ -125,6 +125,33 @@ def test_a_checkpoint_moves_them_once_more(micro_batches, remat, calls):
         assert_plain(made, Reference(made), pipeline, (12, 10, 12))
 
 
+class Ending(nn.Module):
+    """A checkpoint that ends with its BatchNorm: torch runs it again as far as it must, into the norm's forward."""
+
+    def __init__(self, kind: type[nn.BatchNorm1d]) -> None:
+        super().__init__()
+        self.norm, self.scale = kind(WIDTH), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.norm, x * self.scale, use_reentrant=False)
+
+
+class Doubling(nn.BatchNorm1d):
+    """With a forward of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, Doubling])
+@pytest.mark.parametrize(("micro_batches", "remat"), [(1, "always"), (3, "never")])
+def test_a_checkpoint_that_ends_in_one_moves_it_once_more(kind, micro_batches, remat):
+    """As in the plain model."""
+    made = workload(lambda: nn.Sequential(Ending(kind), nn.Linear(WIDTH, 1)), rows=12)
+    with pipeline_of(made, make_plan(made, micro_batches=micro_batches), remat=remat) as pipeline:
+        assert_plain(made, Reference(made), pipeline, (12, 10, 12))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("micro_batches", "remat"), [(1, "never"), (1, "always"), (2, "never")])
 def test_a_checkpoint_that_moves_them_for_each_micro_batch(micro_batches, remat):
@@ -631,6 +658,43 @@ def test_running_statistics_that_are_assigned(first):
     reference = Reference(made)
     with pipeline_of(made, make_plan(made, micro_batches=1), batch_norm="micro_batch") as pipeline:
         assert_plain(made, reference, pipeline, (12, 10, 12))
+
+
+class Catching(nn.Module):
+    """Gives its BatchNorm one row, or all where that cannot be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x + self.norm(x[:1])
+        except ValueError:
+            return x + self.norm(x)
+
+
+class Evaluating(Catching):
+    """Evaluates it behind a call that trains it, if it can."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm.train()(x)
+        try:
+            return y + self.norm.eval()(x)
+        except Exception:  # noqa: BLE001 - as such code has it
+            return y
+        finally:
+            self.norm.train()
+
+
+@pytest.mark.parametrize(("kind", "words"), [(Catching, "which the model catches"), (Evaluating, "is called in eval")])
+def test_an_error_that_the_model_catches(kind, words):
+    """Torch counts such a call, and here nobody could tell; as it is in training without a plan it is all the same."""
+    made = workload(lambda: nn.Sequential(kind(), nn.Linear(WIDTH, 1)), rows=12)
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline, pytest.raises(UsageError, match=words):
+        pipeline.step(made.make_batch(12, 0))
+    with pipeline_of(made, make_plan(made, micro_batches=1), batch_norm="micro_batch") as pipeline:
+        assert_plain(made, Reference(made), pipeline, (12, 10, 12))
 
 
 def test_what_cannot_run_is_refused():

@@ -31,11 +31,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 
 from assigner.errors import AssignerError, UsageError
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
+from assigner.model.deferred.ownership import coded_classes
 from assigner.runtime.forward.randomness import kept_generators
 from assigner.runtime.stages.replicas import one_worker, sharers
 
@@ -267,16 +269,15 @@ class _ValuesOf(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         words = kwargs or {}
-        made = func(*args, **words)
         if getattr(func, "__name__", "").endswith("batch_norm") and any(
             each is self.mean for each in (*args, *words.values())
         ):
             self.count = _values(args[0] if args else words["input"])
-        return made
+        return func(*args, **words)
 
 
 def _values(given: torch.Tensor) -> int:
-    return given.numel() // given.shape[1]
+    return given.numel() // given.shape[1] if given.dim() > 1 else 0
 
 
 class DeferredNorm:
@@ -291,13 +292,14 @@ class DeferredNorm:
 
     def __init__(self, module: _BatchNorm, name: str, partition: PartitionNorms, turns: Iterator[int]) -> None:
         self.module, self.name, self._partition, self._turns = module, name, partition, turns
-        self.is_own = not type(module).__module__.startswith("torch.")
+        self.is_own = bool(coded_classes(type(module)))
         self.calls: list[_NormCall] = []
         self._made: dict[int, int] = {}  # how many calls each micro-batch has made
         self.micro_batch = self.called = 0
         self.recording = self.under_way = False
         self._held: list[torch.Tensor | None] = []  # its running statistics, as the forward has found them
         self._tried: int | None = None  # the micro-batch of a step whose forward was compared
+        self._error: Exception | None = None  # what a call of this forward has raised, and the model may have caught
         self.have_calls(1)
         module.__dict__["forward"] = self.forward
 
@@ -313,15 +315,24 @@ class DeferredNorm:
     def begin(self, micro_batch: int) -> None:
         """A forward of this micro-batch comes next; `commit` or `forget` ends the step."""
         self.micro_batch, self.called, self.recording, self.under_way = micro_batch, 0, True, True
+        self._error = None
         self._held = self._statistics()
         for call in self.calls:
             call.begin(micro_batch)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward."""
+        """The module's own forward. What it raises is kept until the partition's has come to its end."""
         if not (self.module.training and self.recording and self.module.track_running_stats):
             self._check_evaluated()
             return type(self.module).forward(self.module, *args, **kwargs)
+        try:
+            return self._counted(args, kwargs)
+        except Exception as error:
+            if type(error).__module__ != checkpoint.__name__:  # by which a recompute ends once it has all that it needs
+                self._error, self.calls[self.called - 1].now.count = error, 0
+            raise
+
+    def _counted(self, args: Any, kwargs: Any) -> Any:
         if not self.under_way and (micro_batch := self._partition.backward_of) is not None:
             self.begin(micro_batch)  # of a checkpoint in that backward, which calls once more, and counts as in torch
             self.called = self._made.get(micro_batch, 0)
@@ -339,9 +350,8 @@ class DeferredNorm:
         self._keep_momentum(call)
         twin, figures = call.twin, call.now
         if not self.is_own:
-            output = type(twin).forward(twin, *args, **kwargs)
             figures.count = _values(args[0] if args else kwargs["input"])
-            return output
+            return type(twin).forward(twin, *args, **kwargs)
         runs = self._tried_out if self._tried in (None, self.micro_batch) and not figures.count else self._as_the_module
         return runs(twin, figures, args, kwargs)
 
@@ -356,11 +366,12 @@ class DeferredNorm:
     def _check_evaluated(self) -> None:
         """A forward that has trained the module does not evaluate it behind that: the running values have not moved."""
         if self.recording and self.under_way and self.called and not self.module.training:
-            raise UsageError(
+            self._error = UsageError(
                 f"{self.name} is called in eval mode behind a call in training mode of the same forward: its running"
                 " statistics are the whole batch's, and move at the step's end",
                 hint=_MICRO_BATCH,
             )
+            raise self._error
 
     def _tried_out(self, twin: _BatchNorm, figures: BatchFigures, args: Any, kwargs: Any) -> Any:
         """A forward of the user's own, beside one on a copy that has all that the module has.
@@ -416,8 +427,12 @@ class DeferredNorm:
         spaces = [(vars(self.module), vars(twin)), (self.module._buffers, twin._buffers)]
         for mine, theirs in spaces:
             theirs.update((key, value) for key, value in mine.items() if key not in _OF_TWINS)
-        with _ValuesOf(figures.mean) as values:
-            output = type(twin).forward(twin, *args, **kwargs)
+        values = _ValuesOf(figures.mean)
+        try:
+            with values:
+                output = type(twin).forward(twin, *args, **kwargs)
+        finally:  # also where a checkpoint's recompute ends in here
+            figures.count = values.count
         for mine, theirs in spaces:
             changed = [
                 key for key, value in theirs.items() if key not in _OF_TWINS and mine.get(key, mine) is not value
@@ -428,7 +443,6 @@ class DeferredNorm:
                     " its running statistics are the whole batch's",
                     hint=f"keep {changed[0]!r} elsewhere; or {_MICRO_BATCH}",
                 )
-        figures.count = values.count
         return output
 
     def storages(self, *, twins: bool = True) -> set[int]:
@@ -442,7 +456,19 @@ class DeferredNorm:
 
         Returns:
             Whether it has left those running statistics in their places that its calls in training are to move.
+
+        Raises:
+            UsageError: one of its calls has raised an error, which the model has caught.
         """
+        error, self._error = self._error, None
+        if isinstance(error, AssignerError):
+            raise error
+        if error is not None:
+            raise UsageError(
+                f"{self.name} raises {type(error).__name__} ({error}), which the model catches: its running statistics"
+                " are the whole batch's, and whether that call counts is not known",
+                hint=_MICRO_BATCH,
+            ) from error
         self.under_way, self._made[self.micro_batch] = False, self.called
         return not self.called or all(map(is_, self._statistics(), self._held))
 
@@ -476,7 +502,7 @@ class DeferredNorm:
         """
         found = (figures for call in self.calls for figures in call.seen.values())
         used = [figures for figures in found if self.recording or figures.count]
-        self.recording, self._tried, self._made = False, None, {}
+        self.recording, self._tried, self._made, self._error = False, None, {}, None
         for call in self.calls:
             call.forget()
         for figures in used:
