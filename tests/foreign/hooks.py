@@ -57,6 +57,18 @@ class RetainGrad(Net):
         return self.last(torch.tanh(self.second(h)))
 
 
+@case("tensor hook at the root of a model that notes what it has seen", *MARKS)
+class NotingHook(Net):
+    """A hook of each call is another object."""
+
+    def forward(self, x):
+        h, factor = torch.tanh(self.first(x)), 0.1
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient * factor)
+        self.was_called = True
+        return self.last(torch.tanh(self.second(h)))
+
+
 @case("parameter hook registered in __init__, of a marked module", *MARKS)
 class ParameterHook(Net):
     def __init__(self):

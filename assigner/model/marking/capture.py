@@ -35,7 +35,7 @@ from assigner.model.marking.domain import Domain, check_arguments, find_domain, 
 from assigner.model.marking.exportable import exportable, made_by_eval, twin
 from assigner.model.marking.fakeforward import ctc_losses, is_tensor, on_cpu
 from assigner.model.marking.functional import Functional
-from assigner.model.marking.interception import Interceptions
+from assigner.model.marking.interception import Interceptions, in_words, is_hook
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.leftovers import Notes, attribute_of, left_behind
 from assigner.model.marking.modules import failed_at, opaque_modules, unregistered_named
@@ -368,10 +368,10 @@ def _check_repeated(
         if _is_kept_mask(change, program) and (space := _space(change)) is not None
     ]
     put(masks)
-    first, calls = _in_words(program, opaque), len(opaque.calls)
+    first, calls = _in_words(program, opaque, caught), len(opaque.calls)
     try:
         second = again()
-        same = _in_words(second, opaque) == first
+        same = _in_words(second, opaque, caught) == first
     except Exception:
         if not masks:
             raise
@@ -438,8 +438,8 @@ def _reads_replaced(program: ExportedProgram, changes: Sequence[StateChange]) ->
     return any(id(each) in replaced for each in _tensors_beside(program))
 
 
-def _in_words(program: ExportedProgram, opaque: OpaqueCalls) -> list[str]:
-    """A graph's nodes, each as what it does to which; opaque calls by what they call."""
+def _in_words(program: ExportedProgram, opaque: OpaqueCalls, caught: Interceptions) -> list[str]:
+    """A graph's nodes, each as what it does to which; opaque calls by what they call, hooks by what they run."""
     numbers = {node: n for n, node in enumerate(program.graph.nodes)}
     found = []
     for node in program.graph.nodes:
@@ -447,6 +447,8 @@ def _in_words(program: ExportedProgram, opaque: OpaqueCalls) -> list[str]:
         if is_call(node):
             call = opaque.calls[int(node.args[0])]
             args = (call.label, repr(call.arguments), *args[0][1:])
+        elif is_hook(node):
+            args = (in_words(caught.hooks.get(int(node.args[0]))), *args[0][1:])
         found.append(f"{node.op} {node.target} {args}")
     return found
 

@@ -24,6 +24,7 @@ import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
@@ -470,15 +471,32 @@ def _held_by(hook: Callable[..., Any]) -> str:
     """What a hook holds that is no plain value; empty: nothing."""
     if isinstance(hook, types.MethodType):
         return f"a {type(hook.__self__).__name__}"
-    inner = getattr(hook, "func", hook)
-    values = [*getattr(hook, "args", ()), *getattr(hook, "keywords", {}).values()]
-    values += [cell.cell_contents for cell in getattr(inner, "__closure__", None) or ()]
-    values += list(getattr(inner, "__defaults__", None) or ())
+    values = _values_of(hook)
     plain = (bool, int, float, str, type(None), types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
     strange = [leaf for leaf in pytree.tree_leaves(values) if not isinstance(leaf, plain)]
     mutable = [each for each in values if isinstance(each, list | dict | set)]
     found = [*strange, *mutable]
     return f"a {type(found[0]).__name__}" if found else ""
+
+
+def _values_of(function: Any) -> list[Any]:
+    """What a function has beside the arguments of a call."""
+    inner = getattr(function, "func", function)
+    values = [*getattr(function, "args", ()), *getattr(function, "keywords", {}).values()]
+    values += [cell.cell_contents for cell in getattr(inner, "__closure__", None) or ()]
+    named = getattr(inner, "__kwdefaults__", None) or {}
+    return [*values, *(getattr(inner, "__defaults__", None) or ()), *named.values()]
+
+
+def in_words(function: Any, *around: Any) -> str:
+    """What a function runs, and has: the same words for what one line makes twice of the same values.
+
+    `around` are the functions that have it.
+    """
+    if not isinstance(function, types.FunctionType | partial) or function in around:
+        return repr(function)
+    inner, values = getattr(function, "func", function), _values_of(function)
+    return f"{getattr(inner, '__code__', inner)} {[in_words(each, function, *around) for each in values]}"
 
 
 def _drawn(before: GeneratorStates) -> str:
