@@ -272,6 +272,9 @@ in_all_ways = pytest.mark.parametrize(
 )
 
 
+made_inputs = pytest.mark.filterwarnings("ignore:The .grad attribute")  # which torch's tracer reads of each input
+
+
 def is_as_plain(made, **plan):
     """Two steps give the losses and gradients of plain training; by the second one, partitions may be joined."""
     reference = Reference(made)
@@ -332,6 +335,12 @@ def by_batch(y, targets):
     return unused((y, targets[0]), targets[1])
 
 
+def turned(rows, generator):
+    """What the model is given is made of a tensor that is among the targets."""
+    (x, targets) = wanting(rows, generator)
+    return (-x,), targets
+
+
 def layers() -> nn.Module:
     return nn.Sequential(Sine(), nn.Linear(WIDTH, 1))
 
@@ -348,6 +357,42 @@ def test_a_whole_gradient_by_the_batch():
     made = workload(lambda: nn.Sequential(layers()), "0", batch=wanting, loss=by_batch)
     is_as_plain(made, micro_batches=1)
     is_as_plain(made, micro_batches=1, remat=("0",))
+
+
+@made_inputs
+def test_a_gradient_by_what_the_script_has_made_the_input_of():
+    """It goes on in the script's graph, where the batch was not cut; and where it was, a part would be missing."""
+    made = workload(lambda: nn.Sequential(layers()), "0", batch=turned, loss=by_batch)
+    is_as_plain(made, micro_batches=1)
+    is_as_plain(made, micro_batches=1, remat=("0",))
+    is_refused(made, "in the cutting of the batch into micro-batches: " + MISSING, micro_batches=2)
+    made = workload(Alone, "all", batch=partial(related, torch.neg, lambda x: x), loss=unused)
+    is_as_plain(made, micro_batches=1)
+    is_as_plain(made, micro_batches=1, remat=("all",))
+    is_refused(made, "in the cutting of the batch into micro-batches: " + MISSING, micro_batches=2)
+    made = workload(layers, "0", "1", batch=turned, loss=by_batch)
+    is_refused(made, "a tensor of the batch.*" + MISSING, micro_batches=1)
+
+
+def twice(rows, generator):
+    """Two targets that are one tensor, of which the loss makes something."""
+    x, targets = numbers(rows, generator)
+    x.requires_grad_()
+    return x.detach(), (x, -x, targets)
+
+
+def by_target(y, targets):
+    x, other, wanted = targets
+    (g,) = torch.autograd.grad(other.square().sum(), x, create_graph=True, allow_unused=True)
+    return (y - wanted[:, :1]).square().mean() * (1 if g is None else g.square().mean())
+
+
+@made_inputs
+def test_a_gradient_by_a_target_of_which_another_one_was_made():
+    """Targets are given as copies, behind which the script's graph goes on; but not from one cut to another."""
+    made = workload(lambda: nn.Sequential(layers()), "0", batch=twice, loss=by_target)
+    is_as_plain(made, micro_batches=1)
+    is_refused(made, "a tensor of the batch.*" + MISSING, micro_batches=2)
 
 
 def test_a_gradient_by_the_batch_is_measured():
@@ -403,9 +448,6 @@ def related(made, of, rows, generator):
     x, targets = numbers(rows, generator)
     x.requires_grad_()
     return (made(x), of(x)), targets
-
-
-made_inputs = pytest.mark.filterwarnings("ignore:The .grad attribute")  # which torch's tracer reads of each input
 
 
 @made_inputs

@@ -2,9 +2,9 @@
 
     model returns (y, x); loss takes grad(y, x)       x: coordinates, features, a point between two samples
 
-The graph that the loss computes in has ends: what other partitions have made, the model's inputs, and where it is
-computed apart from the last partition's graph, the outputs. A gradient is whole if no end that a way from y leads to
-was made of x (`values_behind`), but where x itself lies:
+The graph that the loss computes in has ends: what other partitions have made, and where it is computed apart from the
+last partition's graph, the outputs. Behind an input of the model it goes on in the script's own graph. A gradient is
+whole if no end that a way from y leads to was made of x (`values_behind`), but where x itself lies:
 
     y = c(b(a(x)), x)        grad(y, x) comes to what b has made, which was made of x: refused
     y = c(h), h = a(t)       grad(y, h) comes to h alone
@@ -149,8 +149,10 @@ class LossGraph:
 
     @functools.cached_property
     def _ends(self) -> Ends:
+        """Behind an input of the model it goes on, to what the script has made that of, or cut it out of."""
         if not self._leaves:
-            return self._origin.ends()
+            ends = self._origin.ends().items()
+            return {place: {value for value in values if value.partition} for place, values in ends}
         found: Ends = defaultdict(set)
         for of_leaves, of_values in zip(self._leaves, self._made_of(), strict=True):
             for leaf, values in zip(of_leaves, of_values, strict=True):
@@ -252,14 +254,17 @@ class LossGraph:
     def _is_whole(self, outputs: Sequence[Any], given: _Given, *, hooked: bool = False) -> bool:
         """Whether all ways from outputs to what is given are in this graph; `hooked`: to it, and not what it copies."""
         stops = {*given.places, *_places([given.source] if given.is_copy and not hooked else [])}
-        behind = self._origin.graph.output.behind
+        behind, inputs = self._origin.graph.output.behind, self._origin.inputs()
         values = self._origin.made_from(given.source) if given.value is None else {given.value}
         values.update(*(behind.get(each, ()) for each in tuple(values)))
-        for value, each in self._origin.inputs():
+        itself = [each for value, each in inputs if value in values] if given.value is not None else [given.source]
+        for value, each in inputs:
             if value in values:
                 values |= self._origin.made_from(each)
         apart = values.union(*(behind.get(each, ()) for each in values))
-        return apart.isdisjoint(_made_of(outputs, self._ends, stops))
+        uncut = set[GradientPlace]().union(*map(_uncut, itself)) - stops
+        is_met = bool(uncut) and not uncut.isdisjoint(places_behind(outputs, stops))
+        return not is_met and apart.isdisjoint(_made_of(outputs, self._ends, stops))
 
     def _refused(self, given: _Given, does: str, hint: str) -> Exception:
         output, what = self._origin.graph.output, "a tensor of the batch, of which inputs of the model are made"
