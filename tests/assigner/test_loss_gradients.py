@@ -110,6 +110,24 @@ class Early(Chain):
         return self.c(self.b(h))[0], h
 
 
+class Started(Chain):
+    """The first part makes a leaf, which the model returns as well."""
+
+    def __init__(self) -> None:
+        super().__init__(partial(nn.Linear, WIDTH, 1))
+        self.a = Leaf()
+
+    def forward(self, x):
+        h, leaf = self.a(x)
+        return self.c(self.b(h)), leaf
+
+
+class Leaf(Sine):
+    def forward(self, x):
+        leaf = x.detach().clone().requires_grad_()
+        return super().forward(leaf), leaf
+
+
 class Skip(Chain):
     """Coordinates that the last part reads, and what other parts have made of them."""
 
@@ -249,6 +267,26 @@ def weighed(outputs, targets):
     return loss / len(one) + g.square().mean()
 
 
+def noded(outputs, targets):
+    """Hooks on to the node that has made an output."""
+    y, x = outputs
+    y.grad_fn.register_prehook(lambda gradients: (gradients[0] / 2,))
+    return (y - targets[:, :1]).square().mean() + x.square().mean()
+
+
+def noded_behind(outputs, targets):
+    y, x = outputs
+    x.grad_fn.register_hook(lambda given, _: tuple(None if each is None else each / 2 for each in given))
+    return (y - targets[:, :1]).square().mean() + x.square().mean()
+
+
+def looking(outputs, targets):
+    """At what a backward of its own has left in the gradient of an output, if that is a leaf."""
+    y, x = outputs
+    y.square().sum().backward(retain_graph=True)
+    return (y - targets[:, :1]).square().sum() * (1 if x.grad is None else 1 + x.grad.square().sum())
+
+
 MODELS = {
     "chain": Chain,
     "viewed": partial(Chain, Viewed),
@@ -265,6 +303,7 @@ MODELS = {
     "siblings": Siblings,
     "tied": Tied,
     "heads": partial(Chain, Heads),
+    "started": Started,
 }  # each one object: it is captured once
 
 in_all_ways = pytest.mark.parametrize(
@@ -297,6 +336,7 @@ def is_refused(made, message=MISSING, **plan):
         ("skip", slope), ("skip", unused), ("skip", edge), ("skip", retained), ("skip", swallowed),
         ("grid", slope), ("through", slope), ("through", unused), ("siblings", slope), ("early", unused),
         ("tied", sensitivity), ("handed on", hooked), ("given", hooked), ("given", retained),
+        ("handed on", noded_behind), ("given", noded_behind),
     ],
 )  # fmt: skip
 def test_a_part_of_a_gradient_is_refused(model, loss, micro_batches, remat):
@@ -311,6 +351,7 @@ def test_a_part_of_a_gradient_is_refused(model, loss, micro_batches, remat):
         ("chain", slope), ("chain", edge), ("chain", hooked), ("chain", retained), ("viewed", slope),
         ("coordinates", slope), ("coordinates", hooked), ("detached", slope), ("shaped", slope), ("given", slope),
         ("handed on", slope), ("handed on", edge),
+        ("chain", noded), ("chain", noded_behind), ("handed on", noded),
         ("weighted", sensitivity), ("weighted", decay), ("tied", decay), ("heads", weighed),
     ],
 )  # fmt: skip
@@ -483,6 +524,25 @@ def test_a_backward_in_the_loss(model):
     is_as_plain(made, stages=[(0, PARTS[:2]), (0, PARTS[2:])], micro_batches=1)
     for remat in ((), PARTS):
         is_refused(made, "counts 0.5 times: .* would count in full", micro_batches=2, remat=remat)
+
+
+@in_all_ways
+def test_the_gradient_of_a_leaf_that_another_partition_has_made_is_refused(micro_batches, remat):
+    """In plain torch the loss finds there what its own backward has left."""
+    made = workload(MODELS["started"], *PARTS, loss=looking, reduction="sum")
+    is_refused(made, r"\(\.grad\) of the model's output\[1\].*" + MISSING, micro_batches=micro_batches, remat=remat)
+
+
+def adding_sums(outputs, targets):
+    outputs[0].sum().backward(retain_graph=True)
+    return (outputs[0] - targets[:, :1]).square().sum()
+
+
+@in_all_ways
+def test_a_backward_in_a_loss_that_is_summed(micro_batches, remat):
+    """What it adds to a micro-batch's gradients is a part of what it adds to the whole batch's."""
+    made = workload(MODELS["chain"], *PARTS, loss=adding_sums, reduction="sum")
+    is_as_plain(made, micro_batches=micro_batches, remat=remat)
 
 
 @made_inputs

@@ -111,6 +111,29 @@ def test_the_graph_behind_a_value_is_not_asked_for(ask: Callable[[torch.Tensor],
         partition_graph(of(between, "a", "b"))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_the_gradient_of_a_value_is_not_asked_for():
+    """Nor that of a weight, between partitions; a partition may ask for those of leaves that it has made."""
+
+    class Given(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (2.0 if x.grad is None else 1.0)
+
+    class Own(nn.Linear):
+        def forward(self, x):
+            leaf = x.detach().requires_grad_()
+            super().forward(leaf).sum().backward()
+            return super().forward(x) + leaf.grad
+
+    check(workload(lambda: nn.Sequential(Given(WIDTH, WIDTH), Own(WIDTH, WIDTH))))
+    with pytest.raises(MarkingError, match=r"forward of .1. looks at the gradient"):
+        partition_graph(workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Given(WIDTH, WIDTH))))
+    for ask in (lambda _, h: h.grad, lambda s, _: s.b.weight.grad):
+        with pytest.raises(MarkingError, match=r"looks at the gradient .*between partitions.*test_partition_graph"):
+            partition_graph(of(lambda s, x, ask=ask: s.b(h := s.a(x)) * (2.0 if ask(s, h) is None else 1.0), "a", "b"))
+
+
 def test_a_value_is_not_sent_twice():
     """Glue runs where a value that it needs goes anyway, rather than that both are sent."""
     graph = check(of(lambda s, x: s.c(s.b(torch.tanh(y := s.a(x))) + y)))

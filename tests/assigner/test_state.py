@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -234,6 +235,30 @@ def test_a_forward_that_the_user_has_put_in_a_class_of_torchs(monkeypatch):
     monkeypatch.setattr(nn.Tanh, "forward", lambda _, x: jittered(x.tanh()))
     assert has_user_code(nn.Tanh())
     assert vocabulary_of([nn.Tanh()]).draws
+
+
+class Keeping(nn.Linear):
+    """Looks at the gradient of its last input, a leaf of its own."""
+
+    leaf: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last, self.leaf = self.leaf, x.detach().clone().requires_grad_()
+        y = super().forward(self.leaf)
+        return y if last is None else y * (1 + last.grad.norm())
+
+
+def test_the_gradient_of_a_leaf_that_a_partition_keeps():
+    """It is that of the whole batch before; of micro-batches, or where the forward runs again, it would be another."""
+    made = workload(lambda: nn.Sequential(Keeping(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
+    batches, reference = [made.make_batch(8, n) for n in range(3)], Reference(made)
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
+        for batch in batches:
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), rel=EXACT)
+    for micro_batches, remat in ((1, "always"), (2, "never")):
+        plan = make_plan(made, micro_batches=micro_batches)
+        with pipeline_of(made, plan, remat=remat) as pipeline, pytest.raises(UsageError, match="the gradient of"):
+            deque(map(pipeline.step, batches), maxlen=0)
 
 
 @pytest.mark.parametrize("name", ["Assigned", "Lazy", "InPlace"])

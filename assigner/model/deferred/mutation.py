@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from types import FrameType
 
 # Operations that move running statistics, which their schemas do not say: the flag that says whether they do.
 _MOVING = {
@@ -164,29 +165,69 @@ class Writes(Watching):  # type: ignore[no-untyped-call]
 
 
 class GradientUses(TorchFunctionMode):
-    """Notes the tensors whose `.grad` is asked for, or set, and may be one.
+    """Notes tensors whose `.grad` is asked for, or set, and may be one; and those whose `grad_fn` a model's code reads.
 
     Nothing adds to that of a buffer: it is None, unless code gives it one. `Module.to` asks for each parameter's, to
     convert it as the parameter; where that is as it should be, so is its gradient.
+
+    Attributes:
+        found: Those whose gradient was used.
+        nodes: Those whose `grad_fn` was.
     """
 
-    _GRADIENT: Any = torch.Tensor.grad
-    _USES = (_GRADIENT.__get__, _GRADIENT.__set__, _GRADIENT.__delete__)
+    _TENSOR: Any = torch.Tensor
+    _USES = (_TENSOR.grad.__get__, _TENSOR.grad.__set__, _TENSOR.grad.__delete__)
+    _ASKS = (_TENSOR.grad_fn.__get__,)
+    _REQUIRES = (_TENSOR.requires_grad.__set__,)
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[torch.Tensor] = []
+        self.nodes: list[torch.Tensor] = []
+        self._begun: list[torch.Tensor] = []  # leaves that came into being, or began to require a gradient
+        self._first = torch._C._autograd._get_sequence_nr()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in self._USES:
-            return func(*args, **(kwargs or {}))
-        tensor, at = args[0], sys._getframe(1)
-        is_kept = at.f_code is nn.Module._apply.__code__ and _is_idle(at.f_locals, tensor)
-        has_none = not tensor.requires_grad and not isinstance(tensor, nn.Parameter) and tensor.grad is None
+        if func in self._USES:
+            return self._used(func, args, kwargs or {})
+        if func in self._ASKS and not _is_torchs(sys._getframe(1)):
+            self.nodes.append(args[0])
+        known = [each for each in args if isinstance(each, torch.Tensor) and each.requires_grad]
         made = func(*args, **(kwargs or {}))
-        if not is_kept and not (has_none and tensor.grad is None):
+        for each in (args[0] if func in self._REQUIRES else made,):
+            if isinstance(each, torch.Tensor) and _is_leaf(each) and not any(each is other for other in known):
+                self._begun.append(each)
+        return made
+
+    def _used(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        tensor, at = args[0], sys._getframe(2)
+        is_kept = at.f_code is nn.Module._apply.__code__ and _is_idle(at.f_locals, tensor)
+        may_have = tensor.requires_grad or isinstance(tensor, nn.Parameter) or tensor.grad is not None
+        if may_have and not is_kept:
+            self.found.append(tensor)
+        made = func(*args, **kwargs)
+        if not may_have and tensor.grad is not None:
             self.found.append(tensor)
         return made
+
+    def earlier(self) -> list[torch.Tensor]:
+        """Of `found` what backwards leave a gradient in, and was there before the block; no parameters."""
+        return [each for each in self.found if not isinstance(each, nn.Parameter) and self._was_there(each)]
+
+    def _was_there(self, tensor: torch.Tensor) -> bool:
+        if _is_leaf(tensor):
+            return not any(tensor is each for each in self._begun)
+        node = tensor.grad_fn
+        return tensor.retains_grad and node is not None and node._sequence_nr() < self._first
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether backwards leave gradients in a tensor without being asked to."""
+    return tensor.requires_grad and tensor.grad_fn is None
+
+
+def _is_torchs(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch"
 
 
 def _is_idle(words: Mapping[str, Any], tensor: torch.Tensor) -> bool:

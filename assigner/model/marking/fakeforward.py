@@ -269,12 +269,13 @@ def gradients_taken(given: Sequence[torch.Tensor]) -> Iterator[set[tuple[int, in
     """Note which gradients a block takes within a forward, as by `torch.autograd.grad`.
 
     Yields pairs of the tensors that it is given: with respect to the first, of something that was made of the second.
-    What the second one was made of is not seen there.
+    What the second one was made of is not seen there. Twice the same: the user's code in it uses that one's `.grad`.
     """
     found: set[tuple[int, int]] = set()
     autograd: Any = torch.autograd
     original = autograd._engine_run_backward
     places = {place: n for n, each in enumerate(given) if (place := gradient_place(each)) is not None}
+    asked = [(n, each) for n, each in enumerate(given) if _REQUIRES_GRAD.__get__(each)]
 
     def run_backward(outputs: Any, *arguments: Any, **words: Any) -> Any:
         inputs = arguments[3] if len(arguments) > 3 else ()
@@ -284,7 +285,11 @@ def gradients_taken(given: Sequence[torch.Tensor]) -> Iterator[set[tuple[int, in
             found.update((n, m) for m in reached for n in wanted if n != m)
         return original(outputs, *arguments, **words)
 
-    with mock.patch.object(autograd, "_engine_run_backward", run_backward):
+    def note(tensor: torch.Tensor) -> None:
+        if torch.is_grad_enabled():
+            found.update((n, n) for n, each in asked if tensor is each)
+
+    with mock.patch.object(autograd, "_engine_run_backward", run_backward), _noticed(note, "grad"):
         yield found
 
 
@@ -328,7 +333,7 @@ def _noticed(note: Callable[[torch.Tensor], None], *names: str) -> contextlib.Ab
                 note(tensor)
             return plain.__get__(tensor)
 
-        return property(get, plain.__set__)
+        return property(get, plain.__set__, plain.__delete__)
 
     kinds = (FakeTensor, torch.Tensor)  # what the first one has may be its own
     return patched((kind, name, asking(getattr(kind, name))) for name in names for kind in kinds)
@@ -338,6 +343,7 @@ GradientPlace = tuple[Any, int]
 """Where a gradient arrives: a node of torch's graph, and which of its outputs; of a leaf, which has none, its id."""
 
 _IS_LEAF: Any = torch._C.TensorBase.__dict__["is_leaf"]  # as it is while a forward may not ask for it
+_REQUIRES_GRAD: Any = torch._C.TensorBase.__dict__["requires_grad"]  # likewise
 _LEAF = "torch::autograd::AccumulateGrad"
 
 

@@ -327,7 +327,14 @@ class Ownership:
             call = self._call(node)
             _, given, _ = opaque_arguments(node)
             for n, m in sorted(call.effects.differentiated):
-                if given[n] in behind(given[m]):
+                if n == m:
+                    if self.owner.get(given[n], self.owner.get(node)) != self.owner.get(node):
+                        raise MarkingError(
+                            f"the forward of {call.label} looks at the gradient (.grad) of a value that it is given:"
+                            " what backwards of other partitions leave there is not in it",
+                            hint="take it with torch.autograd.grad; or mark a larger module that makes the value, too",
+                        )
+                elif given[n] in behind(given[m]):
                     raise MarkingError(
                         f"the forward of {call.label} takes a gradient with respect to one of the values that it is"
                         f" given, of what it makes of another one, which was made of the first outside of {call.label}:"

@@ -11,7 +11,7 @@
     torch.distributed             one process: the workers of a plan are not copies of the model
     torch.cond                    Python's own decision, of a size; of a tensor refused
     a decision that only checks   a node that raises as the code does (see `checks`)
-    autograd.grad, backward       refused
+    autograd.grad, backward, .grad        refused
     Python's and NumPy's random, seeds, counters, flags      refused: the graph would have the first call's for ever
 
 Only code of the model that is outside every opaque call is looked at: what is inside runs as it is.
@@ -226,6 +226,7 @@ class Interceptions:
             (FakeTensor, "data", property(_data, _set_data)),
             (FakeTensor, "grad_fn", property(_grad_fn)),
             (FakeTensor, "is_leaf", property(_is_leaf)),
+            (FakeTensor, "grad", property(*map(_gradient_use, _USES))),  # type: ignore[arg-type]
             (transformer, "_detect_is_causal_mask", lambda _, is_causal=None, *__: is_causal is True),
             (decompositions, "one_layer_lstm", _flat(decompositions.one_layer_lstm)),
             *((holder, name, _refused(getattr(holder, name), _SEEDS))
@@ -435,6 +436,24 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
             hint=_LARGER,
         )
     return bool(_TRUE["is_leaf"].__get__(tensor))
+
+
+_USES = ("__get__", "__set__", "__delete__")
+
+
+def _gradient_use(way: str) -> Callable[..., Any]:
+    """In the place of one use of a tensor's `.grad`: what is in it backwards have left, each on its worker."""
+    original = getattr(_TRUE["grad"], way)
+
+    def use(tensor: torch.Tensor, *values: Any) -> Any:
+        if not within_call() and _caller() not in _LIBRARIES and _TRUE["requires_grad"].__get__(tensor):
+            raise MarkingError(
+                f"the forward looks at the gradient (.grad) of a tensor between partitions, at {running_line()}",
+                hint=_LARGER,
+            )
+        return original(tensor, *values)
+
+    return use
 
 
 def _caller() -> str:

@@ -23,6 +23,7 @@ backwards of the micro-batches, which start from the outputs with them:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.vocabulary import vocabulary_of
 from assigner.runtime.batch.variants import SINGLE_ROWS
 from assigner.runtime.forward.heldtensors import HeldTensor, is_strided, on_copies
 from assigner.runtime.forward.randomness import DeviceStates, backward_seed, partition_seed, seed_device, seed_python
@@ -79,6 +81,12 @@ class StepLoss:
             if isinstance(each, torch.nn.Module):  # its class weights, which no training script leaves on the CPU
                 each.to(device)
         self.begin((), (), factor=1.0)
+
+    @functools.cached_property
+    def _looks(self) -> bool:
+        """Whether the loss's code may ask for a tensor's gradient, or for its node in a graph."""
+        words = vocabulary_of((), others=[self._workload.loss])
+        return self._is_users and (words.has("grad") or words.has("grad_fn"))
 
     def begin(
         self,
@@ -178,7 +186,7 @@ class StepLoss:
         memory = Memento((), [self._workload.loss]) if is_first else None
         if self._written:
             on_copies(self._written)
-        own = LossGraph(origin, outputs, weight=cut.weight)
+        own = LossGraph(origin, outputs, weight=cut.weight, looks=self._looks)
         value = self._value(self._graph.rebuild_output(outputs), cut.targets, place, own)
         if memory is not None:
             self._written = [*filter(is_strided, memory.moved())]
@@ -272,6 +280,7 @@ class StepLoss:
             made,
             elsewhere="",
             weight=cut.weight,
+            looks=self._looks,
             leaves=[[leaves[id(output)] for output in outputs]],
             made_of=lambda: [origin.made_of()],
         )
@@ -354,6 +363,7 @@ class StepLoss:
                 origin,
                 [whole[index] for index in output.made],
                 elsewhere="graphs of micro-batches that it does not see, for it is over the batch",
+                looks=self._looks,
                 leaves=[made for _, (made, _) in kept],
                 made_of=lambda: [made_of for _, (_, made_of) in kept],
             )

@@ -15,12 +15,14 @@ what that is a copy of. A hook asks for the gradient of the tensor that it is on
 Inputs of the model may be made of each other, too: by the script, before they were cut into micro-batches.
 
 A backward that adds to the `.grad` of leaves adds to that of parameters: as it is, for only the loss that is returned
-is weighed. A `.grad` that the loss may look for there is that of an input, a parameter, or what `detach` made a leaf:
-what another partition has made begins a graph here, but is no leaf in plain torch.
+is weighed. A `.grad` that the loss may look for there is that of an input, a parameter, or what `detach` made a leaf.
+What another partition has made begins a graph here, and in plain torch it may be a leaf or not: it may ask for neither
+its `.grad` nor its `grad_fn`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +33,7 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
+from assigner.model.deferred.mutation import GradientUses
 from assigner.model.marking.fakeforward import GradientPlace, gradient_place, places_behind
 from assigner.model.marking.gradients import AGAIN
 from assigner.model.marking.graph import PartitionGraph, Value
@@ -110,6 +113,11 @@ class _Given(NamedTuple):
     places: tuple[GradientPlace, ...]  # where its gradient arrives, and that of what stands in
 
     @property
+    def may_have_gradient(self) -> bool:
+        """What it stands for may be a leaf in plain torch; of what retains a gradient its hooks say more."""
+        return not self.tensor.retains_grad and (self.source is None or self.source.is_leaf)
+
+    @property
     def is_copy(self) -> bool:
         """The loss's graph has another tensor in its place."""
         return self.source is not None and self.source is not self.tensor
@@ -123,6 +131,7 @@ class LossGraph:
         outputs: As the loss gets them: some are copies of what the partition has returned, or made of leaves.
         elsewhere: In words, where else there are ways; empty: the loss can be called later where it has these, too.
         weight: What the loss is multiplied by.
+        looks: The loss's code may ask for a tensor's gradient, or for its node in the graph.
         leaves: Where one ends that is apart: for each micro-batch they stand in for its outputs, one for each.
         made_of: Gives likewise what these outputs are made of.
     """
@@ -134,10 +143,11 @@ class LossGraph:
         *,
         elsewhere: str = "graphs of partitions that it does not see",
         weight: float = 1.0,
+        looks: bool = False,
         leaves: Sequence[Sequence[Any]] = (),
         made_of: Callable[[], Sequence[Sequence[set[Value]]]] = tuple,
     ) -> None:
-        self._origin, self._elsewhere, self._weight = origin, elsewhere, weight
+        self._origin, self._elsewhere, self._weight, self._looks = origin, elsewhere, weight, looks
         self._leaves, self._made_of = leaves, made_of
         self._given = list[_Given]()
         self._hooked = list[tuple[int, int, bool]]()
@@ -189,15 +199,29 @@ class LossGraph:
                 inputs = tuple([self._taken(outputs, each) for each in inputs])
             return original(outputs, gradients, keep, create, inputs, *rest, **words)
 
+        uses = GradientUses()
         autograd._engine_run_backward = run_backward
         try:
-            value = loss(output, targets)
+            with uses if self._looks else contextlib.nullcontext():
+                value = loss(output, targets)
             self._check_hooks([value])
         finally:
             autograd._engine_run_backward = original
+            self._check_uses(uses)
             if self._problem is not None:
                 raise self._problem
         return value
+
+    def _check_uses(self, uses: GradientUses) -> None:
+        """See whether the loss has asked a tensor that stands for another one for what that one alone has."""
+        for given in self._given:
+            if self._problem is not None or given.source is given.tensor:
+                continue
+            if any(each is given.tensor for each in uses.nodes):
+                hint = "hook on to the tensor (register_hook), in the marked module that makes it"
+                self._refused(given, "looks at the graph behind {} (grad_fn)", hint)
+            elif any(each is given.tensor for each in uses.found) and given.may_have_gradient:
+                self._refused(given, "looks at the gradient (.grad) of {}", "take it with torch.autograd.grad")
 
     def _check_hooks(self, outputs: Sequence[Any]) -> None:
         """Look at hooks that were hung on what the loss is given: whether a backward from outputs has all for them."""

@@ -124,8 +124,10 @@ class PartitionRunner:
             isinstance(each, torch.nn.RNNBase) and each.dropout and each.num_layers > 1
             for each in self.module.modules()
         )
+        # of what it keeps, in any forward; a compiled one would not run compiled while that is seen
+        self._uses_gradients = has_code and self.run is None and self.graph.deferred.vocabulary.has("grad")
         # even an empty context is a tenth of a small partition's time
-        self._is_bare = self.piece.autocast is None and not self._seeds_no_dropout
+        self._is_bare = self.piece.autocast is None and not (self._seeds_no_dropout or self._uses_gradients)
         self.is_users = self.finish is not None or has_code
         self.key, self.at = (self.piece.name,), f"partition {self.piece.name!r}"
         # code that can draw may begin to at any time, as stochastic depth whose rate begins at 0
@@ -339,15 +341,7 @@ class PartitionRunner:
         with Writes() as writes, GradientUses() as asked:
             outputs = self.call(place, reads, sizes)
         self.moves_values = values is not None and values.has_changed(ignoring="tensors")
-        is_alone = place.is_alone and not self.recomputes(place)
-        if not is_alone and (read := next(filter(self.state.tensors.holds, asked.found), None)) is not None:
-            raise UsageError(
-                f"the forward of partition {self.piece.name!r} reads or sets the gradient of"
-                f" {self.state.tensors.name_of(read)} (.grad): which micro-batches have added to it by then depends on"
-                " the plan",
-                hint="keep what it needs in a buffer that the forward writes; or use one micro-batch (solve with"
-                " --micro-batches 1) and assigner.partition(..., rematerialise='never')",
-            )
+        self._check_gradients(asked, place, reads)
         if self.statistics is not None:
             self.statistics.check_used(writes.used)
         if self.rematerialise and self.state.tensors.gradients() != gradients:
@@ -360,6 +354,28 @@ class PartitionRunner:
         if values is not None:
             self.state.note_loose([each for each in values.tensors if storage_of(each) in writes.storages])
         return outputs, late
+
+    def _is_alone(self, place: ForwardPlace) -> bool:
+        """Nothing of the partition runs between this forward and its backward, which finds all as this has left it."""
+        return place.is_alone and not self.recomputes(place)
+
+    def _check_gradients(self, asked: GradientUses, place: ForwardPlace, reads: Sequence[torch.Tensor]) -> None:
+        """Look at whose gradients a forward has used: what others have left there depends on which backwards came.
+
+        Raises:
+            UsageError: that of a tensor which its modules hold, and several forwards are under way, or it runs again.
+        """
+        if not asked.found or self._is_alone(place):
+            return
+        others = [each for each in asked.earlier() if not any(each is read for read in reads)]
+        if used := [*filter(self.state.tensors.holds, asked.found), *others]:
+            raise UsageError(
+                f"the forward of partition {self.piece.name!r} reads or sets the gradient of"
+                f" {self.state.tensors.name_of(used[0])} (.grad): which micro-batches have added to it by then depends"
+                " on the plan",
+                hint="keep what it needs in a buffer that the forward writes; or use one micro-batch (solve with"
+                " --micro-batches 1) and assigner.partition(..., rematerialise='never')",
+            )
 
     def seed(self, place: ForwardPlace) -> int:
         """Of this partition's draws in a forward."""
@@ -390,7 +406,7 @@ class PartitionRunner:
         self.stores.enter(first=place.micro_batch == 0)
         try:
             outputs: tuple[torch.Tensor, ...] = (
-                self._call(*reads, *sizes) if self._is_bare else self._called(reads, sizes)
+                self._call(*reads, *sizes) if self._is_bare else self._called(place, reads, sizes)
             )
         except RuntimeError as error:
             if (told := written_in_words(error, self.piece, reads)) is not error:
@@ -402,10 +418,18 @@ class PartitionRunner:
             self._draws = self.rematerialise or GeneratorStates.now() != before
         return outputs
 
-    def _called(self, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    def _called(
+        self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+    ) -> tuple[torch.Tensor, ...]:
         no_dropout = torch.backends.cudnn.flags(enabled=False) if self._seeds_no_dropout else NOTHING
-        with no_dropout, casting(self.piece.autocast, self.device.type):
-            outputs: tuple[torch.Tensor, ...] = self._call(*reads, *sizes)
+        is_seen = self._uses_gradients and self.state.was_watched and torch.is_grad_enabled()
+        asked = GradientUses() if is_seen and not self._is_alone(place) else None
+        try:
+            with no_dropout, casting(self.piece.autocast, self.device.type), asked or NOTHING:
+                outputs: tuple[torch.Tensor, ...] = self._call(*reads, *sizes)
+        finally:  # a forward that finds no gradient may fail
+            if asked is not None:
+                self._check_gradients(asked, place, reads)
         return outputs
 
     def finished(
