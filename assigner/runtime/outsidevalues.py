@@ -20,8 +20,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from assigner.errors import UsageError
-from assigner.model.deferred import placed
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.memento import Memento, placed
 from assigner.model.deferred.mutation import is_lent, storage_of
 from assigner.model.deferred.originals import (
     is_outdated,

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from assigner.errors import UsageError
-from assigner.model.deferred import found_at, put
+from assigner.model.deferred.memento import found_at, put
 from assigner.model.deferred.modes import eval_attributes, switch_modes
 from assigner.runtime.step.executor import Executor
 from assigner.runtime.step.loss import check_groups

@@ -14,7 +14,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from assigner.model.deferred import put, slot_of
+from assigner.model.deferred import slot_of
+from assigner.model.deferred.memento import put
 from assigner.model.marking import Value
 from assigner.model.marking.casting import casting
 from assigner.model.marking.cut import recut

@@ -16,7 +16,8 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
     originals                     the builder's own tensors, which are not those that are trained
     origins                       what the builder made it from, and what code of the user's own it runs, for ranks to
                                   compare
-    reach, memento                what code can reach when it runs, by places with names; and that as it is at one time
+    reach, memento                what code can reach when it runs, by places with names; that as it is at one time, and
+                                  something else in places for a while
     ownership                     what of it is the user's own, or was given by the user
     vocabulary, codenames         the names by which a forward can reach anything; those in one function's code
     contents, caches              what of it lies in C: generators, arrays; and in functions that keep what they make
@@ -37,7 +38,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import check_hung, in_likeness
-from assigner.model.deferred.memento import ABSENT, Memento
+from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.modes import settle_mode
 from assigner.model.deferred.mutation import is_lent, is_view
 from assigner.model.deferred.originals import unwatched
@@ -202,32 +203,3 @@ def slot_of(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     path, _, key = name.rpartition(".")
     holder = model.get_submodule(path)
     return (holder._parameters if key in holder._parameters else holder._buffers), key
-
-
-@contextlib.contextmanager
-def placed(entries: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
-    """Something stands in places of modules or files while the block runs, and what was there before behind it.
-
-    An entry is a dict, as the attributes of a module, with a key and what is to be there.
-    """
-    every = [*entries]
-    before = found_at(every)
-    try:
-        put(every)
-        yield
-    finally:
-        put(before)
-
-
-def found_at(entries: Iterable[tuple[dict[str, Any], str, Any]]) -> list[tuple[dict[str, Any], str, Any]]:
-    """What is there now in the places of some, to `put` it back."""
-    return [(space, key, space.get(key, ABSENT)) for space, key, _ in entries]
-
-
-def put(entries: Iterable[tuple[dict[str, Any], str, Any]]) -> None:
-    """Have it there; ABSENT: nothing."""
-    for space, key, value in entries:
-        if value is ABSENT:
-            space.pop(key, None)
-        else:
-            space[key] = value

@@ -510,3 +510,40 @@ _ENTRIES = {
     list: Keeper(tuple, lambda held, values: list.__setitem__(held, slice(None), values)),
     bytearray: Keeper(bytes, lambda held, values: bytearray.__setitem__(held, slice(None), values)),
 }
+
+Entry = tuple[Any, Any, Any]
+"""A dict and a key; or a class, a Python module or another object and the name of an attribute; and what is there."""
+
+
+@contextlib.contextmanager
+def placed(entries: Iterable[Entry]) -> Iterator[None]:
+    """These stand in their places while the block runs, and what was there before behind it."""
+    every = [*entries]
+    before = found_at(every)
+    try:
+        put(every)
+        yield
+    finally:
+        put(before)
+
+
+def found_at(entries: Iterable[Entry]) -> list[Entry]:
+    """What is there now in the places of some, to `put` it back."""
+    return [
+        (holder, key, (holder if isinstance(holder, dict) else vars(holder)).get(key, ABSENT))
+        for holder, key, _ in entries
+    ]
+
+
+def put(entries: Iterable[Entry]) -> None:
+    """Have it there; ABSENT: nothing."""
+    for holder, key, value in entries:
+        if isinstance(holder, dict):
+            if value is ABSENT:
+                holder.pop(key, None)
+            else:
+                holder[key] = value
+        elif value is not ABSENT:
+            setattr(holder, key, value)
+        elif key in vars(holder):
+            delattr(holder, key)

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
-from unittest import mock
 
 import numpy as np
 import safetensors.torch
@@ -21,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from assigner.errors import AssignerError, UsageError
+from assigner.model.deferred.memento import placed
 from assigner.model.deferred.mutation import named_arguments, tensor_leaves, written_tensors
 from assigner.model.deferred.replay import BuilderError, Call, Draws, Replay, View, alike, fingerprint
 from assigner.usercode import running_line
@@ -309,17 +309,16 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             BuilderError: the builder saves tensors; or it or torch has met a `BuilderError` of this recorder's, and has
                 raised an error of its own.
         """
-        with contextlib.ExitStack() as stack:
-            readers: list[tuple[Any, str]] = [(torch.UntypedStorage, name) for name in ("cpu", "tolist", "_write_file")]
-            # these read memory by its address; which of them there is, a release says
-            readers += [(safetensors.torch, name) for name in ("_to_ndarray", "_tobytes")]
-            for owner, name in readers:
-                if hasattr(owner, name):
-                    stack.enter_context(mock.patch.object(owner, name, _with_values(getattr(owner, name))))
-            place = lambda storage: self.place(storage)  # noqa: E731, PLW0108 - a bound method is not bound again
-            stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", place))
-            loaded = _loaded(torch._utils._rebuild_tensor)
-            stack.enter_context(mock.patch.object(torch._utils, "_rebuild_tensor", loaded))
+        readers: list[tuple[Any, str]] = [(torch.UntypedStorage, name) for name in ("cpu", "tolist", "_write_file")]
+        # these read memory by its address; which of them there is, a release says
+        readers += [(safetensors.torch, name) for name in ("_to_ndarray", "_tobytes")]
+        place = lambda storage: self.place(storage)  # noqa: E731, PLW0108 - a bound method is not bound again
+        stand_ins = [
+            *((owner, name, _with_values(getattr(owner, name))) for owner, name in readers if hasattr(owner, name)),
+            (torch.UntypedStorage, "data_ptr", place),
+            (torch._utils, "_rebuild_tensor", _loaded(torch._utils._rebuild_tensor)),
+        ]
+        with placed(stand_ins):
             with self._told():
                 yield
             if any(fingerprint(array) != before for array, before in self._shown):
@@ -349,7 +348,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.keep(sampler, (tensor, *args), kwargs, tensor, written=[tensor], is_random=True)
             return tensor
 
-        with mock.patch.object(nn.init, "_no_grad_trunc_normal_", record):
+        with placed([(nn.init, "_no_grad_trunc_normal_", record)]):
             yield
 
 

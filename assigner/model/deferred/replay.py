@@ -16,7 +16,6 @@ import hashlib
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from assigner.errors import AssignerError, UsageError
 from assigner.machine.generators import GeneratorStates
+from assigner.model.deferred.memento import placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -298,9 +298,7 @@ class SharedDraws:
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Note those of the block. A function for seeding that was imported by its own name before is not seen."""
-        with contextlib.ExitStack() as stack:
-            for module, name in self._SEEDING:
-                stack.enter_context(mock.patch.object(module, name, self._setting(getattr(module, name))))
+        with placed((module, name, self._setting(getattr(module, name))) for module, name in self._SEEDING):
             yield
             self._end()
 

@@ -24,9 +24,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.model.deferred import put
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.memento import ABSENT, Memento, StateChange
+from assigner.model.deferred.memento import ABSENT, Memento, StateChange, put
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.reach import reach
 from assigner.model.marking.casting import casting

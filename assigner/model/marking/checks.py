@@ -31,8 +31,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.memento import Memento
-from assigner.model.marking.fakeforward import answering, patched
+from assigner.model.deferred.memento import Memento, placed
+from assigner.model.marking.fakeforward import answering
 from assigner.model.marking.opaque import within_call
 from assigner.model.members import parameters
 from assigner.usercode import running_line, user_line
@@ -210,7 +210,7 @@ class Checks:
 
         kinds, texts = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool), ("__str__", "__repr__", "__format__")
         values = [(FakeTensor, name, taken(getattr(FakeTensor, name))) for name in ("item", "tolist")]
-        return patched([*((kind, name, told(getattr(kind, name))) for kind in kinds for name in texts), *values])
+        return placed([*((kind, name, told(getattr(kind, name))) for kind in kinds for name in texts), *values])
 
     def _answer(self, node: Any, error: GuardOnDataDependentSymNode) -> Any:
         """The answer to a decision, as the graph has it too; None: there is none."""

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import _disable_current_modes
 
 from assigner.errors import MarkingError
-from assigner.model.deferred import placed
+from assigner.model.deferred.memento import placed
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.reach import MODULE, reach
 from assigner.model.marking.opaque import is_elsewhere, within_call

@@ -30,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
+from assigner.model.deferred.memento import placed
 from assigner.model.deferred.mutation import DROPOUTS, storage_of
 from assigner.model.marking.operations import Operations
 from assigner.usercode import is_asked_by_user, running_line
@@ -111,15 +112,6 @@ def on_cpu() -> contextlib.AbstractContextManager[Any]:
         return original(mode, func, types, args, kwargs)
 
     return mock.patch.object(FakeTensorMode, "__torch_dispatch__", dispatch)
-
-
-@contextlib.contextmanager
-def patched(entries: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Classes and modules of Python's have other attributes while the block runs; an entry: whose, its name, and it."""
-    with contextlib.ExitStack() as stack:
-        for holder, name, made in entries:
-            stack.enter_context(mock.patch.object(holder, name, made))
-        yield
 
 
 def is_tensor(leaf: Any) -> bool:
@@ -336,7 +328,7 @@ def _noticed(note: Callable[[torch.Tensor], None], *names: str) -> contextlib.Ab
         return property(get, plain.__set__, plain.__delete__)
 
     kinds = (FakeTensor, torch.Tensor)  # what the first one has may be its own
-    return patched((kind, name, asking(getattr(kind, name))) for name in names for kind in kinds)
+    return placed((kind, name, asking(getattr(kind, name))) for name in names for kind in kinds)
 
 
 GradientPlace = tuple[Any, int]

@@ -42,13 +42,12 @@ from torch.utils.hooks import RemovableHandle
 
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
-from assigner.model.deferred import placed
 from assigner.model.deferred.caches import clear_caches, that_made
-from assigner.model.deferred.memento import Memento, StateChange
+from assigner.model.deferred.memento import Memento, StateChange, placed
 from assigner.model.deferred.mutation import branched
 from assigner.model.marking.checks import stating
 from assigner.model.marking.exportable import unmoved
-from assigner.model.marking.fakeforward import is_tensor, patched
+from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.leftovers import FirstReads
 from assigner.model.marking.modules import check_hooks, listed_parameters
 from assigner.model.marking.observation import DecidedError
@@ -209,7 +208,7 @@ class Interceptions:
         function: Any = torch.autograd.Function
         autograd: Any = torch.autograd
         set_requires = self._require(_TRUE["requires_grad"].__set__)
-        return patched((
+        return placed((
             (function, "apply", classmethod(self._apply(vars(function)["apply"]))),
             (tensor, "register_hook", self._hook(tensor.register_hook)),
             (tensor, "register_post_accumulate_grad_hook",
@@ -401,7 +400,7 @@ def masks_as_captured() -> Iterator[list[bool]]:
         return outside
 
     told = _asked_by_user(compiles, ("transformers",))
-    with patched((torch.compiler, name, told) for name in ("is_compiling", "is_exporting")):
+    with placed((torch.compiler, name, told) for name in ("is_compiling", "is_exporting")):
         yield asked
 
 

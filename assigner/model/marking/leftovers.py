@@ -21,11 +21,10 @@ from torch import nn
 
 from assigner.errors import MarkingError
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.memento import ABSENT, Memento, StateChange
+from assigner.model.deferred.memento import ABSENT, Memento, StateChange, placed
 from assigner.model.deferred.mutation import storage_of, tensor_leaves
 from assigner.model.deferred.ownership import STANDARD
 from assigner.model.deferred.reach import reach
-from assigner.model.marking.fakeforward import patched
 from assigner.model.marking.isolation import CrossingError
 from assigner.usercode import is_asked_by_user
 
@@ -151,7 +150,7 @@ def _told(
 
         return [(kind, "__getattribute__", told_read), (kind, "__setattr__", told_write)]
 
-    return patched(entry for kind in dict.fromkeys(map(type, modules)) for entry in watched(kind))
+    return placed(entry for kind in dict.fromkeys(map(type, modules)) for entry in watched(kind))
 
 
 class FirstReads:

@@ -20,10 +20,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from assigner import formatting as fmt
 from assigner.errors import MarkingError
+from assigner.model.deferred.memento import placed
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.deferred.ownership import HOOKS, STANDARD
 from assigner.model.deferred.reach import reach
-from assigner.model.marking.fakeforward import patched
 from assigner.model.members import buffers, named_buffers, named_parameters, parameters
 from assigner.model.plainvalues import dtype_name
 from assigner.usercode import UNKNOWN, running_line, user_line
@@ -187,7 +187,7 @@ def forwards_called(
 
         return reading
 
-    return patched((kind, "__getattribute__", watched(kind)) for kind in {type(each) for each in modules})
+    return placed((kind, "__getattribute__", watched(kind)) for kind in {type(each) for each in modules})
 
 
 def _check_unhooked(name: str, module: nn.Module) -> None:

@@ -27,9 +27,8 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
-from assigner.model.deferred import placed
 from assigner.model.deferred.contents import ATOMS
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.memento import Memento, placed
 from assigner.model.deferred.mutation import Writes, storage_of, tensor_leaves
 from assigner.model.marking.casting import casting_within
 from assigner.model.marking.collecting import collect, switched_off
@@ -46,7 +45,6 @@ from assigner.model.marking.fakeforward import (
     graph_asked,
     is_tensor,
     own_tensors,
-    patched,
     put_back,
     with_own_sizes,
 )
@@ -496,7 +494,7 @@ def _inner(name: str) -> contextlib.AbstractContextManager[None]:
     Torch's own call of modules: export's keeps a stack of those that run, and one that raises, as a way may that no
     value takes, would stay on it.
     """
-    return patched([(_session, "running", name), (nn.Module, "__call__", nn.Module._wrapped_call_impl)])
+    return placed([(_session, "running", name), (nn.Module, "__call__", nn.Module._wrapped_call_impl)])
 
 
 def register_dataclasses(output: Any) -> None:
@@ -523,7 +521,7 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
         [module for module, name in modules.items() if name not in opaque.unmarked], opaque.name_of
     )
     owners = {calling_class(module) for module in modules} - {nn.Module}
-    own_calls = patched((each, "__call__", _own_call(each, opaque)) for each in owners)
+    own_calls = placed((each, "__call__", _own_call(each, opaque)) for each in owners)
     # leftovers ask who reads an attribute: their watch is the one that the reader calls
     with session, by_name, opaque.leftovers.guarded(), placed(calls), own_calls:
         yield

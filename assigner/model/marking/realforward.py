@@ -21,8 +21,8 @@ from assigner.errors import AssignerError, MarkingError
 from assigner.formatting import size as in_bytes
 from assigner.machine.cgroup import free_memory
 from assigner.machine.generators import kept_python
-from assigner.model.deferred import DeferredModel, placed, slot_of
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred import DeferredModel, slot_of
+from assigner.model.deferred.memento import Memento, placed
 from assigner.model.deferred.modes import switch_modes
 from assigner.model.marking.casting import casting
 from assigner.model.marking.exportable import made_by_eval

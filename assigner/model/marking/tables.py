@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from assigner.errors import MarkingError
-from assigner.model.deferred import placed
+from assigner.model.deferred.memento import placed
 from assigner.model.deferred.mutation import is_random, storage_of, tensor_leaves
 from assigner.model.deferred.origins import digest
 from assigner.model.marking.domain import InputKey
