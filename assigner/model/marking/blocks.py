@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.model.deferred.mutation import storage_of, tensor_leaves, written_tensors
+from assigner.model.marking.nodes import opaque_call
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.operations import Listed, ListedWrites, Way
 from assigner.model.marking.roworder import RowOrder, RowStep, Symbols, numbers_of, order_of, plain_order
@@ -87,7 +88,7 @@ class _Walk:
                 continue
             args, kwargs = pytree.tree_map_only(fx.Node, lambda each: each.meta.get("val"), (node.args, node.kwargs))
             if is_call(node):
-                ways = self._calls[int(node.args[0])].effects.ways
+                ways = opaque_call(node, self._calls)[0].effects.ways
                 self._call(ways, tensor_leaves(args[1]), tensor_leaves(value))
             elif is_write(node.target):
                 self._call([_written(node.target, args)], tensor_leaves(args), tensor_leaves(value))

@@ -21,7 +21,7 @@ from assigner.model.marking.checks import is_check
 from assigner.model.marking.glue import Ownership, is_size
 from assigner.model.marking.gradients import values_behind, with_gradients
 from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
-from assigner.model.marking.nodes import STATE, is_item, opaque_arguments, reached
+from assigner.model.marking.nodes import STATE, is_item, opaque_call, reached
 from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
 from assigner.model.marking.roworder import Symbols
 from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows
@@ -350,8 +350,7 @@ class PieceBuilder:
 
     def _call(self, node: fx.Node) -> Any:
         """A call of the module or function itself, with its arguments in their own structure."""
-        position, given, numbers = opaque_arguments(node)
-        call = self.cutter.captured.calls[position]
+        call, given, numbers = opaque_call(node, self.cutter.captured.calls)
         tensors = [self.copy(each) for each in given]
         sizes = [self.copy(each) if isinstance(each, fx.Node) else each for each in numbers]
         if not node.meta.get("without_gradient"):

@@ -27,7 +27,7 @@ from torch.export.graph_signature import InputKind
 from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import fresh_values, gives_back, is_random, named_arguments, returned_arguments
 from assigner.model.marking.interception import is_hook
-from assigner.model.marking.nodes import STATE, behind, is_item, line_of, opaque_arguments, storages, written_by
+from assigner.model.marking.nodes import STATE, is_item, is_result, line_of, made_of, opaque_call, storages, written_by
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.unseen import check_unseen_writes
 from assigner.model.marking.writing import ONCE, STORES, ViewStep, after, snapshot, stored, wanted, write
@@ -78,6 +78,7 @@ class Functional:
     Attributes:
         graph: The new graph.
         together: Groups of its nodes that one partition must run.
+        state: The placeholders of parameters and buffers in the old graph, with their names.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class Functional:
         hooks: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
     ) -> None:
         self.old, self.kinds, self.calls, self.hooks = graph, kinds, calls, hooks
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        self.state = {node: name for node in inputs for kind, name in [kinds[node.name]] if kind in STATE}
         self.graph = fx.Graph()
         self.together: list[list[fx.Node]] = []
         self._values: dict[fx.Node, Any] = {}
@@ -97,7 +100,7 @@ class Functional:
         self._groups: dict[fx.Node, list[fx.Node]] = {}
         self._items: dict[fx.Node, Any] = {}
         self._kept: dict[fx.Node, list[fx.Node]] = {}
-        self._written_state = _written_state(graph, kinds, calls)
+        self._written_state = _written_state(self)
         check_unseen_writes(self)
         for node in graph.nodes:
             self._add(node)
@@ -152,7 +155,7 @@ class Functional:
         if is_call(node):
             self._add_call(node)
             return
-        if is_item(node) and is_call(node.args[0]):  # type: ignore[arg-type]
+        if is_result(node):
             self._item_of_call(node)
             return
         if node in self._items:
@@ -173,8 +176,8 @@ class Functional:
             made = self._detached(made)
         self._values[node] = made
         self._place(node, made, plain, detached=detached)
-        if node.op == "placeholder" and self.kinds[node.name][0] in STATE:
-            self._owned[self.kinds[node.name][1]] = self._members[node].family
+        if node in self.state:
+            self._owned[self.state[node]] = self._members[node].family
 
     def _place(self, node: fx.Node, made: fx.Node, plain: fx.Node, *, detached: bool) -> None:
         """Note in whose memory a value lies."""
@@ -188,7 +191,7 @@ class Functional:
         (storage,) = memories
         family = self._families.get(storage)
         if family is None or node.target is torch.ops.aten.lift_fresh_copy.default:
-            state = plain if node.op == "placeholder" and self.kinds[node.name][0] in STATE else None
+            state = plain if node in self.state else None
             constant = node.op == "placeholder" and self.kinds[node.name][0] is InputKind.CONSTANT_TENSOR
             self._begin(storage, node, StorageFamily(made, state, is_constant=constant))
             return
@@ -316,9 +319,9 @@ class Functional:
         Nobody may read what is stored in between, which later micro-batches could not.
         """
         ends = [node for node in self.graph.nodes if node.op == "output" or is_call(node) or node.target in STORES]
-        live = set(ends).union(*map(behind, ends))
+        live = made_of(ends)
         for state, stores in self._kept.items():
-            needed = behind(stores[-1]) | {stores[-1]}
+            needed = made_of(stores[-1:])
             for each in stores[:-1]:
                 readers = [user for user in each.users if user in live and user not in needed]
                 if each.target is not stores[-1].target or readers:
@@ -331,14 +334,14 @@ class Functional:
 
     def _is_used_before(self, state: fx.Node, writer: fx.Node) -> bool:
         """True if the forward uses a parameter or buffer before this write, otherwise than for the write itself."""
-        name = self.kinds[state.name][1]
+        name = self.state[state]
         order = {node: n for n, node in enumerate(self.old.nodes)}
         users = [
             node for node in self.old.nodes
-            if is_call(node) and (module := self.calls[int(node.args[0])].module) and name.startswith(f"{module}.")
+            if is_call(node) and name.startswith(f"{opaque_call(node, self.calls)[0].module}.")
         ]  # fmt: skip
-        needed = behind(writer)
-        readers = [user for user in state.users if user not in needed and user is not writer]
+        needed = made_of([writer])
+        readers = [user for user in state.users if user not in needed]
         before = [each for each in (*users, *readers) if order[each] < order[writer]]
         after_it = [each for each in users if order[each] > order[writer]]
         if any(each in users for each in before) and after_it:
@@ -389,8 +392,7 @@ class Functional:
             self._groups[node] = joined
 
     def _add_call(self, node: fx.Node) -> None:
-        number, given, sizes = opaque_arguments(node)
-        call = self.calls[number]
+        call, given, sizes = opaque_call(node, self.calls)
         tensors = [self._read(each) for each in given]
         copies: dict[StorageFamily, fx.Node] = {}
         made_here: list[fx.Node] = []
@@ -408,7 +410,7 @@ class Functional:
                     made_here.append(made)
                 tensors[n] = made
         numbers = fx.map_arg(sizes, self._read)
-        made = self.graph.call_function(cast("Any", node.target), (number, tensors, numbers))
+        made = self.graph.call_function(cast("Any", node.target), (node.args[0], tensors, numbers))
         made.meta.update(node.meta)
         self._values[node] = made
         if made_here:
@@ -421,8 +423,7 @@ class Functional:
     def _item_of_call(self, node: fx.Node) -> None:
         """An item of an opaque call's result: its own memory, or that of something else."""
         call_node, index = cast("tuple[fx.Node, int]", node.args)
-        number, given, _ = opaque_arguments(call_node)
-        call = self.calls[number]
+        call, given, _ = opaque_call(call_node, self.calls)
         made = self.graph.node_copy(node, self._read)
         made = self._detached(made) if call_node.meta.get("without_gradient") else made
         self._values[node] = made
@@ -445,24 +446,22 @@ class Functional:
         self._begin(storage, node, StorageFamily(made, is_constant=is_constant, linked=linked))
 
 
-def _written_state(
-    graph: fx.Graph, kinds: Mapping[str, tuple[InputKind, str]], calls: Sequence[OpaqueCall]
-) -> dict[fx.Node, bool]:
+def _written_state(model: Functional) -> dict[fx.Node, bool]:
     """The placeholders of parameters and buffers that are written to, and whether that depends on the batch."""
     bases: dict[int, fx.Node] = {}
     depends: dict[fx.Node, bool] = {}
     tainted: set[int] = set()
     found: dict[fx.Node, bool] = {}
-    for node in graph.nodes:
+    for node in model.old.nodes:
         for storage in storages(node):
-            if node.op == "placeholder" and kinds[node.name][0] in STATE:
+            if node in model.state:
                 bases.setdefault(storage, node)
-        is_input = node.op == "placeholder" and kinds[node.name][0] is InputKind.USER_INPUT
+        is_input = node.op == "placeholder" and model.kinds[node.name][0] is InputKind.USER_INPUT
         brings = is_input or is_call(node) or is_random(node.target)
         depends[node] = brings or any(
             depends[each] or bool(tainted & set(storages(each))) for each in node.all_input_nodes
         )
-        for argument in written_by(node, calls):
+        for argument in written_by(node, model.calls):
             for storage in storages(argument):
                 if depends[node]:
                     tainted.add(storage)

@@ -33,7 +33,7 @@ from assigner.formats.graph import topological_order
 from assigner.model.deferred.mutation import is_random
 from assigner.model.marking.checks import is_check
 from assigner.model.marking.isolation import CrossingError
-from assigner.model.marking.nodes import behind, is_item, line_of, opaque_arguments, storages
+from assigner.model.marking.nodes import is_item, line_of, made_of, opaque_call, reached, storages
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import ONCE, STORES, snapshot, stored
 
@@ -87,6 +87,7 @@ class Ownership:
         self.capture, self.homes, self.same_tensor = capture, homes or {}, same_tensor
         self.size_of = size_of
         self.nodes = list(capture.graph.nodes)
+        self._grouped = {node for group in capture.together for node in group}
         self.placeholders = {node: capture.kinds[node.name] for node in self.nodes if node.op == "placeholder"}
         self.owner: dict[fx.Node, int] = {}
         called = [self._call(node).module for node in self.nodes if is_call(node)]
@@ -115,7 +116,7 @@ class Ownership:
         self._find_reads()
 
     def _call(self, node: fx.Node) -> OpaqueCall:
-        return self.capture.calls[opaque_arguments(node)[0]]
+        return opaque_call(node, self.capture.calls)[0]
 
     def _ordered(self, called: list[str], wished: Sequence[str]) -> list[str]:
         """Partitions in a wished order, as far as each runs behind all whose values it reads."""
@@ -135,11 +136,9 @@ class Ownership:
             return called
 
     def _find_free(self) -> set[fx.Node]:
-        grouped = {node for group in self.capture.together for node in group}
-        once = [node for node in self.nodes if node.target in ONCE]
-        free: set[fx.Node] = set(once).union(*map(behind, once)) - grouped
+        free = made_of(node for node in self.nodes if node.target in ONCE) - self._grouped
         for node in self.nodes:
-            if node in grouped:
+            if node in self._grouped:
                 continue
             if node.op == "placeholder":
                 if self.placeholders[node][0] is not InputKind.PARAMETER:
@@ -185,7 +184,7 @@ class Ownership:
 
     def _called_again(self, node: fx.Node, later: int) -> MarkingError:
         """Of a node that must run in one partition, with what a later one makes."""
-        before, place, last = behind(node), self.order[self._fixed[node]], self.order[later]
+        before, place, last = made_of([node]), self.order[self._fixed[node]], self.order[later]
         first = next(each for each in self.nodes if each in before and self.owner.get(each) == later)
         brought, is_run = self._brought(node), is_call(node)
         if brought:
@@ -194,9 +193,8 @@ class Ownership:
             text = f"{place!r} needs what {other} is used for, and {last!r} has that, which comes later"
         else:
             text = f"{place!r} is called again with what {last!r} made"
-        found = CrossingError(text, hint="mark one larger module that contains both")
-        found.module = self._call(node).module if brought and is_run else ""
-        return found
+        module = self._call(node).module if brought and is_run else ""
+        return CrossingError(text, hint="mark one larger module that contains both", module=module)
 
     def _brought(self, node: fx.Node) -> str:
         """What has a node run where another capture has it, by name; empty: a mark does."""
@@ -222,72 +220,64 @@ class Ownership:
         found: dict[int, list[fx.Node]] = {}
         for node in self.nodes:
             if node.target in ONCE:
-                places = self._holders(self.placeholders[node.args[0]][1])
-                for place in places or {len(self.order) - 1}:
+                for place in self.places(self.holding(self._held(node.args[0]))) or {len(self.order) - 1}:
                     found.setdefault(place, []).append(node)
         return found
 
-    def _holders(self, name: str) -> set[int]:
-        """The partitions that hold a parameter or buffer: their modules have it, or their glue reads it."""
+    def holding(self, name: str) -> list[fx.Node]:
+        """What has a parameter or buffer, by any of its names: placeholders, and calls of the modules that hold it."""
         names = self.same_tensor.get(name, (name,))
-        found = {
-            self.owner[node]
-            for node in self.owner
-            if is_call(node) and any(each.startswith(f"{self._call(node).module}.") for each in names)
-        }
-        return found | self.places(node for node, (_, target) in self.placeholders.items() if target in names)
+        calls = filter(is_call, self.nodes)
+        return [
+            *(node for node, (_, target) in self.placeholders.items() if target and target in names),
+            *(node for node in calls if any(each.startswith(f"{self._call(node).module}.") for each in names)),
+        ]
 
     def places(self, nodes: Iterable[fx.Node]) -> set[int]:
         """The partitions that run these nodes: their owners, or those of what reads a node that has none."""
-        found, waiting, seen = set[int](), list(nodes), set[fx.Node]()
-        while waiting:
-            node = waiting.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if node in self.owner:
-                found.add(self.owner[node])
-            elif node.op == "output":
-                found.add(len(self.order) - 1)
-            else:
-                waiting += node.users
-        return found
+        met = reached(nodes, lambda each: () if each in self.owner else each.users)
+        return {self.owner.get(each, len(self.order) - 1) for each in met if each in self.owner or each.op == "output"}
 
     def _find_reads(self) -> None:
-        """What the glue reads of a tensor of which a module's own forward makes another one is read in its turn.
-
-        No other partition may need it that runs on the other side of that call, or keeps the tensor in whose place the
-        module puts a new one.
-        """
+        """What the glue reads of a tensor of which a module's own forward makes another one is read in its turn."""
         turn = {node: n for n, node in enumerate(self.nodes)}
         for node in filter(is_call, self.owner):
-            call, place = self._call(node), self.owner[node]
-            for name in sorted(call.effects.changed):
-                names, is_replaced = self.same_tensor.get(name, (name,)), name in call.effects.replaced
-                held = [each for each, (_, target) in self.placeholders.items() if target in names]
+            effects, place = self._call(node).effects, self.owner[node]
+            for name in sorted(effects.changed):
+                is_replaced = name in effects.replaced
+                held = [each for each in self.holding(name) if each.op == "placeholder"]
                 self._check_changes(node, name, held, turn)
                 if is_replaced:
                     self.replaced.update(held)
                 for read in self._readers_of(held, views=not is_replaced):
-                    is_before, places = turn[read] < turn[node], self.places([read])
-                    if is_replaced:
-                        strange = places - {place} if len(names) == 1 else places  # by which name, no graph says
-                    else:
-                        strange = {each for each in places if (each > place if is_before else each < place)}
-                    if strange:
-                        does = "puts another tensor in its place" if is_replaced else "changes it"
-                        other, runs = self.order[min(strange)], "behind" if is_before else "in front of"
-                        runner = f"{self.order[place]!r}{', which runs it' * (call.module != self.order[place])}"
-                        why = "keeps the first one" if is_replaced else f"runs {runs} {runner}"
-                        in_place = f"change it in place ({name.rpartition('.')[2]}.copy_(...)) or " * is_replaced
-                        raise MarkingError(
-                            f"the forward reads {name!r} ({line_of(read)}) {'before' if is_before else 'after'}"
-                            f" {call.label} {does}, and {other!r}, which needs that, {why}",
-                            hint=f"have the module that changes it {in_place}return the value, too; or mark one larger"
-                            " module that contains both",
-                        )
+                    places = self.places([read])
+                    self._check_read(node, name, read, places, is_before=turn[read] < turn[node])
                     if place in places and read not in self.owner and read.op != "output":  # which is read last anyhow
                         self.in_turn.setdefault(place, []).append(read)
+
+    def _check_read(self, node: fx.Node, name: str, read: fx.Node, places: set[int], *, is_before: bool) -> None:
+        """What is read of a tensor is needed by no partition that runs on the other side of the call that changes it.
+
+        Nor by any other one, which keeps the tensor in whose place the module puts a new one.
+        """
+        call, place = self._call(node), self.owner[node]
+        is_replaced, is_alone = name in call.effects.replaced, len(self.same_tensor.get(name, (name,))) == 1
+        if is_replaced:
+            strange = places - {place} if is_alone else places  # by which name, no graph says
+        else:
+            strange = {each for each in places if (each > place if is_before else each < place)}
+        if strange:
+            does = "puts another tensor in its place" if is_replaced else "changes it"
+            other, runs = self.order[min(strange)], "behind" if is_before else "in front of"
+            runner = f"{self.order[place]!r}{', which runs it' * (call.module != self.order[place])}"
+            why = "keeps the first one" if is_replaced else f"runs {runs} {runner}"
+            in_place = f"change it in place ({name.rpartition('.')[2]}.copy_(...)) or " * is_replaced
+            raise MarkingError(
+                f"the forward reads {name!r} ({line_of(read)}) {'before' if is_before else 'after'} {call.label}"
+                f" {does}, and {other!r}, which needs that, {why}",
+                hint=f"have the module that changes it {in_place}return the value, too; or mark one larger module that"
+                " contains both",
+            )
 
     def _check_changes(self, node: fx.Node, name: str, held: Sequence[fx.Node], turn: Mapping[fx.Node, int]) -> None:
         """What the glue makes of a tensor is a value of the graph, which a change by a module does not reach.
@@ -324,8 +314,7 @@ class Ownership:
     def _check_gradients(self) -> None:
         """A forward that takes a gradient sees what it has computed itself, and not what others have."""
         for node in filter(is_call, self.nodes):
-            call = self._call(node)
-            _, given, _ = opaque_arguments(node)
+            call, given, _ = opaque_call(node, self.capture.calls)
             for n, m in sorted(call.effects.differentiated):
                 if n == m:
                     if self.owner.get(given[n], self.owner.get(node)) != self.owner.get(node):
@@ -334,7 +323,7 @@ class Ownership:
                             " what backwards of other partitions leave there is not in it",
                             hint="take it with torch.autograd.grad; or mark a larger module that makes the value, too",
                         )
-                elif given[n] in behind(given[m]):
+                elif given[n] in made_of(given[m].all_input_nodes):
                     raise MarkingError(
                         f"the forward of {call.label} takes a gradient with respect to one of the values that it is"
                         f" given, of what it makes of another one, which was made of the first outside of {call.label}:"
@@ -359,7 +348,7 @@ class Ownership:
             (self.owner[node], self.placeholders[node.args[0]][1]) for node in self.owner if node.target is stored
         ]
         for place, name in changed:
-            others = self._holders(name) - {place}
+            others = self.places(self.holding(name)) - {place}
             if others:
                 raise MarkingError(
                     f"the forward changes {name!r} in {self.order[place]!r}, and {self.order[min(others)]!r} shares it:"
@@ -401,14 +390,13 @@ class Ownership:
         earlier partition reads it too, that lacks it, which is told of the pieces.
         """
         stored_names = {self._held(node.args[0]) for node in self.nodes if node.target in STORES}
-        grouped = {node for group in self.capture.together for node in group}
         turn, calls = {node: n for n, node in enumerate(self.nodes)}, defaultdict[str, list[fx.Node]](list)
         for call in filter(is_call, self.owner):
             for name in self._call(call).effects.changed:
                 calls[name].append(call)
         for node, (_, name) in self.placeholders.items():
             home, names = self.homes.get(name), self.same_tensor.get(name, (name,))
-            if home not in self.order or node in grouped or not stored_names.isdisjoint(names):
+            if home not in self.order or node in self._grouped or not stored_names.isdisjoint(names):
                 continue
             place, changing = self.order.index(home), [*dict.fromkeys(call for each in names for call in calls[each])]
             if changing[1:] or any(self.owner[each] != place for each in changing):

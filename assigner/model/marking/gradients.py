@@ -27,7 +27,7 @@ from torch.export.graph_signature import InputKind
 from assigner.model.deferred.mutation import gives_back, storage_of
 from assigner.model.marking.fakeforward import is_same_view
 from assigner.model.marking.graph import Value
-from assigner.model.marking.nodes import is_item, opaque_arguments, reached
+from assigner.model.marking.nodes import is_result, opaque_call, reached
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import decided_otherwise, still_required, wanted
 
@@ -46,9 +46,8 @@ def _requiring(cutter: Cutter) -> set[fx.Node]:
         if node.op == "placeholder":
             kind, name = ownership.placeholders[node]
             requires = kind is InputKind.PARAMETER and tensors[name].requires_grad
-        elif is_item(node) and is_call(node.args[0]):
-            number, *_ = opaque_arguments(node.args[0])
-            requires = node.args[1] in captured.calls[number].effects.wanting
+        elif is_result(node):
+            requires = node.args[1] in opaque_call(node.args[0], captured.calls)[0].effects.wanting
         elif node.target is torch.ops.aten.detach.default or is_call(node):
             requires = False
         else:
@@ -66,7 +65,7 @@ def _asked(cutter: Cutter, pieces: Sequence[Piece]) -> set[Value]:
     asking = {
         cutter.names[ownership.owner[node]]
         for node in ownership.nodes
-        if node.target is still_required or (is_call(node) and captured.calls[opaque_arguments(node)[0]].effects.asks)
+        if node.target is still_required or (is_call(node) and opaque_call(node, captured.calls)[0].effects.asks)
     }
     found: set[Value] = set()
     for piece in reversed(pieces):
@@ -176,14 +175,15 @@ def _as_one(cutter: Cutter, node: fx.Node) -> set[fx.Node]:
     def further(each: fx.Node) -> list[fx.Node]:
         if each.op == "placeholder":
             kind, name = ownership.placeholders[each]
-            return [] if kind is InputKind.USER_INPUT else _holding(cutter, name)
-        if is_item(each) and is_call(call := cast("fx.Node", each.args[0])):
-            found = [call]
-            number, given, _ = opaque_arguments(call)
-            effects, result = calls[number].effects, cast("int", each.args[1])
+            return [] if kind is InputKind.USER_INPUT else ownership.holding(name)
+        if is_result(each):
+            maker, result = cast("tuple[fx.Node, int]", each.args)
+            found = [maker]
+            call, given, _ = opaque_call(maker, calls)
+            effects = call.effects
             alias = None if result in effects.begun else effects.aliases.get(result)
             if alias is not None and alias.kind == "own":
-                found += _holding(cutter, str(alias.index))
+                found += ownership.holding(str(alias.index))
             elif alias is not None and alias.kind == "given":
                 other = given[int(alias.index)]
                 found += [other] if alias.exact or _has_shape_of(each, other) else []
@@ -193,23 +193,6 @@ def _as_one(cutter: Cutter, node: fx.Node) -> set[fx.Node]:
         return []
 
     return reached([node], further)
-
-
-def _holding(cutter: Cutter, name: str) -> list[fx.Node]:
-    """The nodes of a parameter or buffer, and the calls of modules that hold it."""
-    captured, ownership = cutter.captured, cutter.ownership
-    names = ownership.same_tensor.get(name, (name,))
-    held = [
-        node
-        for node, (kind, target) in ownership.placeholders.items()
-        if kind is not InputKind.USER_INPUT and target in names
-    ]
-    called = [
-        node
-        for node in filter(is_call, captured.graph.nodes)
-        if any(each.startswith(f"{captured.calls[opaque_arguments(node)[0]].module}.") for each in names)
-    ]
-    return held + called
 
 
 def _has_shape_of(node: fx.Node, other: fx.Node) -> bool:

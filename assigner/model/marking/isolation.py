@@ -44,7 +44,9 @@ class CrossingError(MarkingError):
         module: The module that is called, by its name in the model; empty: it is no module.
     """
 
-    module = ""
+    def __init__(self, message: str, *, hint: str | None = None, module: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.module = module
 
 
 class Isolation:

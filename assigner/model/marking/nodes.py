@@ -27,6 +27,11 @@ def is_item(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
 
 
+def is_result(node: fx.Node) -> bool:
+    """True if a node takes one of an opaque call's results."""
+    return is_item(node) and is_call(cast("fx.Node", node.args[0]))
+
+
 def line_of(node: fx.Node) -> str:
     """The line of the model that a node comes from."""
     trace = (node.stack_trace or "").strip().splitlines()
@@ -60,9 +65,9 @@ def reached(nodes: Iterable[fx.Node], further: Callable[[fx.Node], Iterable[fx.N
     return found
 
 
-def behind(node: fx.Node) -> set[fx.Node]:
-    """All nodes that a node's value depends on."""
-    return reached(node.all_input_nodes, lambda each: each.all_input_nodes)
+def made_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Some nodes, and all that their values depend on."""
+    return reached(nodes, lambda each: each.all_input_nodes)
 
 
 def shape_alone(node: fx.Node) -> bool:
@@ -75,9 +80,10 @@ def shape_alone(node: fx.Node) -> bool:
 STATE = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
-def opaque_arguments(node: fx.Node) -> tuple[int, list[fx.Node], list[Any]]:
-    """An opaque call's number, its tensors and its sizes."""
-    return cast("tuple[int, list[fx.Node], list[Any]]", node.args)
+def opaque_call(node: fx.Node, calls: Sequence[OpaqueCall]) -> tuple[OpaqueCall, list[fx.Node], list[Any]]:
+    """The opaque call that a node is, by its number among all; the tensors and the sizes that it is given."""
+    number, given, sizes = cast("tuple[int, list[fx.Node], list[Any]]", node.args)
+    return calls[number], given, sizes
 
 
 def written_by(node: fx.Node, calls: Sequence[OpaqueCall]) -> list[fx.Node]:
@@ -85,8 +91,8 @@ def written_by(node: fx.Node, calls: Sequence[OpaqueCall]) -> list[fx.Node]:
     if node.op != "call_function":
         return []
     if is_call(node):
-        number, given, _ = opaque_arguments(node)
-        return [given[n] for n in sorted(calls[number].effects.written)]
+        call, given, _ = opaque_call(node, calls)
+        return [given[n] for n in sorted(call.effects.written)]
     if is_hook(node):
         return []
     names = written_names(node.target, node.args, node.kwargs)

@@ -31,7 +31,7 @@ from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import storage_of, tensor_leaves, written_tensors
 from assigner.model.marking.fakeforward import is_same_view, on_cpu
 from assigner.model.marking.interception import ASSIGNED, is_hook
-from assigner.model.marking.nodes import STATE, is_item, line_of, opaque_arguments, storages, written_by
+from assigner.model.marking.nodes import is_result, line_of, opaque_call, storages, written_by
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.roworder import SCATTERING
 from assigner.model.marking.writing import wanted
@@ -73,7 +73,7 @@ def check_unseen_writes(given: Functional) -> None:
         before = (each for each in rerun.saved if each.turn < write.turn and each.storage == write.storage)
         found = next((each for each in before if not _count_together(each, write) and share(each, write)), None)
         if found is not None:
-            by = f" by {given.calls[int(node.args[0])].label}" if is_call(node) else ""  # type: ignore[arg-type]
+            by = f" by {opaque_call(node, given.calls)[0].label}" if is_call(node) else ""
             written, read = (" through .data or .detach()", "") if write.counter is None else ("", " through .data")
             raise MarkingError(
                 f"a tensor is changed in place{written}{by} ({line_of(node)}) that{read}"
@@ -93,7 +93,8 @@ class _UnseenWrites(NamedTuple):
 
 
 def _unseen_writes(model: Functional) -> _UnseenWrites:
-    found, calls, state = _UnseenWrites({}, {}, set()), model.calls, _state_of(model)
+    found, calls = _UnseenWrites({}, {}, set()), model.calls
+    state = {name: node for node, name in model.state.items()}
     memories: set[int] = set()  # of what is cut off
     for node in model.old.nodes:
         written = written_by(node, calls) if memories else []
@@ -102,11 +103,10 @@ def _unseen_writes(model: Functional) -> _UnseenWrites:
         others = [] if reshapes else [each for each in written if each not in found.cut_off]
         counted = [each for each in others if memories.intersection(storages(each))]
         if is_call(node):
-            number, given, _ = opaque_arguments(node)
-            effects = calls[number].effects
-            unseen = [given[n] for n in _written_unseen(effects)]
+            call, given, _ = opaque_call(node, calls)
+            unseen = [given[n] for n in _written_unseen(call.effects)]
             hidden += [each for each in unseen if each not in hidden]
-            memories.update(_cut_off_in(effects, node, given, state))
+            memories.update(_cut_off_in(call.effects, node, given, state))
         else:
             sources = {memory for each in node.all_input_nodes if each in found.cut_off for memory in storages(each)}
             if node.target is torch.ops.aten.detach.default or (sources and sources.intersection(storages(node))):
@@ -138,7 +138,7 @@ class _Rerun:
         self._trained: list[_TrainedCall] = []
         self._linked: dict[int, int] = {}  # which memory lies somewhere in which other
         nodes = list(given.old.nodes)
-        self._state = _state_of(given)
+        self._state = {name: node for node, name in given.state.items()}
         self._turn = 0
         turns: dict[int, int] = {}  # by autograd's own numbers
         mode = detect_fake_mode([leaf for node in nodes for leaf in tensor_leaves(node.meta.get("val"))])
@@ -188,7 +188,7 @@ class _Rerun:
             return pytree.tree_map_only(torch.Tensor, lambda each: _leaf(each, requires=each.requires_grad), value)
         if is_call(node):
             return self._run_call(node)
-        if is_item(node) and is_call(node.args[0]):  # type: ignore[arg-type]
+        if is_result(node):
             return self._values[node.args[0]][node.args[1]]  # type: ignore[index]
         if node.op == "output":
             self._want(tensor_leaves(self._of(node.args)))
@@ -242,8 +242,8 @@ class _Rerun:
 
     def _run_call(self, node: fx.Node) -> list[torch.Tensor]:
         """What a call gives; what its backward has saved is noted."""
-        number, given, _ = opaque_arguments(node)
-        effects = self.calls[number].effects
+        call, given, _ = opaque_call(node, self.calls)
+        effects = call.effects
         tensors = [self._values[each] for each in given]
         trains = bool(effects.wanting) and not node.meta.get("without_gradient")
         made: list[torch.Tensor] = []
@@ -259,7 +259,7 @@ class _Rerun:
                 self._linked[storage_of(made[-1])] = self._linked.get(other, other)
         if trains:
             ways = effects.ways or (None,)
-            saved = [part for way in ways for part in self._saved_in(way, self.calls[number], tensors, made)]
+            saved = [part for way in ways for part in self._saved_in(way, call, tensors, made)]
             self._trained.append(_TrainedCall({made[n].grad_fn for n in effects.wanting}, tensors, saved))
         return made
 
@@ -295,12 +295,6 @@ class _Rerun:
 
 def _on_storage_of(tensor: torch.Tensor, places: Sequence[_Place]) -> list[_Place]:
     return [place for place in places if storage_of(place[0]) == storage_of(tensor)]
-
-
-def _state_of(model: Functional) -> dict[str, fx.Node]:
-    """The placeholders of parameters and buffers by their names."""
-    kinds = {node: model.kinds[node.name] for node in model.old.nodes if node.op == "placeholder"}
-    return {name: node for node, (kind, name) in kinds.items() if kind in STATE}
 
 
 def _count_together(saved: _MemoryPart, write: _MemoryPart) -> bool:
