@@ -21,7 +21,7 @@ What a training script hands over becomes pieces that a rank can build and run a
     fakeforward, observation, realforward what a module gives: on fake tensors, whichever way decisions on values go, or
                                           learnt from a few rows with values
     operations                            which operations it runs: for ranks to compare, and as a graph would have them
-    domain, rows                          for which inputs a graph holds; what of a batch carries its rows
+    domain, rows                          for which inputs a graph holds, its sizes; what of a batch carries its rows
     partitionmodule                       one partition as a module
     owncopies                             its modules, copied with the functions in them that lead to them
     gradients                             which values between partitions bear a gradient, and what may be made of which

@@ -29,13 +29,14 @@ from assigner.model.deferred.mutation import storage_of, tensor_leaves, written_
 from assigner.model.marking.nodes import opaque_call
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.operations import Listed, ListedWrites, Way
-from assigner.model.marking.roworder import RowOrder, RowStep, Symbols, numbers_of, order_of, plain_order
+from assigner.model.marking.roworder import RowOrder, RowStep, order_of, plain_order
 from assigner.model.marking.writing import is_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.model.marking.capture import Capture
+    from assigner.model.marking.domain import Symbols
     from assigner.model.marking.opaque import OpaqueCall
 
 
@@ -121,14 +122,11 @@ class _Walk:
 
     def _operation(self, operation: Listed) -> None:
         target, args, kwargs, made = operation
-        name = target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else ""
         given = [(each, self._order(each)) for each in tensor_leaves((args, kwargs))]
-        step = RowStep(target, name, args, {**kwargs}, given, tensor_leaves(made), self._sizes)
+        step = RowStep(target, args, {**kwargs}, given, tensor_leaves(made), self._sizes)
         written = written_tensors(target, args, kwargs)
         for index, each in enumerate(step.made):
-            order = order_of(step, index)
-            numbers, column = numbers_of(step, index) if target is not None else (False, None)
-            self._orders[id(each)] = replace(order, numbers=numbers, column=column)
+            self._orders[id(each)] = order_of(step, index)
             self._share(each)
         for each in written:
             self._write(each)

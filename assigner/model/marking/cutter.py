@@ -18,12 +18,12 @@ from assigner.model.deferred.mutation import tensor_leaves
 from assigner.model.deferred.origins import without_addresses
 from assigner.model.marking.blocks import Unjoinable, unjoinable
 from assigner.model.marking.checks import is_check
+from assigner.model.marking.domain import Size, Symbols
 from assigner.model.marking.glue import Ownership, is_size
 from assigner.model.marking.gradients import values_behind, with_gradients
-from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
+from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Value, ValueShape
 from assigner.model.marking.nodes import STATE, is_item, opaque_call, reached
 from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
-from assigner.model.marking.roworder import Symbols
 from assigner.model.marking.rows import EXAMPLE_ROWS, BatchRows
 from assigner.model.marking.writing import ONCE
 from assigner.model.members import named_buffers, named_parameters

@@ -8,7 +8,8 @@ comes out the same, and where structure, types and plain values are those it was
     a if x.shape[0] > 3 else b           x: (4, 8)        x: (4.., 8)
     y if flag else -y                    flag: True       flag is True
 
-A size of 1 is another path (it broadcasts), so symbolic sizes are 2 or more.
+A size of 1 is another path (it broadcasts), so symbolic sizes are 2 or more. What they are in numbers, and which
+of them are rows, `Symbols` says.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch._guards import detect_fake_mode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError, UsageError
@@ -34,6 +36,11 @@ if TYPE_CHECKING:
 
     from torch.export import ExportedProgram
 
+    from assigner.model.marking.capture import Capture
+
+MANY_ROWS = 120
+"""So many tell a size that grows with the rows from one that does not: parts of them are whole numbers, and a rounded
+one is another number."""
 _NOTED = 1000
 _OTHERS: tuple[tuple[Callable[[int], int], ...], ...] = (
     (lambda n: n + min(n, 64), lambda n: n + 1),
@@ -293,3 +300,95 @@ def find_domain(program: ExportedProgram, example: InputKey) -> Domain:
 
 def _bound(number: Any, otherwise: float) -> float:
     return int(number) if number.is_Integer else otherwise
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number that the glue works out from the shapes of the model's inputs."""
+
+    expression: Any
+    symbols: Mapping[Any, tuple[int, int]]
+    _known: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def evaluate(self, inputs: Sequence[Any]) -> Any:
+        """The number for these input tensors (the flattened inputs of one micro-batch)."""
+        sizes = tuple([inputs[leaf].size(dim) for leaf, dim in self.symbols.values()])
+        if sizes not in self._known:  # substitution takes 0.1 ms, and shapes are few
+            number = self.expression.subs(dict(zip(self.symbols, sizes, strict=True)))
+            self._known[sizes] = (
+                bool(number) if number.is_Boolean else int(number) if number.is_integer else float(number)
+            )
+        return self._known[sizes]
+
+
+class Symbols:
+    """The symbolic sizes of a capture: as numbers, which of them are rows, and as `Size` descriptions."""
+
+    def __init__(self, captured: Capture) -> None:
+        self.places: dict[Any, tuple[int, int]] = {}
+        self.example: dict[Any, int] = {}
+        values = {node.name: node.meta.get("val") for node in captured.graph.nodes if node.op == "placeholder"}
+        self.rows: set[Any] = set()
+        for leaf, name in enumerate(captured.users):
+            if not isinstance(value := values.get(name), torch.Tensor):
+                continue
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                    self.places.setdefault(size.node.expr, (leaf, dim))
+                    self.example.setdefault(size.node.expr, captured.inputs[leaf].size(dim))
+                    if dim == captured.carriers[leaf]:
+                        self.rows.add(size.node.expr)
+        self.example_rows = captured.rows
+        self._several: dict[Any, float | None] = {}
+
+    def number(self, size: Any, rows: int | None = None) -> int:
+        """A size for the example batch, or for another number of rows; one that depends on data counts as the rows."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        values = dict(self.example)
+        if rows is not None:
+            values.update(dict.fromkeys(self.rows, rows))
+        values.update(dict.fromkeys(free_unbacked_symbols(size), rows or self.example_rows or 1))
+        return int(size.node.expr.subs(values))
+
+    def bytes(self, tensor: torch.Tensor, rows: int | None = None) -> int:
+        """Those of a tensor, likewise."""
+        return math.prod(self.number(size, rows) for size in tensor.shape) * tensor.element_size()
+
+    def many(self, size: Any) -> int:
+        """A size for `MANY_ROWS` rows."""
+        return self.number(size, MANY_ROWS)
+
+    def several(self, size: Any) -> float | None:
+        """How many entries for each row a dimension has; None: its size is none of rows, NaN: in no ratio.
+
+        One of rows grows with them, which one like 2 * rows // rows does not; or it depends on data: what was chosen of
+        each micro-batch, in order.
+        """
+        if not isinstance(size, torch.SymInt):
+            return None
+        expression = size.node.expr
+        if expression not in self._several:
+            one, two = (self.number(size, times * MANY_ROWS) for times in (1, 2))
+            ratio = one / MANY_ROWS if two == 2 * one else math.nan
+            has_rows = free_unbacked_symbols(size) or (self.rows & expression.free_symbols and one != two)
+            self._several[expression] = ratio if has_rows else None
+        return self._several[expression]
+
+    def dimensions(self, shape: Sequence[Any]) -> list[int]:
+        """Those that have rows."""
+        return [dim for dim, size in enumerate(shape) if self.several(size) is not None]
+
+    def depends_on_data(self, shape: Sequence[Any]) -> bool:
+        """Whether a size of a tensor does."""
+        return any(free_unbacked_symbols(size) for size in shape if isinstance(size, torch.SymInt))
+
+    def names(self, shape: Sequence[Any]) -> tuple[str, ...]:
+        """A shape in words that do not depend on torch's names for its symbols."""
+        words = {symbol: sympy.Symbol(f"input{leaf}_{dim}") for symbol, (leaf, dim) in self.places.items()}
+        return tuple(str(size.node.expr.subs(words)) if isinstance(size, torch.SymInt) else str(size) for size in shape)
+
+    def describe(self, value: Any) -> Size:
+        """How a rank works a symbolic size out from its inputs' shapes."""
+        expression = value.node.expr
+        return Size(expression, {symbol: self.places[symbol] for symbol in expression.free_symbols})

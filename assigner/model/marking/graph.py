@@ -23,7 +23,7 @@ from assigner.model.deferred.contents import ATOMS
 from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.deferred.mutation import is_view, storage_of
 from assigner.model.deferred.originals import unwatched
-from assigner.model.marking.domain import Domain
+from assigner.model.marking.domain import Domain, Size
 from assigner.model.marking.isolation import CrossingError
 from assigner.model.marking.leftovers import Notes
 from assigner.model.marking.marks import Mark
@@ -44,25 +44,6 @@ class Value(NamedTuple):
 
     partition: str
     index: int  # type: ignore[assignment]  # not the method of tuples
-
-
-@dataclass(frozen=True)
-class Size:
-    """A number that the glue works out from the shapes of the model's inputs."""
-
-    expression: Any
-    symbols: Mapping[Any, tuple[int, int]]
-    _known: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False, compare=False)
-
-    def evaluate(self, inputs: Sequence[Any]) -> Any:
-        """The number for these input tensors (the flattened inputs of one micro-batch)."""
-        sizes = tuple([inputs[leaf].size(dim) for leaf, dim in self.symbols.values()])
-        if sizes not in self._known:  # substitution takes 0.1 ms, and shapes are few
-            number = self.expression.subs(dict(zip(self.symbols, sizes, strict=True)))
-            self._known[sizes] = (
-                bool(number) if number.is_Boolean else int(number) if number.is_integer else float(number)
-            )
-        return self._known[sizes]
 
 
 @dataclass(frozen=True)

@@ -24,26 +24,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import sympy  # type: ignore[import-untyped]
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.model.deferred.mutation import is_random, named_arguments
-from assigner.model.marking.graph import Size
+from assigner.model.marking.domain import MANY_ROWS, Symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.model.marking.capture import Capture
-
 _MOST_BLOCKS = 65_536  # with more, where a size in front is of millions, nobody keeps count
-MANY_ROWS = 120
-"""So many tell a size that grows with the rows from one that does not: parts of them are whole numbers, and a rounded
-one is another number."""
 
 CREATING = frozenset((
     "zeros", "ones", "full", "empty", "empty_strided", "empty_permuted", "new_zeros", "new_ones", "new_full",
@@ -57,79 +51,6 @@ SCATTERING = frozenset((
     "scatter_reduce_", "_unsafe_index_put", "_index_put_impl_",
 ))  # fmt: skip
 """They write where numbers say, into what they are given first."""
-
-
-class Symbols:
-    """The symbolic sizes of a capture: as numbers, which of them are rows, and as `Size` descriptions."""
-
-    def __init__(self, captured: Capture) -> None:
-        self.places: dict[Any, tuple[int, int]] = {}
-        self.example: dict[Any, int] = {}
-        values = {node.name: node.meta.get("val") for node in captured.graph.nodes if node.op == "placeholder"}
-        self.rows: set[Any] = set()
-        for leaf, name in enumerate(captured.users):
-            if not isinstance(value := values.get(name), torch.Tensor):
-                continue
-            for dim, size in enumerate(value.shape):
-                if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-                    self.places.setdefault(size.node.expr, (leaf, dim))
-                    self.example.setdefault(size.node.expr, captured.inputs[leaf].size(dim))
-                    if dim == captured.carriers[leaf]:
-                        self.rows.add(size.node.expr)
-        self.example_rows = captured.rows
-        self._several: dict[Any, float | None] = {}
-
-    def number(self, size: Any, rows: int | None = None) -> int:
-        """A size for the example batch, or for another number of rows; one that depends on data counts as the rows."""
-        if not isinstance(size, torch.SymInt):
-            return int(size)
-        values = dict(self.example)
-        if rows is not None:
-            values.update(dict.fromkeys(self.rows, rows))
-        values.update(dict.fromkeys(free_unbacked_symbols(size), rows or self.example_rows or 1))
-        return int(size.node.expr.subs(values))
-
-    def bytes(self, tensor: torch.Tensor, rows: int | None = None) -> int:
-        """Those of a tensor, likewise."""
-        return math.prod(self.number(size, rows) for size in tensor.shape) * tensor.element_size()
-
-    def many(self, size: Any) -> int:
-        """A size for `MANY_ROWS` rows."""
-        return self.number(size, MANY_ROWS)
-
-    def several(self, size: Any) -> float | None:
-        """How many entries for each row a dimension has; None: its size is none of rows, NaN: in no ratio.
-
-        One of rows grows with them, which one like 2 * rows // rows does not; or it depends on data: what was chosen of
-        each micro-batch, in order.
-        """
-        if not isinstance(size, torch.SymInt):
-            return None
-        expression = size.node.expr
-        if expression not in self._several:
-            one, two = (self.number(size, times * MANY_ROWS) for times in (1, 2))
-            ratio = one / MANY_ROWS if two == 2 * one else math.nan
-            has_rows = free_unbacked_symbols(size) or (self.rows & expression.free_symbols and one != two)
-            self._several[expression] = ratio if has_rows else None
-        return self._several[expression]
-
-    def dimensions(self, shape: Sequence[Any]) -> list[int]:
-        """Those that have rows."""
-        return [dim for dim, size in enumerate(shape) if self.several(size) is not None]
-
-    def depends_on_data(self, shape: Sequence[Any]) -> bool:
-        """Whether a size of a tensor does."""
-        return any(free_unbacked_symbols(size) for size in shape if isinstance(size, torch.SymInt))
-
-    def names(self, shape: Sequence[Any]) -> tuple[str, ...]:
-        """A shape in words that do not depend on torch's names for its symbols."""
-        words = {symbol: sympy.Symbol(f"input{leaf}_{dim}") for symbol, (leaf, dim) in self.places.items()}
-        return tuple(str(size.node.expr.subs(words)) if isinstance(size, torch.SymInt) else str(size) for size in shape)
-
-    def describe(self, value: Any) -> Size:
-        """How a rank works a symbolic size out from its inputs' shapes."""
-        expression = value.node.expr
-        return Size(expression, {symbol: self.places[symbol] for symbol in expression.free_symbols})
 
 
 @dataclass(frozen=True)
@@ -169,12 +90,17 @@ class RowStep:
     """
 
     target: Any
-    name: str
     args: Sequence[Any]
     kwargs: dict[str, Any]
     given: Sequence[tuple[torch.Tensor, RowOrder]]
     made: Sequence[torch.Tensor]
     sizes: Symbols
+
+    @cached_property
+    def name(self) -> str:
+        """Of the operation; empty: it is none of torch's."""
+        is_torchs = isinstance(self.target, torch._ops.OpOverload)
+        return str(self.target.overloadpacket.__name__) if is_torchs else ""
 
     def argument(self, name: str, default: Any = None) -> Any:
         """One of the arguments by its name in the schema."""
@@ -190,7 +116,16 @@ def plain_order(tensor: torch.Tensor, sizes: Symbols) -> RowOrder:
 
 
 def order_of(step: RowStep, index: int) -> RowOrder:
-    """In which order one of the results of an operation has the rows."""
+    """How one of the results of an operation has the rows."""
+    numbers, column = _numbers_of(step, index)
+    return replace(_blocks_of(step, index), numbers=numbers, column=column)
+
+
+def _blocks_of(step: RowStep, index: int) -> RowOrder:
+    """In which order it has them.
+
+    A rule gives the blocks; None: they are not known.
+    """
     made = step.made[index]
     plain = plain_order(made, step.sizes)
     if not plain.blocks or not plain.known:
@@ -395,10 +330,10 @@ _ENDING = frozenset((
 """They make something of the rows that numbers mean."""
 
 
-def numbers_of(step: RowStep, index: int) -> tuple[bool, int | None]:
+def _numbers_of(step: RowStep, index: int) -> tuple[bool, int | None]:
     """Whether a result of an operation has numbers of rows, and in which column alone; None: it may be any."""
     dims = step.sizes.dimensions(step.made[index].shape)
-    if not dims or step.name in CREATING:
+    if not dims or step.name in CREATING or step.target is None:
         return False, None
     if step.name in _COUNTING or (step.name == "repeat_interleave" and len(step.args) == len(step.given) == 1):
         return True, None  # the latter says which one each is of

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import Node
 
-    from assigner.model.marking.graph import Size
+    from assigner.model.marking.domain import Size
     from assigner.runtime.step.partition import PartitionRunner
 
 
