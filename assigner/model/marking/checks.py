@@ -19,7 +19,8 @@ import contextlib
 import dis
 import enum
 import sys
-from dataclasses import dataclass
+import types
+from dataclasses import dataclass, field
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,7 +39,6 @@ from assigner.model.members import parameters
 from assigner.usercode import running_line, user_line
 
 if TYPE_CHECKING:
-    import types
     from collections.abc import Callable, Iterator, Mapping
 
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -110,6 +110,20 @@ def _without_values(held: Any) -> Any:
     return pytree.tree_map(lambda each: each if isinstance(each, plain) else _UNKNOWN, held)
 
 
+@dataclass(eq=False)
+class _Attempt:
+    """What is seen of one capture, in which the first decision that is not known yet goes one way."""
+
+    way: bool
+    decision: tuple[str, int] | None = None  # the place of that decision; None: there is none
+    raised: BaseException | None = None  # what the forward ends in, if it is a `raise` of the code's own on this way
+    unanswered: Exception | None = None  # of a decision without an answer: code that catches everything goes on
+    has_told: bool = False  # texts behind the decision lack values
+    has_taken: bool = False  # a value was taken out of a tensor behind it
+    before: Memento | None = None  # while the forward runs: Python values at the decision
+    stack: dict[types.FrameType, int] = field(default_factory=dict)  # likewise: where each frame stood
+
+
 class Checks:
     """The checks of one forward, in their order.
 
@@ -120,14 +134,8 @@ class Checks:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.known: list[Check] = []
-        self._way = False
+        self._now = _Attempt(way=False)
         self._asked = 0
-        self._decision: tuple[str, int] | None = None
-        self._before: Memento | None = None
-        self._unanswered: Exception | None = None
-        self._raised: BaseException | None = None
-        self._stack: dict[types.FrameType, int] = {}
-        self._has_told = self._has_taken = False
         self._deciding: set[tuple[str, int]] = set()
 
     def carried(self, capture: Callable[[], _Made]) -> _Made:
@@ -140,36 +148,36 @@ class Checks:
         while True:
             way = not (self.known and self.known[-1].passes)  # one that raises, by the look of the last check
             made, failure = self._attempt(capture, way=way)
-            decision, has_told = self._decision, self._has_told
-            if decision is None:
+            first = self._now
+            if first.decision is None:
                 if failure is not None:
                     raise failure
                 return made[0]
-            if self._raised is None:
+            if first.raised is None:
                 self._attempt(capture, way=not way)
-            if self._raised is None:
-                self._deciding.add(decision)
+            last = self._now
+            if last.raised is None:
+                self._deciding.add(first.decision)
                 continue
-            error, line = self._raised, user_line(self._raised)
-            self.known.append(Check(decision, not self._way, error.with_traceback(None), line))
-            if failure is None and not has_told:  # else what has gone on has texts without values
+            line = user_line(last.raised)
+            self.known.append(Check(first.decision, not last.way, last.raised.with_traceback(None), line))
+            if failure is None and not first.has_told:  # else what has gone on has texts without values
                 return made[0]
 
     def _attempt(self, capture: Callable[[], _Made], *, way: bool) -> tuple[list[_Made], BaseException | None]:
-        """A capture in which the first unknown decision goes one way; what it made, and what it raised."""
-        self._way, self._decision, self._raised, self._unanswered = way, None, None, None
-        self._has_told = self._has_taken = False
+        """A capture of which all is seen anew; what it made, and what it raised."""
+        self._now = _Attempt(way)
         try:
             made = [capture()]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again where no decision is left
             return [], error
-        return made, self._unanswered  # code that catches everything has gone on without an answer
+        return made, self._now.unanswered  # code that catches everything has gone on without an answer
 
     @contextlib.contextmanager
     def answered(self, inputs: Any) -> Iterator[None]:
         """Answer the decisions of a forward that runs in the block."""
         mode = detect_fake_mode([*pytree.tree_leaves(inputs), *parameters(self.model)])
-        self._asked = 0
+        self._asked, now = 0, self._now
         if mode is None or mode.shape_env is None:
             yield
             return
@@ -177,33 +185,33 @@ class Checks:
             with answering(mode.shape_env, self._answer), self._telling():
                 yield
         except (Exception, SystemExit) as error:
-            alone = self._before is not None and not self._before.has_changed()
-            if alone and self._unanswered is None and _is_raised(error):
-                is_own = not _is_of_capture(error, self._stack, has_values=self._has_taken)
-                self._raised = error if is_own else None
+            alone = now.before is not None and not now.before.has_changed()
+            if alone and now.unanswered is None and _is_raised(error):
+                is_own = not _is_of_capture(error, now.stack, has_values=now.has_taken)
+                now.raised = error if is_own else None
             raise
         finally:
-            self._before = None
-            self._stack = {}
+            now.before, now.stack = None, {}
 
     def _telling(self) -> contextlib.AbstractContextManager[None]:
         """Behind a decision whose way may raise, texts do without values: an error's is often made of them."""
+        now = self._now
 
         def is_behind() -> bool:
-            return self._before is not None and not within_call() and _is_code(sys._getframe(2))
+            return now.before is not None and not within_call() and _is_code(sys._getframe(2))
 
         def told(original: Any) -> Any:
             def tell(value: Any, *form: Any) -> Any:
                 if not is_behind():
                     return original(value, *form)
-                self._has_told = True
+                now.has_told = True
                 return _UNKNOWN
 
             return tell
 
         def taken(original: Any) -> Any:
             def take(tensor: torch.Tensor) -> Any:
-                self._has_taken = self._has_taken or is_behind()
+                now.has_taken = now.has_taken or is_behind()
                 return original(tensor)
 
             return take
@@ -222,18 +230,18 @@ class Checks:
         if number < len(self.known):
             passes = self.known[number].passes
         elif number == len(self.known) == _MOST:
-            self._unanswered = MarkingError(
+            self._now.unanswered = MarkingError(
                 f"the forward checks values more than {_MOST} times between partitions, at {running_line()}",
                 hint="check several values at once, as torch.stack(found).any(); or mark a larger module that contains"
                 " the line: what is inside a partition runs as it is",
             )
-            raise self._unanswered
+            raise self._now.unanswered
         elif number == len(self.known) and place not in self._deciding:
-            passes, self._decision = self._way, place
-            self._stack = {frame: frame.f_lasti for frame, _ in walk_stack(sys._getframe())}
-            self._before = Memento(self.model.named_modules(), parameters=True, top="whole")
+            passes, self._now.decision = self._now.way, place
+            self._now.stack = {frame: frame.f_lasti for frame, _ in walk_stack(sys._getframe())}
+            self._now.before = Memento(self.model.named_modules(), parameters=True, top="whole")
         else:
-            self._unanswered = error
+            self._now.unanswered = error
             return None
         torch.ops.assigner.check(number, torch.SymBool(node), passes)  # type: ignore[no-untyped-call]
         return sympy.true if passes else sympy.false

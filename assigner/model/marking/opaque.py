@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from unittest import mock
 
 import numpy.random
@@ -84,8 +84,13 @@ def _label(module: str, function: Callable[..., Any] | None) -> str:
     return repr(module) if module else getattr(function, "__qualname__", "a function")
 
 
-Examined = tuple[CallEffects, list[torch.Tensor], list[Any]]
-"""What a call does; the tensors that it has returned, and the symbolic sizes."""
+class Examined(NamedTuple):
+    """What a look at a call has shown."""
+
+    effects: CallEffects
+    made: list[torch.Tensor]  # that it has returned
+    sizes: list[Any]  # likewise, the symbolic ones
+    shown: list[Any]  # of each way, by what its results are made
 
 
 @dataclass(frozen=True)
@@ -235,7 +240,6 @@ class OpaqueCalls:
         self.leftovers = Leftovers(lambda: _session.running, self.isolation.inside)
         self._made: dict[str, int] = {}
         self._left: dict[str, _AfterCall] = {}  # by module, what its calls in this forward have changed
-        self._shown: list[Any] = []  # of the last call: of each way, by what its results are made
 
     def begin(self) -> None:
         """The model's forward begins."""
@@ -285,7 +289,7 @@ class OpaqueCalls:
                 called = partial(forward, *inner_args, **inner_kwargs)
                 examine = partial(self.examine, name, label, called, fakes, environment)
                 with self._noticed(name, label, fakes):
-                    effects, made, strange = contextvars.copy_context().run(self._examined, name, examine)
+                    effects, made, strange, _ = contextvars.copy_context().run(self._examined, name, examine)
                 plain = plain_leaves(effects.results)
                 if strange or any(isinstance(each, torch.SymFloat | torch.SymBool) for each in plain):
                     raise CrossingError(f"{label} returns a number that depends on its input", hint=RETURNED)
@@ -332,25 +336,26 @@ class OpaqueCalls:
         before = self._left.get(name)
         if before is None:
             return examine()
+        alone: Examined | None = None
         failed: Exception | None = None
         try:
-            found = examine()
+            alone = examine()
         except Exception as error:  # noqa: BLE001 - it may lack what the call before has left
             failed = error
-        alone, inside = self._shown, self.isolation.inside[name]
+        inside = self.isolation.inside[name]
         self._left[name], own = before, own_tensors(inside)
         try:
             with before.values.restored():
                 put_back(inside, before.own)
-                examine(known=before.operations.names)
+                behind = examine(known=before.operations.names)
         except Exception:
             if failed is not None:
                 raise failed from None
             raise
         finally:
             put_back(inside, own)
-        if failed is None and (self._shown == alone or name not in self.unmarked):
-            return found
+        if alone is not None and (behind.shown == alone.shown or name not in self.unmarked):
+            return alone
         raise CrossingError(
             f"{name!r} is called again in one forward, and reads what the call before has left in its attributes:"
             " nobody sends that from one call to the other",
@@ -380,8 +385,6 @@ class OpaqueCalls:
             environment: Of the sizes of tensors without values; None: they have values, and are trained with.
             known: By their ids, what other tensors are made of that it can read.
 
-        Returns:
-            What it does; the tensors that it returned, and the symbolic sizes.
         """
         inside = self.isolation.inside.get(name, [])
         values, draws, around = self.isolation.values_of(inside), GeneratorStates.now(), Surroundings()
@@ -391,7 +394,7 @@ class OpaqueCalls:
         names = {id(each): f"given {n}{turn}" for n, each in enumerate(given)}
         names = {**names, **{id(each): key for key, each in own.items()}, **(known or {})}
         written, graphs, seen, ran = set[int](), list[str](), list[CallEffects](), list[Operations]()
-        self._shown = []
+        shown: list[Any] = []
 
         def attempt() -> Any:
             writes = Writes() if environment is None else ListedWrites()
@@ -413,7 +416,7 @@ class OpaqueCalls:
             is_written = [storage_of(each) in writes.storages for each in leaves]
             records, now = torch.is_grad_enabled(), own_tensors(inside)
             plain = [repr(each) for each in pytree.tree_leaves(found) if type(each) in ATOMS]
-            self._shown.append((operations.shown(leaves), plain))
+            shown.append((operations.shown(leaves), plain))
             ran.append(operations)
             kept = [("", each) for each in values.tensors]
             seen.append(CallEffects(
@@ -456,7 +459,7 @@ class OpaqueCalls:
                 hint="ask for requires_grad, or mark a larger module that makes the tensor, too",
             )
         results, made, sizes = split(result)
-        return CallEffects.any_of(results, seen), made, sizes
+        return Examined(CallEffects.any_of(results, seen), made, sizes, shown)
 
     @contextlib.contextmanager
     def _noticed(self, name: str, label: str, fakes: Sequence[torch.Tensor]) -> Iterator[None]:

@@ -151,7 +151,7 @@ class RealCalls(OpaqueCalls):
         given = [_alone(each) for each in tensors]
         inner_args, inner_kwargs = fill(arguments, tensor=given)
         with self.holding(name):
-            effects, made, _ = contextvars.copy_context().run(
+            effects, made, *_ = contextvars.copy_context().run(
                 self.examine, name, label, partial(forward, *inner_args, **inner_kwargs), given, None
             )
         check_sent(label, "returns", plain_leaves(effects.results))
